@@ -138,9 +138,9 @@ def _limits(book: Book) -> tuple[str, str]:
         return "good", "No limit of early warning tripped."
     count = sum(len(piece.excerpt.tripped) for piece in tripped)
     first = tripped[0]
-    limits = f"{count} limit{'s' * (count > 1)} of early warning tripped in"
-    places = f"{len(tripped)} iteration{'s' * (len(tripped) > 1)}"
-    return "bad", f"{limits} {places}, first in iteration {first.k}: {first.excerpt.tripped[0].words}."
+    times = "once" if count == 1 else f"{count} times"
+    places = f"{len(tripped)} iteration{'s' * (len(tripped) > 1)}, first in iteration {first.k}"
+    return "bad", f"Limits of early warning tripped {times} in {places}: {first.excerpt.tripped[0].words}."
 
 
 def _training_and_held_out(book: Book, rows: list[Moved], *, tripped: bool) -> Iterator[tuple[str, str]]:

@@ -66,7 +66,7 @@ def test_the_change_is_paired_by_sample_and_its_error_is_over_prompts(page: str)
     # Prompt t rose by 0.5 and 0, prompt u by 0.5.
     change = Estimate(1 / 3, expected([0.25, 0.5]).error, 3)
     told = f"<b>+{change.shown}<i> {change.error_shown}</i></b><span>n = 3<"
-    assert f"<span>change, sample by sample ± error over prompts</span>{told}" in page
+    assert f"<span>change, sample by sample</span>{told}" in page
     assert "Of 3 held-out samples 2 got better and 0 worse" in page
 
 
@@ -121,7 +121,7 @@ def test_rewards_that_rise_together_speak_for_learning_unless_a_limit_tripped():
     hacked = rising(Tripped(words="luma rose", reward="luma", score="luma", samples=()))
     (limits, words), (both, _) = signs(hacked, moved(hacked))
     assert (limits, both) == ("bad", "")
-    assert words == "1 limit of early warning tripped in 1 iteration, first in iteration 1: luma rose."
+    assert words == "Limits of early warning tripped once in 1 iteration, first in iteration 1: luma rose."
     assert f"{heading}Perhaps: there are signs of it</h2>" in report_page(hacked).decode()
 
 
