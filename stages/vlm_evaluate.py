@@ -24,13 +24,14 @@ from stages.formats.policies import read_part
 from stages.formats.tables import to_parquet
 from stages.vlm.loading import load, prompts_of
 from stages.vlm.settings import VlmEvaluate
+from stages.vlm.shown import shown
 from stages.vlm.tokens import Conversations, Tokens
 
 COLUMNS = ["number", "id", "source", "loss_sum", "label_tokens", "expected", "answer", "whole", "correct"]
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
-    """Write ``held_out.parquet``. Each rank has the whole model, and its own shards of conversations.
+    """Write ``held_out.parquet`` and ``shown.json``. Each rank has the whole model, and shards of conversations.
 
     The loss is the mean over all labels. Answers are generated one at a time, always by the likeliest token: batches
     would change the last bits, and with them answers.
@@ -58,6 +59,8 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     table = table.sort_values("number", ignore_index=True)
     if ranks.rank == 0:
         context.attempt.put(config.ANSWERS, to_parquet(table))
+        if config.max_new_tokens:
+            context.attempt.put(config.SHOWN, shown(table, evaluator.conversations))
     return summary_of(table, generated=config.max_new_tokens > 0)
 
 

@@ -27,12 +27,15 @@ class Piece:
     """Address of the files of its fragment, relative to the page; "" if the page has no links."""
     of_answers: bool = False
     """Whether it was made from the answers of a VLM."""
+    answers: Sequence[evaluated.Answered] = ()
+    """Those of them that are shown."""
 
     @classmethod
     def read(cls, artifact: Artifact, folder: str = "", first: Artifact | None = None) -> "Piece":
         """Read a fragment, or answers of a VLM, which are compared with those of version 0."""
         if artifact.manifest.stage == VlmEvaluate.name:
-            return cls(evaluated.excerpt_of(artifact, first), of_answers=True)
+            answers = evaluated.answers_of(artifact, first)
+            return cls(evaluated.excerpt_of(artifact, first), of_answers=True, answers=answers)
         return cls(Excerpt.read(artifact.read(Fragment.FRAGMENT), artifact.url), folder)
 
     @property

@@ -135,6 +135,20 @@ class Loss(Section):
     n: int
 
 
+class Question(Section):
+    """A held-out question to a VLM, with a small picture of what it is about."""
+
+    number: int
+    """Of the conversation in its dataset of tokens."""
+    fixed: bool
+    """Whether it is shown at every judged policy version. Others are shown because the answer is wrong."""
+    text: str
+    thumb: str = ""
+    """A data URI: three frames of a video side by side; "" without a picture."""
+    width: int = 0
+    height: int = 0
+
+
 class Excerpt(Section):
     """Everything that a report shows of one iteration or of one judged policy version."""
 

@@ -19,6 +19,7 @@ from stages.reporting.excerpt import HELD_OUT_LOSS, Picture
 from stages.reporting.numbers import Estimate, number, signed
 from stages.reporting.scores import NAMES, change_of, distributions, moved, signs
 from stages.reporting.training import drawn, losses
+from stages.vlm.evaluated import Answered
 
 PICTURE_BYTES = 24_000_000
 """Characters of small pictures of iterations in a page. Of longer runs evenly spaced iterations are shown."""
@@ -58,6 +59,7 @@ def report_page(book: Book) -> bytes:
         distributions=distributions(book),
         worst=[(piece, piece.excerpt.chosen("worst")[0]) for piece in _strip(book.iterations, "worst")],
         film=_film(book),
+        answers=[(title, some) for title, some in _answers(book) if some],
         newest=last if last and last.excerpt.first else None,
         prompts=_prompts(book),
         training=drawn(book),
@@ -132,6 +134,13 @@ def _film(book: Book) -> list[tuple[str, list[tuple[Piece, Picture]]]]:
         return []
     ids = [one for one in shown[0].excerpt.shown["fixed"] if all(one in p.excerpt.pictures for p in shown)]
     return [(shown[0].excerpt.pictures[i].prompt, [(p, p.excerpt.pictures[i]) for p in shown]) for i in ids]
+
+
+def _answers(book: Book) -> Iterator[tuple[str, list[Answered]]]:
+    """Yield titles and answers of the newest judged policy of a VLM."""
+    shown = book.judged[-1].answers if book.judged else ()
+    yield "The same questions for every judged policy", [one for one in shown if one.question.fixed]
+    yield "More wrong answers", [one for one in shown if not one.question.fixed]
 
 
 @dataclass(frozen=True)

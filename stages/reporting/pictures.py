@@ -3,7 +3,7 @@
 import base64
 import io
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from PIL import Image
 
@@ -59,7 +59,13 @@ class Thumb:
 
 def strip(sample: StoredSample) -> list[Image.Image]:
     """Return a picture, or the first, the middle and the last frame of a video, of the largest small size."""
-    frames = sample.pixels
+    return framed(sample.pixels)
+
+
+def framed(frames: Any) -> list[Image.Image]:
+    """Return the first, the middle and the last of uint8 frames ``[frames, height, width, 3]``, of the largest small
+    size.
+    """
     images = [Image.fromarray(frames[i]) for i in sorted({0, len(frames) // 2, len(frames) - 1})]
     for image in images:
         image.thumbnail((SIDES[0], SIDES[0]), Image.Resampling.LANCZOS)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pandas as pd
 
 from stages.artifacts.artifact import Artifact
 from stages.formats.tables import read_table
-from stages.reporting.excerpt import HELD_OUT_LOSS, Change, Excerpt, Loss, Score
+from stages.reporting.excerpt import HELD_OUT_LOSS, Change, Excerpt, Loss, Question, Score
 from stages.vlm.settings import VlmEvaluate
 
 CORRECT = "correct answers: "
@@ -28,6 +29,35 @@ def excerpt_of(artifact: Artifact, first: Artifact | None = None) -> Excerpt:
         loss=_loss(table),
         changes=() if before is None else tuple(_changes(table, before, names)),
     )
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer to a question that is shown."""
+
+    question: Question
+    source: str
+    """Name of its dataset."""
+    expected: str
+    answer: str
+    correct: bool
+    first: str | None
+    """The answer of version 0; None if this is it."""
+
+
+def answers_of(artifact: Artifact, first: Artifact | None = None) -> list[Answered]:
+    """Return the answers that are shown; none where no answers were generated."""
+    if VlmEvaluate.SHOWN not in artifact.manifest.files:
+        return []
+    table = _read(artifact)
+    before = None if first is None else _read(first)["answer"]
+    questions = [Question.model_validate(one) for one in artifact.json(VlmEvaluate.SHOWN)]
+    return [_answered(one, table.loc[one.number], before) for one in questions]
+
+
+def _answered(question: Question, row: Any, before: Any | None) -> Answered:
+    first = None if before is None else str(before[question.number])
+    return Answered(question, row["source"], row["expected"], row["answer"], bool(row["correct"]), first)
 
 
 def _read(artifact: Artifact) -> Any:

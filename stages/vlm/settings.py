@@ -119,11 +119,13 @@ class VlmEvaluate(OfVlm):
     """Losses and answers of a policy on held-out conversations."""
 
     name = "vlm_evaluate"
-    version = 1
+    version = 2
     distributed = True
     inputs = {"policy": "one", "tokens": "one"}
     ANSWERS: ClassVar[str] = "held_out.parquet"
     """A row a conversation: the sum of its losses, its last answer, and the one that the policy gives."""
+    SHOWN: ClassVar[str] = "shown.json"
+    """Questions that a report shows, with small pictures. Without generated answers there is no such file."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type that the model computes in."""
     sources: dict[str, AnyChatDataset] = Field(json_schema_extra=NOT_IDENTITY)

@@ -1,17 +1,19 @@
 """Excerpts of the answers of a VLM, against numbers worked out by hand."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
+from cosmos_rl_core.canonical import canonical_json
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import input_of
 from stages.formats.tables import to_parquet
 from stages.reporting.book import Book, Piece
-from stages.reporting.excerpt import HELD_OUT_LOSS
+from stages.reporting.excerpt import HELD_OUT_LOSS, Question
 from stages.reporting.page import report_page
 from stages.vlm.settings import VlmEvaluate, VlmRef
 from tests.hand_made import make
@@ -22,14 +24,16 @@ INPUTS = ("policy", "tokens")
 def answers(folder: Path, k: int, loss_sums: list[float], correct: list[bool], most_tokens: int = 3) -> Artifact:
     """Answers of policy version k to three questions with 1, 3 and 2 labels, the last of another dataset."""
     table = pd.DataFrame({"number": range(3), "id": ["a", "b", "c"], "source": ["one", "one", "other"]})
-    table = table.assign(loss_sum=loss_sums, label_tokens=[1, 3, 2], expected="x", answer="x", whole=True)
+    table = table.assign(loss_sum=loss_sums, label_tokens=[1, 3, 2], expected="x", answer=f"x{k}", whole=True)
     config: Any = VlmEvaluate(
         vlm=VlmRef(path="m", digest="d"), lora=None, trains=("language",), sources={}, max_new_tokens=most_tokens
     )
     slot = str(folder / f"{k}-{most_tokens}")
     given = {name: (Input(url=name, generation=1, manifest="m", fingerprint="f", content="c"),) for name in INPUTS}
     request = Request(stage="vlm_evaluate", slot=slot, seed=0, iteration=k, config=config, inputs=given)
-    make(request, {VlmEvaluate.ANSWERS: to_parquet(table.assign(correct=correct))})
+    shown = [Question(number=n, fixed=n < 2, text=f"Which <{n}>?").model_dump() for n in range(3)]
+    files = {VlmEvaluate.ANSWERS: to_parquet(table.assign(correct=correct)), VlmEvaluate.SHOWN: canonical_json(shown)}
+    make(request, files)
     return Artifact(input_of(slot))
 
 
@@ -50,6 +54,19 @@ def test_losses_and_correct_answers_are_means_with_errors_and_changes(tmp_path: 
     page = report_page(Book("run", "", judged=[Piece.read(before), piece])).decode()
     assert "Held-out correct answers: one" in page
     assert "share of correct answers of conversations that are never trained on" in page
+
+
+def test_the_newest_answers_are_shown_beside_those_of_version_0(tmp_path: Path):
+    before = answers(tmp_path, 0, [3.0, 9.0, 6.0], [False, True, False])
+    after = answers(tmp_path, 2, [1.0, 7.0, 4.0], [True, True, False])
+    page = report_page(Book("run", "", judged=[Piece.read(before), Piece.read(after, first=before)])).decode()
+    found = page[page.index('<section id="answers"') :].partition("</section>")[0]
+    assert "Answers of policy 2" in found
+    assert re.findall(r"Which &lt;(\d)&gt;\?", found) == ["0", "1", "2"]
+    assert re.findall(r"<b>(right|wrong)</b>", found) == ["right", "right", "wrong"]
+    rows = "<dt>expected</dt><dd>x</dd><dt>policy 0</dt><dd>x0</dd><dt>policy 2</dt><dd>x2</dd>"
+    assert found.count(rows) == 3
+    assert found.index("Which &lt;1") < found.index("More wrong answers") < found.index("Which &lt;2")
 
 
 def test_without_answers_there_is_a_loss_alone(tmp_path: Path):

@@ -18,6 +18,7 @@ from stages.artifacts.slots import input_of
 from stages.contracts import METRICS
 from stages.formats.policies import read_part
 from stages.formats.tables import read_table
+from stages.vlm.evaluated import answers_of
 from stages.vlm.settings import VlmEvaluate
 from stages.vlm_evaluate import is_correct
 from tests.core.vlms import tiny
@@ -108,6 +109,15 @@ def test_answers_are_those_that_the_exported_model_gives(talks: Talks, tmp_path:
     vlm = Vlm(transformers.AutoModelForImageTextToText.from_pretrained(folder), Prompts(str(folder)))
     assert table["answer"].iloc[0] == vlm.generate(question(vlm.prompts, talks), 3)[0]
     assert (summary["correct_mine"], summary["correct_mine_error"]) == (0.0, 0.0)
+
+
+def test_questions_are_shown_with_their_media(talks: Talks):
+    talks.evaluate("shown", "every-1", trains=EVERY)
+    found = answers_of(Artifact(input_of(f"{talks.folder}/shown")))
+    assert [one.question.text for one in found] == ["What?", "Why?", "Hello", "And this?"]
+    # Pictures of 20 x 30 and 16 x 24 pixels; of a clip three frames of 20 x 30.
+    assert [(one.question.height, one.question.width) for one in found] == [(20, 30), (20, 90), (0, 0), (24, 16)]
+    assert [(one.expected, one.correct, one.question.fixed) for one in found][2] == ("Hi.", False, True)
 
 
 @pytest.mark.parametrize(
