@@ -39,7 +39,7 @@ def check_decisions(slot: Slot, update: Manifest | None, findings: Findings) -> 
         with findings.checking(url, "decisions"):
             warned = Warned.of(slot.standing)
             if warned is not None and (warned.decision is None or not warned.decision.lets_pass):
-                said = "nothing was decided" if warned.decision is None else f"the last decision is {warned.decision}"
+                said = "nothing was decided" if warned.decision is None else f"the last decision: {warned.decision}"
                 findings.add(url, "decisions", f"limits tripped and {said}, but there is an update after it")
 
 

@@ -79,7 +79,7 @@ def test_an_update_after_limits_that_nobody_let_pass_is_found(warned):
     assert "limits tripped and nothing was decided, but there is an update after it" in told
     assert "missing; a head names it" in told
     decide(warned.warning, "suspended", ("other words",), "the recipe")
-    assert any("the last decision is suspended" in fault.what for fault in of_warnings(warned))
+    assert any("the last decision: the recipe suspended the run" in fault.what for fault in of_warnings(warned))
 
 
 def test_decisions_on_other_evidence_are_found(warned):
