@@ -59,10 +59,11 @@ def _ends(total: int, fps: float) -> Sequence[int]:
 
 
 def _text(row: Row, tokenizer: Any) -> str:
-    """Return the turn before the last answer, without special tokens and the name of its role."""
-    before = row.input_ids[: row.labels[-2]]
+    """Return the turn before the last answer, without media, special tokens and the name of its role."""
+    of_media = {place for medium in row.media for place in range(medium["begin"], medium["end"])}
+    before = [token for place, token in enumerate(row.input_ids[: row.labels[-2]]) if place not in of_media]
     ends = [place for place, token in enumerate(before) if token == tokenizer.eos_token_id]
     # The last of them ends the question; what follows opens the answer.
     begin, end = (ends[-2] + 1 if len(ends) > 1 else 0, ends[-1]) if ends else (0, len(before))
-    text = tokenizer.decode(before[begin:end], skip_special_tokens=True).strip()
-    return text.removeprefix("user\n")[:LETTERS]
+    text = tokenizer.decode(before[begin:end], skip_special_tokens=True)
+    return text.lstrip().removeprefix("user\n").strip()[:LETTERS]

@@ -23,7 +23,7 @@ from stages.vlm.settings import VlmEvaluate
 from stages.vlm_evaluate import is_correct
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
-from tests.stages.vlm_data import Talks
+from tests.stages.vlm_data import Talks, clip, talk
 
 EVERY = ("vision", "projector", "language")
 LORA = LoraConfig(r=2, lora_alpha=4.0, target_modules=("all-linear",), r_pattern={"q_proj": 3})
@@ -118,6 +118,19 @@ def test_questions_are_shown_with_their_media(talks: Talks):
     # Pictures of 20 x 30 and 16 x 24 pixels; of a clip three frames of 20 x 30.
     assert [(one.question.height, one.question.width) for one in found] == [(20, 30), (20, 90), (0, 0), (24, 16)]
     assert [(one.expected, one.correct, one.question.fixed) for one in found][2] == ("Hi.", False, True)
+
+
+def test_a_question_of_a_medium_alone_has_no_text(talks: Talks, tmp_path: Path):
+    """Not the seconds among a clip's tokens, and not the name of the role."""
+    alone = Talks(tmp_path / "alone", talks.model)
+    clip(tmp_path / "alone/media/c.mp4", 6, 20, 30)
+    alone.rows = [talk("<video>", "It moves.", video="c.mp4")]
+    alone.index("index")
+    alone.tokenize("tokens", "index")
+    alone.policy("policy")
+    alone.evaluate("shown", "policy")
+    (found,) = answers_of(Artifact(input_of(f"{alone.folder}/shown")))
+    assert (found.question.text, found.question.width) == ("", 90)
 
 
 @pytest.mark.parametrize(
