@@ -9,6 +9,8 @@ import humanize
 from rich.table import Table
 
 from cosmos_rl_core.config.clusters import PricesConfig
+from cosmos_rl_core.config.train import SupervisedOptions
+from cosmos_rl_core.config.vlm.recipe import VlmSftOptions
 from cosmos_rl_core.errors import ConfigError
 from flows.ledger.pages import HOUR_S, LEDGER, Entry, Page, entries, pages
 from flows.planning.plan import read_plan
@@ -126,7 +128,9 @@ class RunCost:
     def _means(self) -> Iterator[str]:
         each = self._of_iterations()
         for what, share in (("an iteration", 1), (f"a sample, of {self.samples} each", self.samples)):
-            words = [duration(each["wall_s"] / share), f"{each['device_s'] / share / HOUR_S:.3g} device hours"]
+            wall_s = each["wall_s"] / share
+            time = duration(wall_s) if wall_s >= 1 else f"{wall_s:.3g} s"
+            words = [time, f"{each['device_s'] / share / HOUR_S:.3g} device hours"]
             if self.prices is not None:
                 words.append(f"{each['price'] / share:.3g} {self.prices.currency}")
             yield f"{what}: {', '.join(words)}"
@@ -157,9 +161,17 @@ def cost_of(run: Run, found: Sequence[Page], prices: PricesConfig | None) -> Run
         stages=[Cost(name, tuple(some), 0.0, prices) for name, some in stages.items()],
         iterations=iterations,
         total=_sum("all", found, prices),
-        samples=run.recipe.train.train_batch_per_replica,
+        samples=_samples(run),
         prices=prices,
     )
+
+
+def _samples(run: Run) -> int:
+    """Return the number of samples of an iteration: those of a rollout, or those of all its optimizer steps."""
+    train = run.recipe.train
+    options = train.train_policy
+    supervised = isinstance(options, SupervisedOptions | VlmSftOptions)
+    return train.train_batch_per_replica * (options.steps_per_iteration if supervised else 1)
 
 
 def _sum(name: str, found: Sequence[Page], prices: PricesConfig | None) -> Cost:

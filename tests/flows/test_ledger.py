@@ -32,7 +32,7 @@ from flows.running.wave import Waves
 from stages.artifacts.records import place_of
 from stages.execution.spending import Spent
 from tests.flows.allocated import Work
-from tests.flows.by_hand import SECONDS, make_all
+from tests.flows.by_hand import SECONDS, SFT, SMALL_SFT, make_all
 from tests.hand_made import planned
 
 SPENT = Spent(interpreter_s=0.5, imports_s=0.25, load_s=0.125, first_step_s=0.125, busy_s=0.5, waiting_s=0.25)
@@ -92,6 +92,14 @@ def test_costs_add_up_by_stage_iteration_and_sample(recipe, tmp_path):
     newest = pages.newest_page(run.url)
     assert newest is not None
     assert (newest.totals.device_s, newest.totals.iterations_device_s, newest.totals.attempts) == (96.0, 80.0, 13)
+
+
+def test_a_sample_of_supervised_training_is_one_of_an_optimizer_step(tmp_path):
+    run = planned(SFT, tmp_path, run_id="hand", overrides=(*SMALL_SFT, "train.train_batch_per_replica=8"))
+    written(run, SECONDS)
+    said = cost(run.store_url, "hand").as_json()
+    # Two steps of 8 samples, by one process on one device.
+    assert (said["samples_per_iteration"], said["per_sample"]["device_s"]) == (16, SECONDS["finetune"] / 16)
 
 
 def test_prices_count_devices_processes_and_bytes(recipe, tmp_path):
