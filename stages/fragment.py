@@ -4,7 +4,7 @@ It holds no time, host or path, so equal inputs give equal bytes.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -19,7 +19,6 @@ from stages.artifacts.request import Input, Request
 from stages.context import Context
 from stages.contracts import Warn
 from stages.formats.losses import item_losses
-from stages.formats.samples import StoredSample
 from stages.formats.tables import read_table
 from stages.reporting import choosing, pictures
 from stages.reporting.excerpt import HELD_OUT_LOSS, Change, Excerpt, Failure, Loss, Picture, PromptScore, Score, Tripped
@@ -76,6 +75,17 @@ def run(request: Request, context: Context) -> dict[str, Any]:
 
 def excerpt_of(request: Request, put: Put, progress: Progress) -> Excerpt:
     """Return what a report shows; write the full pictures by ``put``."""
+    excerpt, sources = _without_pictures(request)
+    return excerpt.model_copy(update=_Pictures(put, progress, sources).made(excerpt))
+
+
+def without_pictures(request: Request) -> Excerpt:
+    """Return the numbers and texts of an excerpt, without its pictures. Reads no media."""
+    return _without_pictures(request)[0]
+
+
+def _without_pictures(request: Request) -> tuple[Excerpt, dict[str, Scored]]:
+    """Return an excerpt without pictures, and the samples whose pictures it lacks by the name of its field."""
     config = request.settings(contracts.Fragment)
     scored = Scored.read(request, "samples", "scores")
     first = Scored.read(request, "first", "first_scores")
@@ -88,16 +98,16 @@ def excerpt_of(request: Request, put: Put, progress: Progress) -> Excerpt:
         changes=tuple(_changes(scored, first, losses, first_losses)),
     )
     if scored is None:
-        return excerpt
-    found = _Pictures(put, progress)
+        return excerpt, {}
     table, before = scored.samples.table, None if first is None else first.samples.table
     ids = tuple(dict.fromkeys(one for limit in tripped for one in limit.samples))
     shown = choosing.of_judged(table, before) if config.held_out else choosing.of_rollout(table) | {"tripped": ids}
-    found.add("pictures", scored, list(dict.fromkeys(chain.from_iterable(shown.values()))))
+    chosen = dict.fromkeys(chain.from_iterable(shown.values()))
+    facts = {"pictures": {one: _facts(scored, one) for one in chosen}}
     if first is not None:
-        found.add("first", first, [*shown["improved"], *shown["worsened"]])
-    numbers = _numbers(scored, config)
-    return excerpt.model_copy(update=numbers | {"shown": {why: i for why, i in shown.items() if i}} | found.made())
+        facts["first"] = {one: _facts(first, one) for one in (*shown["improved"], *shown["worsened"])}
+    numbers = _numbers(scored, config) | {"shown": {why: ids for why, ids in shown.items() if ids}}
+    return excerpt.model_copy(update=numbers | facts), {"pictures": scored} | ({"first": first} if first else {})
 
 
 def _numbers(scored: Scored, config: contracts.Fragment) -> dict[str, Any]:
@@ -160,26 +170,15 @@ def _tripped(source: Input) -> Iterator[Tripped]:
 class _Pictures:
     """Pictures of samples as they are read, one after the other, because videos are large."""
 
-    def __init__(self, put: Put, progress: Progress) -> None:
-        self._put, self._progress = put, progress
+    def __init__(self, put: Put, progress: Progress, sources: Mapping[str, Scored]) -> None:
+        self._put, self._progress, self._sources = put, progress, sources
         self._facts: dict[tuple[str, str], Picture] = {}
         self._strips: dict[tuple[str, str], list[Image.Image]] = {}
 
-    def add(self, field: str, scored: Scored, ids: Sequence[str]) -> None:
-        """Read samples, write their full pictures, and keep small ones."""
-        for number, sample in enumerate(scored.samples.load(ids)):
-            self._progress(field, number, len(ids))
-            facts = _facts(scored, sample)
-            if not facts.missing:
-                ending, data = pictures.full(sample)
-                name = f"{contracts.Fragment.FULL}/{'first-' if field == 'first' else ''}{sample.sample_id}.{ending}"
-                self._put(name, data)
-                self._strips[field, sample.sample_id] = pictures.strip(sample)
-                facts = facts.model_copy(update={"full": name})
-            self._facts[field, sample.sample_id] = facts
-
-    def made(self) -> dict[str, dict[str, Picture]]:
-        """Return the pictures by field and sample, all within the size of an excerpt."""
+    def made(self, excerpt: Excerpt) -> dict[str, dict[str, Picture]]:
+        """Return the pictures by field and sample, all within the size of an excerpt; write the full ones."""
+        for field, scored in self._sources.items():
+            self._read(field, scored, getattr(excerpt, field))
         thumbs = pictures.within({"/".join(key): frames for key, frames in self._strips.items()}, PICTURE_BYTES)
         found: dict[str, dict[str, Picture]] = {"pictures": {}, "first": {}}
         for (field, sample), facts in self._facts.items():
@@ -188,22 +187,34 @@ class _Pictures:
             found[field][sample] = facts
         return found
 
+    def _read(self, field: str, scored: Scored, shown: Mapping[str, Picture]) -> None:
+        """Read samples, write their full pictures, and keep small ones."""
+        for number, sample in enumerate(scored.samples.load(shown)):
+            self._progress(field, number, len(shown))
+            facts = shown[sample.sample_id].model_copy(update={"missing": pictures.missing(sample)})
+            if not facts.missing:
+                ending, data = pictures.full(sample)
+                name = f"{contracts.Fragment.FULL}/{'first-' if field == 'first' else ''}{sample.sample_id}.{ending}"
+                self._put(name, data)
+                self._strips[field, sample.sample_id] = pictures.strip(sample)
+                facts = facts.model_copy(update={"full": name})
+            self._facts[field, sample.sample_id] = facts
 
-def _facts(scored: Scored, sample: StoredSample) -> Picture:
-    """Return what there is to say of a sample."""
-    row = scored.samples.table.loc[sample.sample_id]
+
+def _facts(scored: Scored, sample: str) -> Picture:
+    """Return what there is to say of a sample, without its picture."""
+    row = scored.samples.table.loc[sample]
     others: dict[str, float] = {}
     for label, table in scored.tables.items():
-        if sample.sample_id in table.index and (score := finite(table.at[sample.sample_id, label])) is not None:
+        if sample in table.index and (score := finite(table.at[sample, label])) is not None:
             others[label] = score
     return Picture(
-        sample=sample.sample_id,
-        prompt=sample.row["prompt"][:TEXT],
-        seed=sample.row["seed"],
+        sample=sample,
+        prompt=row["prompt"][:TEXT],
+        seed=int(row["seed"]),
         score=finite(row["score"]),
         others=others,
         error=first_line(row["error"])[:REASON] if row["failed"] else "",
-        missing=pictures.missing(sample),
     )
 
 

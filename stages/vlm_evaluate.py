@@ -1,7 +1,6 @@
 """Losses and answers of a policy of a VLM on held-out conversations."""
 
 import io
-import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +21,7 @@ from stages.artifacts.request import Request
 from stages.context import Context
 from stages.formats.policies import read_part
 from stages.formats.tables import to_parquet
+from stages.vlm.evaluated import summary_of
 from stages.vlm.loading import load, prompts_of
 from stages.vlm.settings import VlmEvaluate
 from stages.vlm.shown import shown
@@ -62,18 +62,6 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         if config.max_new_tokens:
             context.attempt.put(config.SHOWN, shown(table, evaluator.conversations))
     return summary_of(table, generated=config.max_new_tokens > 0)
-
-
-def summary_of(table: Any, *, generated: bool) -> dict[str, Any]:
-    """Return the mean loss over labels, and of each dataset the share of correct answers with its standard error."""
-    labels = int(table["label_tokens"].sum())
-    loss = float(table["loss_sum"].sum()) / labels
-    found: dict[str, Any] = {"loss": loss if math.isfinite(loss) else None, "items": len(table), "label_tokens": labels}
-    for source, rows in table.groupby("source") if generated else ():
-        share = float(rows["correct"].mean())
-        found[f"correct_{source}"] = share
-        found[f"correct_{source}_error"] = math.sqrt(share * (1 - share) / len(rows))
-    return found
 
 
 def is_correct(answer: str, expected: str, parser: str | None) -> bool:

@@ -10,12 +10,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from cosmos_rl_core.errors import ArtifactError, ConfigError, first_line
 from cosmos_rl_core.storage import store
-from flows.auditing import beside, contents, planned, signatures
+from flows.auditing import beside, chain, contents, planned
 from flows.auditing.faults import Findings
-from flows.auditing.heads import HEADS, read_heads, url_of
+from flows.auditing.heads import HEADS
 from flows.auditing.slot import Slot
 from flows.ledger.pages import LEDGER, Totals, numbers, pages
 from flows.ledger.pages import url_of as url_of_page
+from flows.planning.checks import misnamed
 from flows.planning.plan import PLAN_FILE, run_url
 from flows.planning.run import Run
 from flows.planning.steps import Step, open_run
@@ -63,33 +64,21 @@ def audit(
         findings.add(url, "plan", first_line(error))
         return findings
     except ConfigError:
-        if not store.names(run_url(store_url, run_id)):
+        if misnamed(run_id) or not store.names(run_url(store_url, run_id)):
             raise
         findings.add(url, "file", "missing, but there are other files of the run")
         return findings
-    if signed_by is not None:
-        _look_at_signatures(run, signed_by, findings)
     with one_look():
-        return Audit(run, findings, head, quick=quick).look(iteration)
-
-
-def _look_at_signatures(run: Run, key: Ed25519PublicKey, findings: Findings) -> None:
-    newest, wrong = signatures.signed_up_to(run.url, key)
-    others = ", ".join(signatures.signers(run.url)) or "nobody"
-    for url, what in wrong:
-        findings.add(url, "signature", what)
-    if newest is None:
-        folder = store.join(run.url, HEADS)
-        findings.add(folder, "signature", f"no head is signed by the key {signatures.key_id(key)}; signed by {others}")
-    else:
-        findings.signed = f"signed up to head {newest} by the key {signatures.key_id(key)}"
+        return Audit(run, findings, head, signed_by, quick=quick).look(iteration)
 
 
 class Audit:
     """A walk from the steps of a run to everything that they were made from."""
 
-    def __init__(self, run: Run, findings: Findings, kept: str | None, *, quick: bool) -> None:
-        self._run, self._findings, self._kept, self._quick = run, findings, kept, quick
+    def __init__(
+        self, run: Run, findings: Findings, kept: str | None, signed_by: Ed25519PublicKey | None, *, quick: bool
+    ) -> None:
+        self._run, self._findings, self._kept, self._signed_by, self._quick = run, findings, kept, signed_by, quick
         self._slots: dict[str, Slot] = {}
 
     def look(self, iteration: int | None) -> Findings:
@@ -106,11 +95,12 @@ class Audit:
         for step in reached:
             self._follow_reference(step.slot)
             self._follow(self._slots[step.slot].standing, whole=iteration is None)
-        ended = self._look_at_heads()
+        ended = chain.check(self._run.url, self._kept, self._signed_by, self._findings)
         self._look_at_ledger()
         self._look_beside(every)
         if iteration is None:
-            self._look_for_missing_heads(every, ended)
+            if ended is not None:
+                self._look_for_missing_heads(every, ended)
             self._look_for_missing(every)
             self._look_at_metrics(every)
         pairs = planned.check(reached, lambda url: self._look_at(self._here(url)), self._findings)
@@ -200,48 +190,16 @@ class Audit:
         with self._findings.catching(url, "lines"):
             contents.check_metrics(self._run, every, store.read_if_exists(url), url, self._findings)
 
-    def _look_at_heads(self) -> set[int | None]:
-        """Compare every record that heads name with its bytes, and the digest that was kept with those of heads.
-
-        Returns the iterations after which heads were written.
-        """
-        named: dict[str, str] = {}
-        ended: set[int | None] = set()
-        kept = self._kept
-        with self._findings.catching(store.join(self._run.url, HEADS), "heads"):
-            for head, found in read_heads(self._run.url):
-                self._findings.head = f"{head.number}: {found}"
-                ended.add(head.iteration)
-                kept = None if kept == found else kept
-                for path, expected in head.records.items():
-                    if named.setdefault(path, expected) != expected:
-                        self._findings.add(
-                            url_of(self._run.url, head.number), path, "an earlier head names another digest"
-                        )
-        if kept is not None:
-            self._findings.add(store.join(self._run.url, HEADS), "digest", f"no head has the digest {kept}")
-        urls = {store.join(self._findings.root, path): expected for path, expected in named.items()}
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            for (url, expected), data in zip(urls.items(), pool.map(store.read_if_exists, urls), strict=True):
-                if data is None:
-                    self._findings.add(url, "file", "missing; a head names it")
-                elif (digest := sha256(data).hexdigest()) != expected:
-                    self._findings.add(url, "bytes", f"sha256 {digest}, a head names {expected}")
-        return ended
-
     def _look_for_missing_heads(self, every: Iterable[Step], ended: set[int | None]) -> None:
-        """Add heads that are missing: between others, after an iteration that others follow, after the report."""
+        """Add heads that are missing after an iteration that others follow, and after the report."""
         folder = store.join(self._run.url, HEADS)
-        numbers = {int(name.partition(".")[0]) for name in store.names(folder) if name.endswith(".json")}
-        for number in sorted({*range(max(numbers, default=-1) + 1)} - numbers):
-            self._findings.add(url_of(self._run.url, number), "file", "missing, but later heads are there")
         made = {step.k for step in every if step.kind in TRAINERS and self._slots[step.slot].standing is not None}
         unnamed = [
             f"iteration {k}" for k in sorted(k for k in made if k is not None) if k + 1 in made and k not in ended
         ]
         if None not in ended and self._slots[self._run.slots.report].standing is not None:
             unnamed.append("the report")
-        for what in unnamed if numbers == {*range(len(numbers))} else ():
+        for what in unnamed:
             self._findings.add(folder, "file", f"no head was written after {what}; the command `run` writes one")
 
     def _look_at_ledger(self) -> None:

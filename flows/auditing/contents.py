@@ -22,9 +22,14 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import standing
 from stages.formats.generating import plan_samples
+from stages.formats.losses import item_losses, summary_of
 from stages.formats.samples import read_index
+from stages.fragment import without_pictures
+from stages.reporting.excerpt import Excerpt
 from stages.scoring.advantages import advantages
 from stages.scoring.scorer import is_of
+from stages.vlm import evaluated
+from stages.vlm.settings import VlmEvaluate
 from stages.warn import evidence_of
 
 Rows = list[dict[str, Any]]
@@ -40,8 +45,14 @@ def check(made: Manifest, planned: Request, at: Place, findings: Findings) -> No
     Files with wrong bytes are found where they are hashed; here they only stop the check of their artifact.
     """
     checks = {"rollout": _check_samples, "evaluate": _check_samples, "update": _check_advantages}
-    checks |= dict.fromkeys(("reward", "judge"), _check_scores) | {"warn": _check_warning}
+    checks |= dict.fromkeys(("reward", "judge"), _check_scores) | {"warn": _check_warning, "fragment": _check_fragment}
+    checks |= dict.fromkeys(("finetune", "vlm_finetune"), _check_steps)
+    checks |= {"validate": _check_losses, "vlm_evaluate": _check_answers}
     if made.referred or (check_it := checks.get(made.stage)) is None:
+        return
+    if made.stage == "fragment" and made.version != (newest := contracts.Fragment.version):
+        told = f"version {made.version} of {made.stage} made it, this is version {newest}"
+        findings.unchecked.append(f"{findings.place(made.slot)}: {told}")
         return
     inputs = {role: tuple(map(at, sources)) for role, sources in made.inputs.items()}
     with findings.checking(_url_of(made), "contents"):
@@ -157,6 +168,50 @@ def _check_advantages(update: Artifact, request: Request, findings: Findings) ->
             if not near(one, other):
                 findings.add(url, f"{column}, {sample_id}", f"{one}, its scores give {other}")
     _check_summary(made, {"excluded": len(table[~table["used"]])}, "table", findings)
+    _check_steps(update, request, findings)
+
+
+def _check_steps(policy: Artifact, request: Request, findings: Findings) -> None:
+    """Check that the numbers of a training are those of its last optimizer step."""
+    if contracts.METRICS not in policy.names():
+        return
+    last: dict[str, Any] = _table(policy, contracts.METRICS).iloc[-1].to_dict()
+    shown = {name: value for name, value in last.items() if name in policy.manifest.summary}
+    finite = {name: value if math.isfinite(value) else None for name, value in shown.items()}
+    _check_summary(policy.manifest, finite, "last optimizer step", findings)
+
+
+def _check_losses(validation: Artifact, request: Request, findings: Findings) -> None:
+    """Check that a held-out loss is the mean over items."""
+    losses = item_losses(validation).to_numpy()
+    _check_summary(validation.manifest, summary_of(losses[:, None]), "table", findings)
+
+
+def _check_answers(answers: Artifact, request: Request, findings: Findings) -> None:
+    """Check that loss and shares of correct answers of a VLM are those of its answers."""
+    generated = request.settings(VlmEvaluate).max_new_tokens > 0
+    found = evaluated.summary_of(_table(answers, VlmEvaluate.ANSWERS), generated=generated)
+    _check_summary(answers.manifest, found, "table", findings)
+
+
+def _check_fragment(fragment: Artifact, request: Request, findings: Findings) -> None:
+    """Check that what a report shows of an iteration, except for pictures, follows from its samples and scores."""
+    url = _url(fragment, contracts.Fragment.FRAGMENT)
+    found = Excerpt.read(fragment.read(contracts.Fragment.FRAGMENT), url).model_dump(mode="json")
+    right = without_pictures(request).model_dump(mode="json")
+    for values in (found, right):
+        for field in ("pictures", "first"):
+            values[field] = {
+                sample: {name: picture[name] for name in picture.keys() - _DRAWN}
+                for sample, picture in values[field].items()
+            }
+    for name, value in right.items():
+        if not near(found[name], value):
+            findings.add(url, name, "does not follow from samples, scores and warnings")
+
+
+_DRAWN = {"thumb", "full", "missing", "width", "height"}
+"""Fields of a picture that are known once it is read."""
 
 
 def _check_warning(warning: Artifact, request: Request, findings: Findings) -> None:

@@ -34,6 +34,8 @@ class Findings:
     faults: list[Fault] = field(default_factory=list[Fault])
     gone: list[str] = field(default_factory=list[str])
     """What retention deleted, so that nothing about it can be proved any more."""
+    unchecked: list[str] = field(default_factory=list[str])
+    """Artifacts whose contents were not computed again, because their stage had another version."""
     head: str = ""
     """Number and digest of the newest head; "" without one."""
     signed: str = ""
@@ -84,6 +86,7 @@ class Findings:
         lines += [f"newest head {self.head}"] * bool(self.head)
         lines += [self.signed] * bool(self.signed)
         lines += [f"deleted by retention, so not provable: {name}" for name in self.gone]
+        lines += [f"not computed again: {name}" for name in self.unchecked]
         count = "1 fault" if len(self.faults) == 1 else f"{len(self.faults)} faults"
         lines.append(f"{count} in {seen}" if self.faults else f"nothing is wrong: {seen}")
         return lines
@@ -92,4 +95,10 @@ class Findings:
         """Return everything for scripts."""
         faults = [vars(fault) for fault in self.faults]
         counts = {"artifacts": self.artifacts, "files": self.files, "bytes": self.size}
-        return {"faults": faults, "gone": self.gone, "head": self.head, "signed": self.signed} | counts
+        return {
+            "faults": faults,
+            "gone": self.gone,
+            "unchecked": self.unchecked,
+            "head": self.head,
+            "signed": self.signed,
+        } | counts

@@ -49,6 +49,12 @@ def url_of(run_url: str, number: int) -> str:
     return store.join(run_url, HEADS, f"{number:05d}.json")
 
 
+def number_in(name: str, ending: str) -> int | None:
+    """Return the number in the name of a head's file; None if no head has such a name."""
+    digits = name.removesuffix(ending)
+    return int(digits) if digits.isdecimal() and f"{int(digits):05d}{ending}" == name else None
+
+
 def read_heads(run_url: str) -> Iterator[tuple[Head, str]]:
     """Yield the heads of a run in order, each with its digest.
 

@@ -4,6 +4,8 @@ Whoever has the public key can tell that the run is the one that the holder of t
 of the bytes of one head, and by the chain of digests of everything up to it.
 """
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -13,10 +15,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.errors import ConfigError, first_line
 from cosmos_rl_core.storage import store
-from flows.auditing.heads import HEADS, read_heads, url_of
+from flows.auditing.heads import HEADS, number_in, read_heads, url_of
 from flows.planning.plan import run_url
 from flows.planning.steps import open_run
 
+SIGNATURE = re.compile(r"\d{5,}\.([0-9a-f]{16})\.sig")
 MAKE = "openssl genpkey -algorithm ed25519 -out key.pem && openssl pkey -in key.pem -pubout -out public.pem"
 
 
@@ -37,27 +40,38 @@ def sign(store_url: str, run_id: str, key_file: Path) -> str:
     return f"{url}: signs head {newest}, {sha256(data)}"
 
 
-def signed_up_to(root: str, key: Ed25519PublicKey) -> tuple[int | None, list[tuple[str, str]]]:
-    """Return the newest head that is signed by a key, and what is wrong with its signatures, by URL."""
+def signed_up_to(
+    root: str, key: Ed25519PublicKey, heads: Mapping[int, str]
+) -> tuple[int | None, list[tuple[str, str]]]:
+    """Return the newest head that is signed by a key, and what is wrong with its signatures, by URL.
+
+    ``heads`` are the digests of the heads that :func:`read_heads` yields. A signature of another file says nothing of
+    this run: who forges a run may keep a signed head beside the chain.
+    """
     newest, wrong = None, list[tuple[str, str]]()
     ending = f".{key_id(key)}.sig"
     for name in sorted(name for name in store.names(store.join(root, HEADS)) if name.endswith(ending)):
-        url, head = store.join(root, HEADS, name), store.join(root, HEADS, name.removesuffix(ending) + ".json")
-        if (data := store.read_if_exists(head)) is None:
-            wrong.append((url, "its head is missing"))
+        url, number = store.join(root, HEADS, name), number_in(name, ending)
+        if number is None or number not in heads:
+            wrong.append((url, "is not of a head of this run's chain"))
             continue
+        data = store.read_if_exists(url_of(root, number)) or b""
         try:
             key.verify(store.read(url), data)
         except InvalidSignature:
             wrong.append((url, "is not a signature of its head by this key"))
-        else:
-            newest = int(name.partition(".")[0])
+            continue
+        if sha256(data) != heads[number]:
+            wrong.append((url, "its head was exchanged during the audit"))
+            continue
+        newest = number
     return newest, wrong
 
 
 def signers(root: str) -> list[str]:
     """Return the ids of the keys that signed a head, as the names of signatures say."""
-    return sorted({name.split(".")[1] for name in store.names(store.join(root, HEADS)) if name.endswith(".sig")})
+    found = map(SIGNATURE.fullmatch, store.names(store.join(root, HEADS)))
+    return sorted({match[1] for match in found if match})
 
 
 def signature_url(root: str, number: int, key: Ed25519PublicKey) -> str:

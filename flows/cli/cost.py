@@ -10,7 +10,7 @@ from flows.cli.command import JsonOption, StoreOption, command, print_json, prin
 from flows.defaults import DEFAULT_STORE
 
 cost_app = typer.Typer()
-EXAMPLE = "a TOML file with device_hour = 2.5"
+EXAMPLE = "one with the line device_hour = 2.5"
 
 
 @command(cost_app, "cost")

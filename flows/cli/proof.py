@@ -80,7 +80,7 @@ def replay(
         cosmos-flows replay RUN --stage rollout --iteration 7 --samples ID,ID
     """
     launch = None if cluster is None else import_module("cosmos_rl_core.config.recipe").launch_of(cluster)
-    wanted = () if samples is None else tuple(samples.split(","))
+    wanted = () if samples is None else tuple(filter(None, samples.split(",")))
     replaying: Any = import_module("flows.auditing.replay")
     found = replaying.replay(store, run_id, stage, iteration, launch=launch, samples=wanted)
     print_json(found.as_json()) if as_json else print_parts(*found.lines())

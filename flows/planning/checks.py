@@ -1,5 +1,6 @@
 """Checks of a recipe against its model, its prompts and its rewards, and the choice of its solver."""
 
+import re
 from collections.abc import Sequence
 
 from cosmos_rl_core import plugins
@@ -215,3 +216,9 @@ def nothing_to_size(model: str) -> str:
     command = directories.download_command(model)
     hint = f"; config files are enough for a plan: {command} --include '*.json'" if command else ""
     return f"the model is not here, so sizes and memory cannot be planned{hint}"
+
+
+def misnamed(run_id: str) -> list[str]:
+    """Return what is wrong with the name of a run; nothing if it can be one."""
+    is_name = re.fullmatch(r"[.-]*\w[\w.-]*", run_id) is not None
+    return [] if is_name else [f"run id {run_id!r} must be letters, digits, '-', '_' and '.'"]

@@ -2,7 +2,6 @@
 
 import difflib
 import importlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -219,8 +218,7 @@ def make_plan(
     """
     mistakes = Mistakes([*known, *launchers.misplaced(recipe.launch)])
     name = run_id or Path(source).stem
-    if re.fullmatch(r"[.-]*\w[\w.-]*", name) is None:
-        mistakes.append(f"run id {name!r} must be letters, digits, '-', '_' and '.'")
+    mistakes += checks.misnamed(name)
     damages = mistakes.catch(lambda: weight_files.damages(costs.base_path(recipe))) or []
     absent = without_weights and bool(damages) and weight_files.all_missing(damages)
     model = None
@@ -356,6 +354,8 @@ def read_plan(store_url: str, run_id: str) -> Plan:
 
     Raises :class:`ConfigError` if there is none, and :class:`ArtifactError` if it is damaged.
     """
+    if mistakes := checks.misnamed(run_id):
+        raise ConfigError(*mistakes)
     root = run_url(store_url, run_id)
     url = store.join(root, PLAN_FILE)
     data = store.read_if_exists(url)
@@ -386,7 +386,7 @@ SHOWN = 10
 
 def _no_run(store_url: str, run_id: str) -> ConfigError:
     """Return the error for a run that is absent. It lists the runs of the store."""
-    found = sorted(store.names(store.join(store_url, "runs")))
+    found = sorted(store.names(store.join(store_url, "runs")) - {run_id})
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     known = f"it has {', '.join(found[:SHOWN])}{more}" if found else "it has no run at all"
     hint = "name another --store, or start it with `cosmos-flows run`"

@@ -1,7 +1,6 @@
 """The plan of a run that fine-tunes a VLM."""
 
 import itertools
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from cosmos_rl_core.storage.file_digests import Remembered
 from cosmos_rl_core.vlms import _folders
 from cosmos_rl_core.vlms._base import serving
 from flows import launchers
+from flows.planning import checks
 from flows.planning.plan import Plan
 from flows.vlm import memory
 from stages.contracts import STAGES
@@ -40,6 +40,8 @@ class VlmPlan(Plan):
     """Number of conversations of each dataset that is trained on, media unread."""
     held_out_conversations: dict[str, int] = Field(default={}, json_schema_extra=NOT_IDENTITY)
     """The same for held-out datasets."""
+    media_places: dict[str, str] = Field(default={}, json_schema_extra=NOT_IDENTITY)
+    """By each ``media_path`` of a dataset a digest of the absolute folder that it was when the run was planned."""
 
     @property
     def num_prompts(self) -> int:
@@ -86,8 +88,7 @@ def make_plan(
     """
     mistakes = Mistakes([*known, *launchers.misplaced(recipe.launch)])
     name = run_id or Path(source).stem
-    if re.fullmatch(r"[.-]*\w[\w.-]*", name) is None:
-        mistakes.append(f"run id {name!r} must be letters, digits, '-', '_' and '.'")
+    mistakes += checks.misnamed(name)
     options, validation = recipe.train.train_policy, recipe.validation
     model = mistakes.catch(_model, recipe, without_weights=without_weights)
     if model is not None:
@@ -104,6 +105,7 @@ def make_plan(
         held_out_digest=held_out.digest,
         conversations=data.conversations,
         held_out_conversations=held_out.conversations,
+        media_places=_places(options.datasets) | _places({} if validation is None else validation.datasets),
         plugins=outside_plugins.pins(model.adapter),
         stage_versions={stage: config.version for stage, config in STAGES.items()},
         races_decided=True,
@@ -144,6 +146,16 @@ def _read(place: str, datasets: Mapping[str, ChatDatasetOptions], max_left_out: 
             mistakes.append(f"{place}.datasets.{name}: {error}")
     found.digest = digest(files)
     return found
+
+
+def _places(datasets: Mapping[str, ChatDatasetOptions]) -> dict[str, str]:
+    folders = [options.media_path for options in datasets.values() if options.media_path]
+    return {folder: place_of(folder) for folder in folders}
+
+
+def place_of(folder: str) -> str:
+    """Return a digest of the absolute path or URL of a folder, which is relative to the current directory."""
+    return sha256(store.absolute(folder).encode())[:16]
 
 
 def _check_folder(options: ChatDatasetOptions) -> None:

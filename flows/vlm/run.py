@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.config.vlm.chat_datasets import ChatDatasetOptions
 from cosmos_rl_core.config.vlm.recipe import VlmRecipe
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.weights.parts import TRAINING_ONLY
 from flows.planning.run import Run
-from flows.vlm.plan import VlmPlan
+from flows.vlm.plan import VlmPlan, place_of
 from flows.vlm.shared_tokens import EARLIER, earlier_of
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import drop, input_of
@@ -38,7 +37,9 @@ class VlmRun(Run):
         digest = self.plan.held_out_digest if held_out else self.plan.data_digest
         datasets, limit = self._data(held_out=held_out)
         folders = {name: options.media_path for name, options in datasets.items() if options.media_path}
-        places = {name: sha256(store.absolute(folder).encode())[:16] for name, folder in folders.items()}
+        # Plans from before these were in them tell by the current directory.
+        known = self.plan.media_places
+        places = {name: known.get(folder) or place_of(folder) for name, folder in folders.items()}
         return self._shared(VlmIndex(sources=dict(datasets), files_digest=digest, places=places, max_left_out=limit))
 
     def tokenize(self, *, held_out: bool = False) -> Request:

@@ -60,8 +60,10 @@ def all_runs(store_url: str, names: Sequence[str] = ()) -> list[RunLine]:
         with suppress(ArtifactError):  # its line says so
             read_plan(store_url, name)
     names = names or sorted(store.names(store.join(store.absolute(store_url), "runs")))
+    # One by one: a plan replaces the plugins from outside that the plan before it named.
+    opened = [_opened(store_url, name) for name in names]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(lambda name: _line(store_url, name), names))
+        return list(pool.map(lambda one: one if isinstance(one, RunLine) else _line(*one), opened))
 
 
 def rendered(lines: Sequence[RunLine], store_url: str) -> Iterator[str | Table]:
@@ -93,11 +95,20 @@ def settings_that_differ(store_url: str, names: Sequence[str]) -> Iterator[str]:
             yield f"  and {more} more"
 
 
-def _line(store_url: str, name: str) -> RunLine:
+def _opened(store_url: str, name: str) -> tuple[Run, str] | RunLine:
+    """Return a run and the reward that it is judged by, or the line of a damaged one."""
     try:
         run = run_of(read_plan(store_url, name), store_url)
+        return run, run.headline_reward
+    except (ArtifactError, ConfigError) as error:
+        return RunLine(run=name, state="damaged", error=first_line(error))
+
+
+def _line(run: Run, reward: str) -> RunLine:
+    name = run.plan.run_id
+    try:
         life, progress, _ = life_of(run, 2 * BEAT_S)
-        reward, iterations = run.headline_reward, _iterations(run)
+        iterations = _iterations(run)
         scores = _scores(run, reward) if reward else ()
         newest = newest_page(run.url)
         return RunLine(

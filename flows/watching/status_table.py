@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 
 from flows.watching.status import Overview, State, look
 
@@ -104,7 +104,8 @@ def _table(overview: Overview, height: int | None) -> Table:
     head = next(row for row in rows if row[0].step.group.startswith("iteration-"))
     columns = [state.step.stage for state in head]
     columns += [""] * (max(map(len, rows)) - len(columns))
-    table = Table("", *columns, caption="only a time: finished; waits: for its inputs")
+    folded = (Column(name, overflow="fold") for name in columns)
+    table = Table(Column("", no_wrap=True), *folded, caption="a time alone: finished in it; waits: for its inputs")
     first, last = _window(rows, height)
     for i, row in enumerate(rows[first:last], first):
         name = row[0].step.group or ("start" if i == 0 else "end")

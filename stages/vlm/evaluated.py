@@ -17,6 +17,18 @@ CORRECT = "correct answers: "
 """Beginning of the names of the shares of correct answers."""
 
 
+def summary_of(table: Any, *, generated: bool) -> dict[str, Any]:
+    """Return the mean loss over labels, and of each dataset the share of correct answers with its standard error."""
+    labels = int(table["label_tokens"].sum())
+    loss = float(table["loss_sum"].sum()) / labels
+    found: dict[str, Any] = {"loss": loss if math.isfinite(loss) else None, "items": len(table), "label_tokens": labels}
+    for source, rows in table.groupby("source") if generated else ():
+        share = float(rows["correct"].mean())
+        found[f"correct_{source}"] = share
+        found[f"correct_{source}_error"] = math.sqrt(share * (1 - share) / len(rows))
+    return found
+
+
 def excerpt_of(artifact: Artifact, first: Artifact | None = None) -> Excerpt:
     """Return the loss and the shares of correct answers; with the evaluation of version 0 also their changes."""
     table = _read(artifact)

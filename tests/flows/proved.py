@@ -16,6 +16,7 @@ from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.canonical import canonical_json, digest, sha256
 from cosmos_rl_core.storage import store as stores
 from flows import post_train
+from flows.auditing.audit import audit
 from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import Run
 from flows.planning.steps import open_run
@@ -32,6 +33,7 @@ from stages.artifacts.slots import standing
 from stages.formats.generating import planned, with_media
 from stages.formats.samples import StoredSample, read_index, unit_files
 from stages.formats.tables import to_parquet
+from stages.fragment import without_pictures
 from stages.scoring.advantages import advantages
 from tests import hand_made
 from tests.flows.conftest import RECIPE
@@ -83,7 +85,7 @@ class Proved:
     def _make(self, run: Run, request: Request) -> Manifest:
         pinned = Pinned(stage=request.stage, numerics=hand_made.NUMERICS)
         stores.put_if_absent(stores.join(run.url, NUMERICS, f"{request.stage}.json"), pinned.sealed())
-        made = {"rollout": rollout, "reward": scores, "update": update}.get(request.stage)
+        made = {"rollout": rollout, "reward": scores, "update": update, "fragment": fragment}.get(request.stage)
         files, summary = made(request) if made else ({f"current/{WEIGHTS}": weights(1.0)}, {})
         hand_made.make(request, files, **summary)
         # As it is read again: its names are sorted.
@@ -133,8 +135,16 @@ def update(request: Request) -> tuple[dict[str, bytes], Body]:
     parts = ("current", "old", "optimizer")
     files = {f"{part}/{WEIGHTS}": weights(place, request.iteration) for place, part in enumerate(parts)}
     files[contracts.Update.ADVANTAGES] = to_parquet(table)
+    rows = [{"step": 2 * (request.iteration or 0) + n, "loss": 0.5 - n / 8, "grad_norm": 1.0 + n} for n in range(2)]
+    files[contracts.METRICS] = to_parquet(pd.DataFrame(rows))
+    last = {"loss": rows[-1]["loss"], "grad_norm": rows[-1]["grad_norm"]}
     excluded = len(table[~table["used"]])
-    return files, {"excluded": excluded} if excluded else {}
+    return files, last | ({"excluded": excluded} if excluded else {})
+
+
+def fragment(request: Request) -> tuple[dict[str, bytes], Body]:
+    """The true numbers, without pictures."""
+    return {contracts.Fragment.FRAGMENT: without_pictures(request).encode()}, {}
 
 
 def weights(*numbers: float | None) -> bytes:
@@ -241,6 +251,12 @@ class Forger:
 
             seal_anew(path, change)
             previous = sha256(path.read_bytes())
+
+
+def told(forger: Forger, head: str | None = None) -> list[str]:
+    """Each fault in a line, its file without the run."""
+    found = audit(str(forger.store), forger.run_id, head=head).faults
+    return [f"{fault.file.removeprefix(f'runs/{forger.run_id}/')} {fault.field}: {fault.what}" for fault in found]
 
 
 def _entries(body: Body) -> dict[str, FileEntry]:

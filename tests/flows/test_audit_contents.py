@@ -161,7 +161,11 @@ def test_advantages_follow_from_scores(recipe, tmp_path: Path, mixing: str, gate
 
 
 def test_the_flow_audits_every_run_of_a_store_and_fails_with_the_faults(warned, tmp_path: Path):
-    assert audit_flow.fn(store=str(tmp_path / "empty")).message == "nothing is wrong with 0 runs, 0.0 MB"
+    ended = audit_flow.fn(store=str(tmp_path / "empty"))
+    assert ended.is_failed()
+    assert f"the store {tmp_path / 'empty'} has no runs" in str(ended.message)
+    ended = audit_flow.fn(head="0" * 64, store=warned.store)
+    assert "name that run in run_id" in str(ended.message)
     (decision,) = decision_files(warned)
     decision.unlink()
     ended = audit_flow.fn(store=warned.store)

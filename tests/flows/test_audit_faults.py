@@ -14,12 +14,12 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from cosmos_rl_core.canonical import sha256
+from cosmos_rl_core.canonical import canonical_json, sha256
 from flows.auditing.audit import audit
 from flows.cli.app import app
 from stages import contracts
 from stages.artifacts.slots import input_of, refer
-from tests.flows.proved import RUN_ID, Forger, Proved, body_of, seal_anew
+from tests.flows.proved import RUN_ID, Forger, Proved, body_of, seal_anew, told
 
 ROLLOUT, REWARD, UPDATE = "iterations/0001/rollout", "iterations/0001/reward-ocr", "iterations/0001/update"
 SCORES, ANSWERS, ADVANTAGES = contracts.Reward.SCORES, contracts.Reward.ANSWERS, contracts.Update.ADVANTAGES
@@ -44,12 +44,6 @@ def kept(finished: Proved) -> str:
 def forger(finished: Proved, tmp_path: Path) -> Forger:
     """Somebody at work on a copy."""
     return Forger(shutil.copytree(finished.store, tmp_path / "store"))
-
-
-def told(forger: Forger, head: str | None = None) -> list[str]:
-    """Each fault in a line, its file without the run."""
-    found = audit(str(forger.store), forger.run_id, head=head).faults
-    return [f"{fault.file.removeprefix(f'runs/{forger.run_id}/')} {fault.field}: {fault.what}" for fault in found]
 
 
 def unknown(head: str) -> str:
@@ -193,15 +187,15 @@ def with_line(change: Callable[[list[str]], Any]) -> Callable[[bytes], bytes]:
 METRICS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a number": (
         lambda data: data.replace(b'"reward/ocr_failed": 2', b'"reward/ocr_failed": 0'),
-        "line 5: reward/ocr_failed is 0, the artifacts give 2",
+        "line 7: reward/ocr_failed is 0, the artifacts give 2",
     ),
-    "dropped": (with_line(lambda lines: lines.pop(2)), "line 3: stage is rollout, the artifacts give update"),
-    "last one dropped": (with_line(lambda lines: lines.pop()), "lines: 8, the artifacts give 9"),
+    "dropped": (with_line(lambda lines: lines.pop(4)), "line 5: stage is rollout, the artifacts give update"),
+    "last one dropped": (with_line(lambda lines: lines.pop()), "lines: 14, the artifacts give 15"),
     "twice": (
         with_line(lambda lines: lines.insert(1, lines[1])),
         "line 3: stage is reward-ocr, the artifacts give update",
     ),
-    "last one twice": (with_line(lambda lines: lines.append(lines[-1])), "lines: 10, the artifacts give 9"),
+    "last one twice": (with_line(lambda lines: lines.append(lines[-1])), "lines: 16, the artifacts give 15"),
     "swapped": (
         with_line(lambda lines: lines.insert(0, lines.pop(1))),
         "line 1: stage is reward-ocr, the artifacts give rollout",
@@ -211,7 +205,7 @@ METRICS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         "line 1: loss is 1, the artifacts give None",
     ),
     "no number": (lambda data: data.replace(b'"step": 0', b'"step": none', 1), "line 1: no JSON"),
-    "empty": (lambda _: b"", "lines: 0, the artifacts give 9"),
+    "empty": (lambda _: b"", "lines: 0, the artifacts give 15"),
 }
 
 
@@ -360,6 +354,8 @@ def test_wrong_questions_are_answered_with_64_and_what_there_is(forked: Proved, 
             ("fork", "--store", store, "--iteration", "9"),
             "fork has no iteration 9; its iterations and policy versions are 0 to 3",
         ),
+        (("", "--store", store), "run id '' must be letters"),
+        (("../runs/fork", "--store", store), "run id '../runs/fork' must be letters"),
         (("fork", "--store", store, "--head", "abc"), "--head abc: expected the 64 hexadecimal digits"),
         (("fork", "--store", store, "--public-key", str(tmp_path / "k")), "No such file or directory"),
     ):
@@ -367,6 +363,25 @@ def test_wrong_questions_are_answered_with_64_and_what_there_is(forked: Proved, 
         assert (code, said in output) == (64, True), output
     code, output = asked("fork", "--store", store, "--head", "0" * 64)
     assert (code, "1 fault in " in output) == (65, True)
+
+
+def test_what_a_report_shows_follows_from_scores(forger: Forger):
+    def better(data: bytes) -> bytes:
+        excerpt = json.loads(data)
+        excerpt["scores"][0]["mean"] += 0.25
+        return canonical_json(excerpt)
+
+    path = forger.file("iterations/0001/fragment", "fragment.json")
+    path.write_bytes(better(path.read_bytes()))
+    forger.seal()
+    name = str(path.relative_to(forger.root))
+    assert told(forger) == [f"{name} scores: does not follow from samples, scores and warnings"]
+
+
+def test_the_numbers_of_an_update_are_those_of_its_last_step(forger: Forger):
+    forger.manifest(UPDATE, lambda body: body["summary"].update(loss=0.001))
+    forger.seal()
+    assert told(forger) == [f"{UPDATE}/manifest.1.json summary.loss: 0.001, its last optimizer step gives 0.375"]
 
 
 def test_names_of_files_are_printed_whole(forger: Forger):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from cosmos_rl_core.outside_plugins import find
 from flows.planning import describe
 from flows.planning.plan import Plan, Settings, freeze, plan_of, read_plan
 from flows.planning.run import Run
+from flows.watching.all_runs import all_runs
 from stages.execution import runner
 from stages.execution.outcome import read_failures
 from tests.outside import write_plugins, write_recipe
@@ -184,6 +186,17 @@ def test_what_runs_share_depends_on_the_plugins_that_made_it(recipe: str, folder
         file.write("# edited\n")
     again = Run(freeze(plan_of(Settings(recipe, url, run_id="another")), url), url).prepared.embed
     assert again.slot == after.slot
+
+
+def test_runs_with_plugins_of_one_name_are_listed_together(recipe: str, folder: Path):
+    """A process knows one of them at a time, and `runs` reads many runs at once."""
+    shutil.copytree(folder, other := folder.with_name("other"))
+    paths = json.dumps([str(other / name) for name in ("nft2.py", "bright.py", "signs.py", "tiny2")])
+    for number in range(8):
+        overrides = (f"plugins={paths}",) if number % 2 else ()
+        plan = plan_of(Settings(recipe, url := str(folder.parent / "store"), f"run{number}", overrides=overrides))
+        freeze(plan, url)
+    assert {(line.state, line.error) for line in all_runs(str(folder.parent / "store"))} == {("idle", "")}
 
 
 BREAKS = {

@@ -189,6 +189,18 @@ def test_adapters_are_counted_on_the_linear_modules_of_the_parts(tmp_path: Path,
         plan(tmp_path, values)
 
 
+def test_a_run_is_the_same_from_another_directory(tmp_path: Path, values, monkeypatch):
+    """Folders of media may be named from the directory that the run was planned in."""
+    (tmp_path / "here").mkdir()
+    values["train"]["train_policy"]["datasets"]["mine"]["media_path"] = "here"
+    monkeypatch.chdir(tmp_path)
+    run = run_of(plan(tmp_path, values), str(tmp_path / "store"))
+    assert isinstance(run, VlmRun)
+    before = run.index().slot
+    monkeypatch.chdir("/")
+    assert run.index().slot == before
+
+
 def test_equal_texts_with_media_of_other_folders_are_indexed_apart(tmp_path: Path, values):
     slots: list[str] = []
     for folder in ("one", "other", "one"):

@@ -1,0 +1,91 @@
+"""Checks of a run's heads: their chain, the records that they name, and what somebody kept of them outside."""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.storage import store
+from flows.auditing import signatures
+from flows.auditing.faults import Findings
+from flows.auditing.heads import HEADS, number_in, read_heads, url_of
+
+AT_ONCE = 8
+"""Records that are read at once."""
+
+
+def check(run_url: str, kept: str | None, key: Ed25519PublicKey | None, findings: Findings) -> set[int | None] | None:
+    """Compare every record that heads name with its bytes, and heads with what somebody kept: a digest, a public key.
+
+    Returns the iterations after which heads were written, None if some heads are missing.
+    """
+    named: dict[str, str] = {}
+    ended: set[int | None] = set()
+    chain: dict[int, str] = {}
+    with findings.catching(store.join(run_url, HEADS), "heads"):
+        for head, found in read_heads(run_url):
+            findings.head = f"{head.number}: {found}"
+            ended.add(head.iteration)
+            chain[head.number] = found
+            for path, expected in head.records.items():
+                if named.setdefault(path, expected) != expected:
+                    findings.add(url_of(run_url, head.number), path, "an earlier head names another digest")
+    _check_kept(run_url, kept, chain, findings)
+    if key is not None:
+        _check_signatures(run_url, key, chain, findings)
+    urls = {store.join(findings.root, path): expected for path, expected in named.items()}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for (url, expected), digest in zip(urls.items(), pool.map(_digest, urls), strict=True):
+            if digest is None:
+                findings.add(url, "file", "missing; a head names it")
+            elif digest != expected:
+                findings.add(url, "bytes", f"sha256 {digest}, a head names {expected}")
+    return None if _has_gaps(run_url, findings) else ended
+
+
+def _check_kept(run_url: str, kept: str | None, chain: Mapping[int, str], findings: Findings) -> None:
+    if kept is not None and kept not in chain.values():
+        findings.add(store.join(run_url, HEADS), "digest", f"no head has the digest {kept}")
+
+
+def _check_signatures(run_url: str, key: Ed25519PublicKey, chain: Mapping[int, str], findings: Findings) -> None:
+    newest, wrong = signatures.signed_up_to(run_url, key, chain)
+    for url, what in wrong:
+        findings.add(url, "signature", what)
+    name = signatures.key_id(key)
+    if newest is None:
+        others = ", ".join(signatures.signers(run_url)) or "nobody"
+        told = f"no head is signed by the key {name}; signed by {others}"
+        findings.add(store.join(run_url, HEADS), "signature", told)
+    else:
+        findings.signed = f"signed up to head {newest} by the key {name}"
+
+
+def _has_gaps(run_url: str, findings: Findings) -> bool:
+    """Add heads that are missing between others, and files that are named like none.
+
+    Returns whether any is missing.
+    """
+    folder, found = store.join(run_url, HEADS), set[int]()
+    for name in store.names(folder):
+        if name.endswith(".json"):
+            number = number_in(name, ".json")
+            if number is None:
+                findings.add(store.join(folder, name), "file", "no head has such a name: 00000.json, ...")
+            else:
+                found.add(number)
+    missing = sorted({*range(max(found, default=-1) + 1)} - found)
+    for number in missing:
+        findings.add(url_of(run_url, number), "file", "missing, but later heads are there")
+    return bool(missing)
+
+
+def _digest(url: str) -> str | None:
+    """Return the digest of a record; None if there is no such file."""
+    try:
+        data = store.read_if_exists(url)
+    except ArtifactError:  # a folder
+        return None
+    return None if data is None else sha256(data).hexdigest()
