@@ -27,7 +27,7 @@ from stages.vlm.settings import VlmEvaluate
 from stages.vlm.shown import shown
 from stages.vlm.tokens import Conversations, Tokens
 
-COLUMNS = ["number", "id", "source", "loss_sum", "label_tokens", "expected", "answer", "whole", "correct"]
+COLUMNS = ["number", "id", "source", "loss_sum", "label_tokens", "expected", "answer", "whole", "correct", "asked"]
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
@@ -72,7 +72,8 @@ def is_correct(answer: str, expected: str, parser: str | None) -> bool:
     if parser is None:
         return answer.strip() == expected.strip()
     found, wanted = (re.search(parser, text) for text in (answer, expected))
-    return found is not None and wanted is not None and found.group(1) == wanted.group(1)
+    # A group may be missing from a match.
+    return found is not None and wanted is not None and found[1] is not None and found[1] == wanted[1]
 
 
 class _Evaluator:
@@ -81,23 +82,24 @@ class _Evaluator:
     def __init__(self, config: VlmEvaluate, vlm: Vlm, conversations: Conversations, context: Context) -> None:
         self.config, self.vlm, self.conversations = config, vlm, conversations
         self.device = context.ranks.device
-        self.about = conversations.tokens.index[["id", "source"]].to_numpy().tolist()
+        self.about = conversations.tokens.index[["id", "source", "cut_labels"]].to_numpy().tolist()
 
     def row(self, number: int) -> list[Any]:
         """Return the row of a conversation."""
-        conversation, (one, source) = self.conversations[number], self.about[number]
+        conversation, (one, source, cut_labels) = self.conversations[number], self.about[number]
         inputs = {name: t.to(self.device) for name, t in packed(self.vlm.model, [conversation]).items()}
         with torch.no_grad(), computes_in(self.config.param_dtype, self.device):
             losses = token_losses(self.vlm.model, inputs).double()
         row = [number, one, source, float(losses.sum()), len(losses)]
-        if not self.config.max_new_tokens:
-            return [*row, "", "", False, False]
+        if not self.config.max_new_tokens or cut_labels:
+            # Of an answer that was cut off nobody can say whether another one is as good.
+            return [*row, "", "", False, False, False]
         prompt, expected = _asked(conversation)
         with computes_in(self.config.param_dtype, self.device):
             (answer,) = self.vlm.answers(prompt, self.config.max_new_tokens)
         text = self.vlm.prompts.tokenizer.decode(expected, skip_special_tokens=True)
         correct = is_correct(answer.text, str(text), self.config.parsers.get(source))
-        return [*row, text, answer.text, answer.whole, correct]
+        return [*row, text, answer.text, answer.whole, correct, True]
 
 
 def _asked(conversation: Encoded) -> tuple[dict[str, torch.Tensor], list[int]]:

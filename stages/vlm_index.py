@@ -1,9 +1,11 @@
 """The conversations of datasets, with the digests of their media. Every row that cannot be used is listed."""
 
+import errno
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from operator import itemgetter
 from typing import Any
 
 import pandas as pd
@@ -13,6 +15,7 @@ from cosmos_rl_core.canonical import canonical_json, digest
 from cosmos_rl_core.chat_datasets._base import Row, media_of
 from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.datasets._probe import probe
+from cosmos_rl_core.rewards._answers import brief
 from stages import contracts
 from stages.artifacts.layouts import Check, cut
 from stages.artifacts.request import Request
@@ -23,12 +26,14 @@ from stages.vlm.media import stream_of
 from stages.vlm.settings import VlmIndex
 
 Rows = list[dict[str, Any]]
+NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
+"""Errors of opening a file that its name is to blame for, not the disk or the network."""
 THREADS = 8
 """Rows whose media are read at once: most of the time is spent in reading and hashing."""
 
 
 def run(request: Request, context: Context) -> dict[str, int]:
-    """Write ``conversations.parquet`` and ``left_out.parquet``.
+    """Write ``conversations.parquet`` and ``unusable.parquet``.
 
     Raises :class:`DatasetError` if too many rows cannot be used.
     """
@@ -60,14 +65,19 @@ def run(request: Request, context: Context) -> dict[str, int]:
 def _row(config: VlmIndex, source: str, row: Row) -> dict[str, Any]:
     """Return what the tables say of a row. Its media are read to their ends, and hashed."""
     reasons, media = [row.reason] if row.reason else [], list[str]()
-    for kind, name in media_of(row.messages) if not row.reason else ():
+    # That a medium has no name is among the reasons already.
+    for kind, name in filter(itemgetter(1), media_of(row.messages)):
         try:
             with closing(stream_of(config.sources[source], name)) as file:
                 media.append(probe(file, kind).medium)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            reasons.append(f"no file {name}")
+            reasons.append(f"no file {brief(name)}")
         except ItemError as error:
-            reasons.append(f"{name}: {error}")
+            reasons.append(f"{brief(name)}: {error}")
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno not in NO_NAMES:
+                raise
+            reasons.append(f"no file has the name {brief(name)}: {getattr(error, 'strerror', None) or error}")
     about = {"source": source, "name": row.name, "reason": "; ".join(reasons)}
     if reasons:
         return about

@@ -86,6 +86,10 @@ def _in_columns(batch: Batch, kind: str, file: str, messages: str) -> list[list[
         if column == messages or column not in batch.rows.schema.names:
             continue
         values = batch.rows.column(column)
+        if _is_text(values.type) or (_is_list(values.type) and _is_text(values.type.value_type)):
+            for number, found in enumerate(values.to_pylist()):
+                names[number] += [path for path in (found if isinstance(found, list) else [found]) if path is not None]
+            continue
         if not _is_medium(values.type) and not (_is_list(values.type) and _is_medium(values.type.value_type)):
             continue
         places = iter(_nested(batch, values))
@@ -95,6 +99,11 @@ def _in_columns(batch: Batch, kind: str, file: str, messages: str) -> list[list[
             here = [(medium, next(places)) for medium in media]
             names[number] += [_name(medium, place, file) for medium, place in here if medium is not None]
     return names
+
+
+def _is_text(kind: Any) -> bool:
+    """Return whether values are texts: paths of media."""
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def _name(medium: dict[str, Any], place: Place, file: str) -> str:

@@ -63,6 +63,10 @@ def rows(options: Options) -> Iterator[Row]:
             raise ConfigError(f"{file}: {error}") from error
 
 
+UNREAD = ("function_call", "reasoning", "reasoning_content", "thinking", "tool_calls")
+"""Fields of messages that a chat template would write, and that are no part of ``content``."""
+
+
 def _row(name: str, value: Any, media: _arrow_media.Columns, system_prompt: str) -> Row:
     try:
         found = json.loads(value) if isinstance(value, str) else value
@@ -81,6 +85,8 @@ def _row(name: str, value: Any, media: _arrow_media.Columns, system_prompt: str)
 def _message(value: Any, media: _arrow_media.Columns) -> Message:
     if not isinstance(value, dict) or not isinstance(role := value.get("role"), str):
         raise ItemError("a message without a role")
+    if lost := sorted(name for name in UNREAD if value.get(name)):
+        raise ItemError(f"a message has {', '.join(lost)}, which is not read; write it into the content, or remove it")
     content = value.get("content")
     if isinstance(content, str):
         return {"role": role, "content": [text_part(content)]}

@@ -23,7 +23,7 @@ multiple of 1 / 65536."""
 class KeyedDropout(nn.Module):
     """A module that sets a share ``p`` of its input to 0 and scales up the rest inside :func:`dropping`.
 
-    Elsewhere it is the identity. Training mode has no effect, because the stock models stay in evaluation mode.
+    Elsewhere it is the identity. Training mode has no effect: which samples drop what is decided by their keys.
     """
 
     def __init__(self, name: str, p: float) -> None:

@@ -34,9 +34,9 @@ def described(plan: VlmPlan, store_url: str) -> str:
         "algorithm": f"{options.type}, {train.num_iterations} iterations, seed {train.seed}",
         "iteration": f"{options.steps_per_iteration} steps x {train.train_batch_per_replica} conversations, rows of at "
         f"most {options.row_tokens} tokens",
-        "data": _counted(plan.conversations),
+        "data": _counted(plan.conversations, plan.left_out),
         "passes": f"{plan.epochs:.3g} over these conversations",
-        "held out": _counted(plan.held_out_conversations),
+        "held out": _counted(plan.held_out_conversations, {}),
         "plugins": [f"{pin.name} of {pin.kind}, {pin.path}" for pin in plan.plugins],
         "stages": f"{stages.total()}: {', '.join(stages)}",
         "launch": f"{launch.mode if launch.launcher == 'local' else launch.launcher}, {launch.processes} processes, "
@@ -88,8 +88,12 @@ def _share(plan: VlmPlan) -> str:
     )
 
 
-def _counted(conversations: dict[str, int]) -> list[str]:
-    return [f"{name}: {count} conversations, as far as their texts say" for name, count in conversations.items()]
+def _counted(conversations: dict[str, int], left_out: dict[str, int]) -> list[str]:
+    def lost(name: str) -> str:
+        return f"; {left_out[name]} rows cannot be used, `index` lists them" if left_out.get(name) else ""
+
+    said = "conversations, as far as their texts say"
+    return [f"{name}: {count} {said}{lost(name)}" for name, count in conversations.items()]
 
 
 def _missing(plan: VlmPlan) -> list[str]:

@@ -19,7 +19,8 @@ from cosmos_rl_core.errors import ConfigError, Mistakes
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.file_digests import Remembered
 from cosmos_rl_core.vlms import _folders
-from cosmos_rl_core.vlms._base import serving
+from cosmos_rl_core.vlms._base import architecture, serving
+from cosmos_rl_core.vlms._settings import CONFIG, json_object
 from flows import launchers
 from flows.planning import checks
 from flows.planning.plan import Plan
@@ -38,6 +39,8 @@ class VlmPlan(Plan):
     prompts: tuple[Prompt, ...] = ()
     conversations: dict[str, int] = Field(default={}, json_schema_extra=NOT_IDENTITY)
     """Number of conversations of each dataset that is trained on, media unread."""
+    left_out: dict[str, int] = Field(default={}, json_schema_extra=NOT_IDENTITY)
+    """Number of rows of each dataset that is trained on whose texts cannot be used."""
     held_out_conversations: dict[str, int] = Field(default={}, json_schema_extra=NOT_IDENTITY)
     """The same for held-out datasets."""
     media_places: dict[str, str] = Field(default={}, json_schema_extra=NOT_IDENTITY)
@@ -72,6 +75,7 @@ class _Read:
 
     digest: str = ""
     conversations: dict[str, int] = field(default_factory=dict[str, int])
+    left_out: dict[str, int] = field(default_factory=dict[str, int])
 
 
 def make_plan(
@@ -104,6 +108,7 @@ def make_plan(
         data_digest=data.digest,
         held_out_digest=held_out.digest,
         conversations=data.conversations,
+        left_out=data.left_out,
         held_out_conversations=held_out.conversations,
         media_places=_places(options.datasets) | _places({} if validation is None else validation.datasets),
         plugins=outside_plugins.pins(model.adapter),
@@ -119,12 +124,28 @@ def _model(recipe: VlmRecipe, *, without_weights: bool) -> ModelRef:
     """Return the base model. Raises :class:`ConfigError` if it is not here, incomplete, or of an unknown class."""
     path = _folders.resolve(recipe.policy.model_name_or_path)
     adapter, processor = serving(path)
+    if not getattr(processor, "writes_texts", True):
+        raise ConfigError(f"{path}: {architecture(path)} scores media and writes no answers; it cannot be trained here")
+    if dropouts := list(_dropouts(json_object(path, CONFIG) or {})):
+        raise ConfigError(
+            f"{path}/{CONFIG}: {', '.join(dropouts)}: training has no dropout, because a retry would draw other zeros; "
+            "set it to 0 in a copy of the folder"
+        )
     here = any(Path(path).glob("*.safetensors"))
     if without_weights and not here:
         processor(path, recipe.policy.media.changes)
         return ModelRef(path=path, adapter=adapter, digest="")
     _folders.check(path, recipe.policy.media.changes, "")
     return ModelRef(path=path, adapter=adapter, digest=_folders.digest(path))
+
+
+def _dropouts(settings: Mapping[str, Any], place: str = "") -> Iterator[str]:
+    """Yield the settings of dropout that are not 0, of nested settings too."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _dropouts(value, f"{place}{name}.")
+        elif name.endswith(("dropout", "_pdrop")) and isinstance(value, int | float) and value:
+            yield f"{place}{name} = {value:g}"
 
 
 def _check_targets(recipe: VlmRecipe, path: str) -> None:
@@ -137,13 +158,14 @@ def _read(place: str, datasets: Mapping[str, ChatDatasetOptions], max_left_out: 
     """Return the digest of the files of datasets, and how many conversations each has. No medium is opened."""
     found, files = _Read(), list[list[str]]()
     for name, options in datasets.items():
-        try:
-            plugin = plugins.load("chat_datasets", options.name)
-            files += [[name, str(number), _sha256(url)] for number, url in enumerate(plugin.files(options))]
-            found.conversations[name] = _count(plugin.rows(options), max_left_out)
-            _check_folder(options)
-        except ConfigError as error:
-            mistakes.append(f"{place}.datasets.{name}: {error}")
+        of_one = Mistakes()
+        plugin = plugins.load("chat_datasets", options.name)
+        of_one.catch(_check_folder, options)
+        if (urls := of_one.catch(plugin.files, options)) is not None:
+            files += [[name, str(number), _sha256(url)] for number, url in enumerate(urls)]
+            if (counted := of_one.catch(lambda rows: _count(rows, max_left_out), plugin.rows(options))) is not None:
+                found.conversations[name], found.left_out[name] = counted
+        mistakes += [f"{place}.datasets.{name}: {mistake}" for mistake in of_one]
     found.digest = digest(files)
     return found
 
@@ -163,8 +185,8 @@ def _check_folder(options: ChatDatasetOptions) -> None:
         raise ConfigError(f"no folder at media_path = {options.media_path!r}; names of media begin there")
 
 
-def _count(rows: Iterator[Any], max_left_out: float) -> int:
-    """Return the number of rows that can be used as far as their texts say.
+def _count(rows: Iterator[Any], max_left_out: float) -> tuple[int, int]:
+    """Return the number of rows that can be used as far as their texts say, and of those that cannot.
 
     Raises :class:`ConfigError` if there is none, or if more than a share ``max_left_out`` cannot be used.
     """
@@ -181,7 +203,7 @@ def _count(rows: Iterator[Any], max_left_out: float) -> int:
         raise ConfigError(
             f"{len(wrong)} of {total} conversations cannot be used, and {limit}{': ' * bool(wrong)}{shown}{more}"
         )
-    return total - len(wrong)
+    return total - len(wrong), len(wrong)
 
 
 def _sha256(url: str) -> str:

@@ -18,11 +18,19 @@ CORRECT = "correct answers: "
 
 
 def summary_of(table: Any, *, generated: bool) -> dict[str, Any]:
-    """Return the mean loss over labels, and of each dataset the share of correct answers with its standard error."""
+    """Return the mean loss over labels, and of each dataset the share of correct answers with its standard error.
+
+    Conversations whose last answer ``model_max_length`` cuts off are not asked; ``cut`` counts them.
+    """
     labels = int(table["label_tokens"].sum())
     loss = float(table["loss_sum"].sum()) / labels
     found: dict[str, Any] = {"loss": loss if math.isfinite(loss) else None, "items": len(table), "label_tokens": labels}
-    for source, rows in table.groupby("source") if generated else ():
+    if not generated:
+        return found
+    asked = table[_asked(table)]
+    if len(asked) < len(table):
+        found["cut"] = len(table) - len(asked)
+    for source, rows in asked.groupby("source"):
         share = float(rows["correct"].mean())
         found[f"correct_{source}"] = share
         found[f"correct_{source}_error"] = math.sqrt(share * (1 - share) / len(rows))
@@ -33,7 +41,7 @@ def excerpt_of(artifact: Artifact, first: Artifact | None = None) -> Excerpt:
     """Return the loss and the shares of correct answers; with the evaluation of version 0 also their changes."""
     table = _read(artifact)
     before = None if first is None else _read(first)
-    names = sorted(set(table["source"])) if artifact.manifest.config["max_new_tokens"] else []
+    names = sorted(set(table.loc[_asked(table), "source"])) if artifact.manifest.config["max_new_tokens"] else []
     return Excerpt(
         k=artifact.manifest.iteration or 0,
         samples=len(table),
@@ -72,12 +80,18 @@ def _answered(question: Question, row: Any, before: Any | None) -> Answered:
     return Answered(question, row["source"], row["expected"], row["answer"], bool(row["correct"]), first)
 
 
+def _asked(table: Any) -> Any:
+    """Return of each row whether an answer was generated. Version 1 of the stage asked everything."""
+    return table["asked"].astype(bool) if "asked" in table else pd.Series(data=True, index=table.index)
+
+
 def _read(artifact: Artifact) -> Any:
     return read_table(artifact, VlmEvaluate.ANSWERS).set_index("number")
 
 
 def _score(source: str, table: Any) -> Score:
-    name, correct = f"{CORRECT}{source}", table.loc[table["source"] == source, "correct"].astype("float64")
+    asked = _asked(table) & (table["source"] == source)
+    name, correct = f"{CORRECT}{source}", table.loc[asked, "correct"].astype("float64")
     return Score.of(name, name, correct, pd.Series(correct.index, correct.index))
 
 
@@ -95,7 +109,8 @@ def _loss(table: Any) -> Loss:
 
 def _changes(table: Any, before: Any, names: list[str]) -> Iterator[Change]:
     for source in names:
-        rises = (table["correct"].astype("float64") - before["correct"].astype("float64"))[table["source"] == source]
+        asked = _asked(table) & (table["source"] == source)
+        rises = (table["correct"].astype("float64") - before["correct"].astype("float64"))[asked]
         yield _change(f"{CORRECT}{source}", rises)
     losses = [one["loss_sum"] / one["label_tokens"] for one in (table, before)]
     yield _change(HELD_OUT_LOSS, (losses[0] - losses[1]).replace([np.inf, -np.inf], np.nan))

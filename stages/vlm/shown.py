@@ -24,8 +24,9 @@ LETTERS = 300
 def shown(table: Any, conversations: Conversations) -> bytes:
     """Return the questions that are shown as JSON: evenly spaced ones of each dataset, and wrong answers of the policy.
 
-    ``table`` has a row a conversation: ``number``, ``source``, ``correct``.
+    ``table`` has a row a conversation: ``number``, ``source``, ``correct``, ``asked``.
     """
+    table = table[table["asked"].astype(bool)]
     groups = [rows["number"].tolist() for _, rows in table.groupby("source")]
     fixed = [number for group in groups for number in evenly(group, max(1, FIXED // len(groups)))]
     wrong = evenly(table.loc[~table["correct"].astype(bool), "number"].tolist(), WRONG)

@@ -1,6 +1,7 @@
 """Plans of runs that fine-tune a VLM. No torch, no stage runs."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,11 @@ def test_every_mistake_is_found_at_once(tmp_path: Path, values):
         "broken": {"name": "llava", "annotation_path": str(tmp_path / "broken.json")},
         "wrong": {"name": "llava", "annotation_path": str(tmp_path / "wrong.json")},
         "folder": options["datasets"]["mine"] | {"media_path": str(tmp_path / "nowhere")},
+        "both": {
+            "name": "llava",
+            "annotation_path": str(tmp_path / "wrong.json"),
+            "media_path": str(tmp_path / "nowhere"),
+        },
     }
     values["policy"]["model_name_or_path"] = str(tmp_path)
     with pytest.raises(ConfigError) as caught:
@@ -94,6 +100,8 @@ def test_every_mistake_is_found_at_once(tmp_path: Path, values):
         "is dict, expected a list",
         "datasets.wrong: 1 of 1 conversations cannot be used, and max_left_out = 0.05: row 0: ",
         "datasets.folder: no folder at media_path",
+        "datasets.both: no folder at media_path",
+        "datasets.both: 1 of 1 conversations cannot be used",
     ):
         assert said in text
 
@@ -107,6 +115,33 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path, values):
 
 
 @pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"architectures": ["Qwen2VLRewardModelBT"]}, "Qwen2VLRewardModelBT scores media and writes no answers"),
+        ({"text_config": {"attention_dropout": 0.25}}, "text_config.attention_dropout = 0.25: training has no dropout"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused(tmp_path: Path, values, change: dict[str, Any], said: str):
+    folder = Path(shutil.copytree(values["policy"]["model_name_or_path"], tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    nested = {name: config[name] | value for name, value in change.items() if isinstance(value, dict)}
+    (folder / "config.json").write_text(json.dumps(config | change | nested), encoding="utf-8")
+    values["policy"]["model_name_or_path"] = str(folder)
+    with pytest.raises(ConfigError) as caught:
+        plan(tmp_path, values)
+    assert said in str(caught.value)
+
+
+def test_rows_that_are_left_out_are_counted_in_the_description(tmp_path: Path, values):
+    file = tmp_path / "train.json"
+    rows = [*json.loads(file.read_text(encoding="utf-8")), {"conversations": [{"from": "human", "value": "?"}]}]
+    file.write_text(json.dumps(rows), encoding="utf-8")
+    values["train"]["train_policy"]["max_left_out"] = 0.5
+    text = described(plan(tmp_path, values), str(tmp_path / "store"))
+    assert "mine: 6 conversations, as far as their texts say; 1 rows cannot be used, `index` lists them" in text
+
+
+@pytest.mark.parametrize(
     ("setting", "said"),
     [
         ("launch.processes=3", "train_batch_per_replica = 4 is not a multiple of the 3 ranks of vlm_finetune"),
@@ -116,6 +151,7 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path, values):
         ("train.train_policy.max_length=9", "unknown key"),
         ("validation.parsers={mine = '(.)'}", "parsers without effect: max_new_tokens = 0"),
         ("policy.trains=['tower']", "policy.trains.0"),
+        ("policy.lora={r = 2, lora_dropout = 0.1}", "lora_dropout = 0.1: VLMs are trained without dropout"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(tmp_path: Path, values, setting: str, said: str):

@@ -1,6 +1,7 @@
 """Conversations from files to tokens: what is listed, what is made again, and what training reads."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -101,11 +102,16 @@ def test_every_mistake_is_listed_and_left_out_up_to_a_limit(talks: Talks):
         talk("<video>?", "A.", video="broken.mp4"),
         talk("<image><video>?", "A.", image="broken.jpg", video="none.mp4"),
         talk("<image>?", "A.", image="http://example.com/a.jpg"),
+        talk("<image>?", "", image="gone.jpg"),
+        talk("<image>?", "A.", image="a" * 300 + ".jpg"),
+        talk("<image>?", "A.", image="a\0.jpg"),
+        talk("<image>?", "A.", image="loop.jpg"),
     ]
-    with pytest.raises(DatasetError, match=r"6 of 10 rows cannot be used, and max_left_out = 0.05"):
+    (media / "loop.jpg").symlink_to("loop.jpg")
+    with pytest.raises(DatasetError, match=r"10 of 14 rows cannot be used, and max_left_out = 0.05"):
         talks.index("index")
-    summary = talks.index("index", max_left_out=0.6).summary
-    assert counts(summary, "conversations", "left_out") == [4, 6]
+    summary = talks.index("index", max_left_out=0.8).summary
+    assert counts(summary, "conversations", "left_out") == [4, 10]
     reasons = table(talks, "index", VlmIndex.LEFT_OUT)["reason"].tolist()
     assert reasons[0] == "no file gone.jpg"
     assert reasons[1] == "a placeholder <image> without a medium"
@@ -114,6 +120,10 @@ def test_every_mistake_is_listed_and_left_out_up_to_a_limit(talks: Talks):
     assert reasons[4].startswith("broken.jpg: cannot be read")
     assert reasons[4].endswith("no file none.mp4")
     assert "media are files" in reasons[5]
+    assert reasons[6] == "message 2: an empty answer; no file gone.jpg"
+    assert re.fullmatch(r"no file has the name a+\.\.\.: File name too long", reasons[7])
+    assert reasons[8].startswith("no file has the name a")
+    assert reasons[9] == "no file has the name loop.jpg: Too many levels of symbolic links"
 
 
 def test_what_cannot_be_tokenized_is_listed(talks: Talks):

@@ -18,7 +18,7 @@ from stages.artifacts.slots import input_of
 from stages.contracts import METRICS
 from stages.formats.policies import read_part
 from stages.formats.tables import read_table
-from stages.vlm.evaluated import answers_of
+from stages.vlm.evaluated import answers_of, excerpt_of
 from stages.vlm.settings import VlmEvaluate
 from stages.vlm_evaluate import is_correct
 from tests.core.vlms import tiny
@@ -120,6 +120,20 @@ def test_questions_are_shown_with_their_media(talks: Talks):
     assert [(one.expected, one.correct, one.question.fixed) for one in found][2] == ("Hi.", False, True)
 
 
+def test_an_answer_that_was_cut_off_is_not_asked_for(talks: Talks, tmp_path: Path):
+    alone = Talks(tmp_path / "alone", talks.model)
+    alone.rows = [talk("Which?", "One."), talk("Which?", "One " + "and more " * 40)]
+    alone.index("index")
+    alone.tokenize("tokens", "index", max_length=100)
+    alone.policy("policy")
+    summary = alone.evaluate("shown", "policy").summary
+    assert (summary["items"], summary["cut"]) == (2, 1)
+    (found,) = answers_of(Artifact(input_of(f"{alone.folder}/shown")))
+    assert found.expected == "One."
+    (score,) = excerpt_of(Artifact(input_of(f"{alone.folder}/shown"))).scores
+    assert score.n == 1
+
+
 def test_a_question_of_a_medium_alone_has_no_text(talks: Talks, tmp_path: Path):
     """Not the seconds among a clip's tokens, and not the name of the role."""
     alone = Talks(tmp_path / "alone", talks.model)
@@ -141,6 +155,7 @@ def test_a_question_of_a_medium_alone_has_no_text(talks: Talks, tmp_path: Path):
         ("so <answer>A.</answer>", r"<answer>(.*?)</answer>", True),
         ("so <answer>B.</answer>", r"<answer>(.*?)</answer>", False),
         ("so A.", r"<answer>(.*?)</answer>", False),
+        ("B.", r"<answer>(.*?)</answer>|B", False),
     ],
 )
 def test_an_answer_is_compared_whole_or_as_parsed(answer: str, parser: str | None, expected: bool):

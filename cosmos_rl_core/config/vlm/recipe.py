@@ -197,6 +197,8 @@ class VlmRecipe(Section):
 
 def _mistakes(recipe: VlmRecipe) -> Iterator[str]:
     """Yield a sentence for each combination of settings that cannot work."""
+    if (lora := recipe.policy.lora) is not None and lora.lora_dropout:
+        yield f"policy.lora.lora_dropout = {lora.lora_dropout:g}: VLMs are trained without dropout; leave it out"
     launch, options = recipe.launch, recipe.train.train_policy
     ranks, batch = launch.processes_of("vlm_finetune"), recipe.train.train_batch_per_replica
     if batch % ranks:

@@ -133,6 +133,7 @@ def test_messages_are_a_list_or_json_text(tmp_path: Path, form: str):
         ("{}", "dict, expected a list of messages"),
         ("[3]", "a message without a role"),
         ('[{"role": "user", "content": 3}]', "the content of a message is int"),
+        ('[{"role": "user", "content": "?", "tool_calls": [{}]}]', "a message has tool_calls, which is not read"),
         ('[{"role": "user", "content": [3]}]', "a part is int, expected an object"),
         ('[{"role": "user", "content": [{"type": "audio"}]}]', "a part of type 'audio'; known: text, image, video"),
         ('[{"role": "user", "content": [{"type": "image"}]}]', "a part of type 'image' has type; expected type, image"),
@@ -228,6 +229,17 @@ def test_a_column_of_one_medium_a_row_may_be_a_video(tmp_path: Path):
     rows = [*hf_chat.rows(options)]
     assert [media_of(row.messages)[0][0] for row in rows] == ["video", "video"]
     assert [bytes_of(options, row) for row in rows] == [[MP4], ["b.mp4"]]
+
+
+def test_columns_may_hold_paths_of_media(tmp_path: Path):
+    asked = [[{"type": "image"}, {"type": "image"}], [{"type": "text", "text": "Who?"}], [{"type": "image"}]]
+    part = pa.struct([("type", TEXT), ("text", TEXT)])
+    columns = {"conversations": talks(part, *asked), "images": pa.array([["a.png", "b.png"], ["c.png"], None])}
+    folder = hf_folder.save(tmp_path / "rows", columns | {"image": pa.array([None, None, "d.png"])}, {})
+    first, spare, last = hf_chat.rows(hf_chat.Options(path=str(folder)))
+    assert media_of(first.messages) == [("image", "a.png"), ("image", "b.png")]
+    assert spare.reason == "1 media in columns that no message has a place for"
+    assert media_of(last.messages) == [("image", "d.png")]
 
 
 def test_compressed_files_are_refused(tmp_path: Path):

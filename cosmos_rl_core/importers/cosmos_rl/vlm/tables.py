@@ -73,7 +73,7 @@ _SHARED = (
         dataloader_drop_last dataloader_broadcast""",
     "policy: model_name_or_path model_revision model_gradient_checkpointing lora",
     """policy.lora:
-        r lora_alpha lora_dropout use_rslora target_modules init_lora_weights alpha_pattern alpha_pattern.* r_pattern
+        r lora_alpha use_rslora target_modules init_lora_weights alpha_pattern alpha_pattern.* r_pattern
         r_pattern.* lora_names primary_adapter lora_path modules_to_save""",
     """policy.parallelism:
         n_init_replicas tp_size cp_size ep_size dp_shard_size pp_size dp_replicate_size pp_dynamic_shape
@@ -121,6 +121,7 @@ _OWN = table({
     "train.ckpt.save_freq": lengths.save_freq_row,
     "train.ckpt.save_freq_in_epoch": rows.epochs_between_saves_row,
     "policy.is_diffusers": "it is false",
+    "policy.lora.lora_dropout": "VLMs are trained without dropout",
     "policy.model_max_length": to(f"{POLICY}.model_max_length"),
     "policy.model_safetensor_path": unless_none(refused("set policy.model_name_or_path to the folder of the model")),
     "policy: trainable_map freeze_pattern trainable_pattern": rows.freezes_row,
