@@ -114,8 +114,9 @@ def test_a_run_that_hacks_its_reward_is_stopped_by_its_statistics_and_an_honest_
     hacked = start(tmp_path, "hacked", stops, "rewards=[{ fn = { name = 'jpeg' } }]")
     stopped = trains_until(hacked, tmp_path, HACKED_BY)
     assert 0 < stopped < HACKED_BY
-    # Files get small by losing contrast long before the reward itself stands out.
-    assert "contrast of pixel_statistics fell" in decisions_on(warning_of(hacked, stopped))[0].tripped[0]
+    # Files get small because pictures get bright and lose contrast, long before the reward itself stands out.
+    tripped = decisions_on(warning_of(hacked, stopped))[0].tripped[0]
+    assert tripped.startswith(("luma of pixel_statistics rose", "contrast of pixel_statistics fell"))
     assert trains_until(start(tmp_path, "honest", stops), tmp_path, stopped + 1) == stopped + 1
 
 

@@ -288,7 +288,6 @@ def test_stored_densities_take_the_drift_into_the_ratio(tmp_path: Path, device: 
 @pytest.mark.slow
 def test_a_random_step_is_drawn_for_each_prompt_among_those_with_noise(tmp_path: Path):
     values = recipe({"num_steps": 6, "solver": "cps"}, train_on=[1, -1])
-    values["train"] |= {"train_batch_per_replica": 24}
     values["rollout"] |= {"n_generation": 2}
     run = started(tmp_path, values)
     iterate(run, tmp_path)
