@@ -26,7 +26,7 @@ import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from cosmos_rl_core.errors import FREE_SPACE, FULL, ArtifactError, ConfigError, NoSpaceError, UnavailableError
+from cosmos_rl_core.errors import FREE_SPACE, FULL, ConfigError, NoSpaceError, UnavailableError
 from cosmos_rl_core.processes import TRAFFIC
 
 
@@ -329,16 +329,11 @@ def ahead(names: Iterable[Name], read: Callable[[Name], Found]) -> Generator[tup
 
 @contextmanager
 def _unavailable(action: str, url: str, passed: type[OSError] | tuple[()] = ()) -> Iterator[None]:
-    """Turn any ``OSError`` except ``passed`` into an :class:`UnavailableError` that names action and URL.
-
-    A folder in the place of a file is an :class:`ArtifactError`.
-    """
+    """Turn any ``OSError`` except ``passed`` into an :class:`UnavailableError` that names action and URL."""
     try:
         yield
     except passed:
         raise
-    except IsADirectoryError as error:
-        raise ArtifactError(f"{url} is a folder, expected a file") from error
     except OSError as error:
         if error.errno in FULL:
             full = f"no space left to {action} {url}: {error.strerror}"

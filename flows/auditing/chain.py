@@ -6,10 +6,10 @@ from hashlib import sha256
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.errors import UnavailableError
 from cosmos_rl_core.storage import store
 from flows.auditing import signatures
-from flows.auditing.faults import Findings
+from flows.auditing.faults import Findings, is_misplaced
 from flows.auditing.heads import HEADS, number_in, read_heads, url_of
 
 AT_ONCE = 8
@@ -86,6 +86,8 @@ def _digest(url: str) -> str | None:
     """Return the digest of a record; None if there is no such file."""
     try:
         data = store.read_if_exists(url)
-    except ArtifactError:  # a folder
-        return None
+    except UnavailableError as error:
+        if is_misplaced(error):
+            return None
+        raise
     return None if data is None else sha256(data).hexdigest()

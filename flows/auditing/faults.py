@@ -7,10 +7,15 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from cosmos_rl_core.errors import ArtifactError, CosmosRLError, first_line
+from cosmos_rl_core.errors import ArtifactError, CosmosRLError, UnavailableError, first_line
 
 SHOWN = 50
 """Faults that are listed one by one."""
+
+
+def is_misplaced(error: UnavailableError) -> bool:
+    """Return whether a read failed because a folder lies in place of a file, or a file in place of a folder."""
+    return isinstance(error.__cause__, IsADirectoryError | NotADirectoryError)
 
 
 @dataclass(frozen=True)
@@ -57,10 +62,14 @@ class Findings:
 
     @contextmanager
     def catching(self, url: str, name: str) -> Iterator[None]:
-        """Add an :class:`ArtifactError` of the block as a fault of the file ``url``."""
+        """Add an :class:`ArtifactError` of the block, or a folder in place of a file, as a fault of ``url``."""
         try:
             yield
         except ArtifactError as error:
+            self.add(url, name, first_line(error))
+        except UnavailableError as error:
+            if not is_misplaced(error):
+                raise
             self.add(url, name, first_line(error))
 
     @contextmanager

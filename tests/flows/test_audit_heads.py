@@ -62,7 +62,7 @@ def test_strange_files_beside_heads_end_no_audit(forger: Forger):
     (heads / "00004.json").mkdir()
     (heads / "y.sig").write_bytes(b"")
     assert told(forger) == [
-        f"heads heads: {heads / '00004.json'} is a folder, expected a file",
+        f"heads heads: cannot read {heads / '00004.json'}: [Errno 21] Is a directory: '{heads / '00004.json'}'",
         "heads/x.json file: no head has such a name: 00000.json, ...",
     ]
     assert signers(str(forger.root)) == []
