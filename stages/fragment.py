@@ -3,7 +3,6 @@
 It holds no time, host or path, so equal inputs give equal bytes.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -12,17 +11,18 @@ from typing import Any
 from PIL import Image
 
 from cosmos_rl_core.errors import first_line
+from cosmos_rl_core.estimates.estimate import Sums
 from cosmos_rl_core.rewards._answers import finite
 from stages import contracts
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.request import Input, Request
+from stages.artifacts.request import Request
 from stages.context import Context
 from stages.contracts import Warn
-from stages.formats.losses import item_losses
+from stages.formats.losses import item_losses, sums_of
 from stages.formats.tables import read_table
 from stages.reporting import choosing, pictures
 from stages.reporting.excerpt import HELD_OUT_LOSS, Change, Excerpt, Failure, Loss, Picture, PromptScore, Score, Tripped
-from stages.reporting.numbers import Estimate, words
+from stages.reporting.numbers import words
 from stages.reporting.samples import Samples
 from stages.scoring.spreads import scored_numbers
 
@@ -89,12 +89,14 @@ def _without_pictures(request: Request) -> tuple[Excerpt, dict[str, Scored]]:
     config = request.settings(contracts.Fragment)
     scored = Scored.read(request, "samples", "scores")
     first = Scored.read(request, "first", "first_scores")
-    tripped = [row for source in request.inputs.get("warnings", ()) for row in _tripped(source)]
+    warnings = [Artifact(source).json(Warn.EVIDENCE) for source in request.inputs.get("warnings", ())]
+    tripped = [row for evidence in warnings for row in _tripped(evidence)]
     losses, first_losses = (_losses(request, role) for role in ("validations", "first_validations"))
     excerpt = Excerpt(
         k=request.iteration or 0,
         tripped=tuple(tripped),
-        loss=_loss(losses),
+        undecided=sum(len(evidence.get("undecided", ())) for evidence in warnings),
+        loss=None if losses is None else Loss.of(sums_of(losses).estimate),
         changes=tuple(_changes(scored, first, losses, first_losses)),
     )
     if scored is None:
@@ -161,8 +163,8 @@ def _failures(scored: Scored, config: contracts.Fragment) -> Iterator[Failure]:
             yield Failure(what="gated", reward=label, reason=reason, count=held)
 
 
-def _tripped(source: Input) -> Iterator[Tripped]:
-    for row in Artifact(source).json(Warn.EVIDENCE)["tripped"]:
+def _tripped(evidence: Mapping[str, Any]) -> Iterator[Tripped]:
+    for row in evidence["tripped"]:
         ids = tuple(sample for sample, _ in row["samples"][: choosing.TRIPPED])
         yield Tripped(words=words(row), reward=row["reward"], score=row["score"], samples=ids)
 
@@ -219,18 +221,9 @@ def _facts(scored: Scored, sample: str) -> Picture:
 
 
 def _losses(request: Request, role: str) -> Any | None:
-    """Return the held-out loss of each item; None if none was measured."""
+    """Return the held-out loss of each item with its medium; None if none was measured."""
     sources = request.inputs.get(role, ())
     return item_losses(Artifact(sources[0])) if sources else None
-
-
-def _loss(losses: Any | None) -> Loss | None:
-    if losses is None:
-        return None
-    # Means of versions are comparable only over the same items.
-    if not all(math.isfinite(loss) for loss in losses):
-        return Loss(mean=None, error=None, n=0)
-    return Loss(mean=finite(float(losses.mean())), error=finite(float(losses.sem())), n=len(losses))
 
 
 def _changes(
@@ -239,20 +232,8 @@ def _changes(
     """Yield the change of each reward and of the held-out loss since version 0."""
     if scored is not None and first is not None:
         for label, table in scored.tables.items():
-            yield _change(label, table[label], first.tables[label][label], table["prompt_id"])
+            before, after = (Sums.of(one[label], one["prompt_id"]) for one in (first.tables[label], table))
+            yield Change.of_both(label, before.change_to(after), table[label] - first.tables[label][label])
     if losses is not None and first_losses is not None:
-        yield _change(HELD_OUT_LOSS, losses, first_losses)
-
-
-def _change(of: str, after: Any, before: Any, prompts: Any | None = None) -> Change:
-    # Of each sample or item that both have.
-    rises: Any = (after - before).replace([math.inf, -math.inf], math.nan).dropna()
-    estimate = Estimate.of(rises, prompts)
-    return Change(
-        of=of,
-        mean=finite(estimate.mean),
-        error=finite(estimate.error),
-        n=len(rises),
-        better=int((rises > 0).sum()),
-        worse=int((rises < 0).sum()),
-    )
+        change = sums_of(first_losses).change_to(sums_of(losses))
+        yield Change.of_both(HELD_OUT_LOSS, change, losses["loss"] - first_losses["loss"])

@@ -37,6 +37,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         about=config.about,
         settings=config.settings,
         roles=config.roles,
+        staleness=config.staleness,
         iterations=[Piece.read(artifact) for artifact in artifacts("fragments")],
         judged=[Piece.read(artifact, first=judged[0] if place else None) for place, artifact in enumerate(judged)],
         trained=[Trained.read(artifact) for artifact in artifacts("updates")],

@@ -1,6 +1,7 @@
 """Scores of generated samples. A sample that cannot be scored is excluded and counted; it never gets a number."""
 
 import json
+from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
@@ -8,7 +9,8 @@ import pandas as pd
 
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.errors import ArtifactError, DivergenceError, RewardError
-from cosmos_rl_core.rewards._answers import words
+from cosmos_rl_core.estimates.estimate import mean_of
+from cosmos_rl_core.rewards._answers import finite, words
 from cosmos_rl_core.rewards._base import NamedReward
 from cosmos_rl_core.rewards._exact import ONE_BY_ONE
 from cosmos_rl_core.rewards._served import ServedScorer
@@ -62,7 +64,8 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         context.attempt.put(contracts.Reward.ANSWERS, to_parquet(pd.DataFrame(answers)))
         context.attempt.put(contracts.Reward.CALLS, to_parquet(pd.DataFrame(calls, columns=CALL)))
     scores = table.loc[table["valid"], "score"].astype("float64")
-    error = float(scores.sem()) if len(scores) > 1 else None
+    # Samples of a prompt are alike: version 1 took them as independent.
+    error = finite(mean_of(scores, table.loc[table["valid"], "prompt_id"]).error)
     failed = {"failed": len(table) - len(scores)} if len(scores) < len(table) else {}
     counts = {"standard_error": error, "scored": len(scores)} | failed
     return {config.reward.label: float(scores.mean())} | counts
@@ -81,7 +84,8 @@ def _served(scorer: Scorer, context: Context) -> ServedScorer | None:
     if context.ranks.rank == 0:
         accept, note = how.accept_scorer, context.outcome.note
         served = settle(scorer.reward, label, how.scorer_record, accept=accept, note=note)
-    served = context.ranks.broadcast(served)
+    told = context.ranks.broadcast(asdict(served) if served else None)
+    served = ServedScorer(**told) if told else None
     scorer.hold_to(served)
     return served
 

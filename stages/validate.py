@@ -18,19 +18,20 @@ from stages.artifacts.request import Request
 from stages.context import Context
 from stages.formats.embeddings import Embeddings
 from stages.formats.latents import Latents
-from stages.formats.losses import summary_of
+from stages.formats.losses import by_item, summary_of
 from stages.formats.tables import to_parquet
 from stages.training.loading import load_policy
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
-    """Write ``losses.parquet``: a row an item and noise level, ``item_id, t, loss``.
+    """Write ``losses.parquet``: a row an item and noise level, ``item_id, medium, t, loss``.
 
     The loss is the mean squared error of the velocity, without guidance and without weights.
     """
     config, ranks = request.settings(contracts.Validate), context.ranks
     latents = Latents.of(request)
     prompt_of: dict[str, str] = latents.index.set_index("item_id")["prompt_id"].to_dict()
+    medium_of: dict[str, str] = latents.index.set_index("item_id")["medium"].to_dict()
     embeddings = Embeddings(request.inputs["embeddings"], prompt_of.values())
     planned = cut_alike(list(prompt_of), context.shrunk(config.batch_size), latents.size)
     tiles = context.layout({"tiles": planned})["tiles"]
@@ -52,9 +53,10 @@ def run(request: Request, context: Context) -> dict[str, Any]:
             rows += losses if own < len(tiles) and ranks.leads else []
     table = pd.DataFrame([row for ranks_rows in ranks.gather(rows) for row in ranks_rows])
     table = table.sort_values(["item_id", "t"], ignore_index=True)
+    table.insert(1, "medium", [medium_of[item] for item in table["item_id"]])
     if ranks.rank == 0:
         context.attempt.put(contracts.Validate.LOSSES, to_parquet(table))
-    return summary_of(table["loss"].to_numpy().reshape(len(prompt_of), config.num_levels))
+    return summary_of(by_item(table))
 
 
 @torch.no_grad()

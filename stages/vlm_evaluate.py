@@ -98,7 +98,8 @@ class _Evaluator:
         with computes_in(self.config.param_dtype, self.device):
             (answer,) = self.vlm.answers(prompt, self.config.max_new_tokens)
         text = self.vlm.prompts.tokenizer.decode(expected, skip_special_tokens=True)
-        correct = is_correct(answer.text, str(text), self.config.parsers.get(source))
+        # The begin of an answer may be the expected one by chance.
+        correct = answer.whole and is_correct(answer.text, str(text), self.config.parsers.get(source))
         return [*row, text, answer.text, answer.whole, correct, True]
 
 

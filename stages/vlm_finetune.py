@@ -1,5 +1,6 @@
 """Policy k to policy k + 1 of a VLM by supervised steps on conversations."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -71,29 +72,35 @@ class _Rows:
         self.fillers = dict(zip(sorted(kinds), fillers(prompts, kinds), strict=True))
 
     def of_step(self, seed: int, step: int) -> list[Any]:
-        """Return what makes each row of a step, given its weight; the longest first."""
+        """Return what makes each row of a step, given its weight; the longest planned row first.
+
+        A planned row that is longer than the rows of this attempt is divided.
+        """
         config = self.config
         items = [item for item, _ in items_of_step(self.sources, config.weights, config.batch_size, seed, step)]
         about = self.index.iloc[items]
         lengths, labels = about["tokens"].tolist(), about["labels"].tolist()
         packs = getattr(self.conversations.prompts.processor, "packs", False)
-        room = max(self.row_length, *lengths)
-        places = bins(lengths, room) if packs else [[place] for place in range(len(items))]
-        total = sum(labels)
-        return [
-            partial(
-                self._made,
-                [items[place] for place in some],
-                1 / total if config.balance_dp_token else 1 / (len(places) * sum(labels[place] for place in some)),
-            )
-            for some in places
-        ]
+        planned = _packed(range(len(items)), lengths, config.row_length) if packs else [[n] for n in range(len(items))]
+        total, made = sum(labels), list[Any]()
+        for row in planned:
+            # Of the planned rows, so that rows that were made shorter for lack of memory train the same objective.
+            factor = 1 / total if config.balance_dp_token else 1 / (len(planned) * sum(labels[place] for place in row))
+            parts = _packed(row, lengths, self.row_length) if packs else [row]
+            made += [partial(self._made, [items[place] for place in part], factor) for part in parts]
+        return made
 
     def _made(self, items: list[int], factor: float, weight: float) -> PackedRow:
         row = [self.conversations[item] for item in items]
         here = {kind for one in row for kind in ("image", "video") for visual in one.visuals if _is(visual, kind)}
         row += [filler for kind, filler in self.fillers.items() if kind not in here]
         return PackedRow(packed(self.model, row), factor * weight)
+
+
+def _packed(places: Sequence[int], lengths: Sequence[int], room: int) -> list[list[int]]:
+    """Return which of the conversations at ``places`` share a row of ``room`` tokens, or of the longest of them."""
+    own = [lengths[place] for place in places]
+    return [[places[number] for number in row] for row in bins(own, max(room, *own))]
 
 
 def _is(visual: Any, kind: Kind) -> bool:

@@ -3,7 +3,6 @@
 It only judges. What follows from a limit that tripped is decided in ``flows/warning``.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import pandas as pd
 from cosmos_rl_core.canonical import canonical_json, digest
 from cosmos_rl_core.config.early_warning import Limit
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.estimates.estimate import FEWEST, in_units
 from cosmos_rl_core.rewards._answers import finite
 from stages import contracts
 from stages.artifacts.artifact import Artifact
@@ -37,15 +37,16 @@ class Level:
     @property
     def z(self) -> float:
         """Return how many standard deviations of policy 0's samples the mean has moved."""
-        return _ratio(self.now.mean - self.first.mean, self.first.deviation)
+        return in_units(self.now.mean - self.first.mean, self.first.deviation)
 
     @property
     def drift(self) -> float:
-        """Return how many standard errors the mean has moved, of both means together.
+        """Return how many standard errors the mean has moved, of both means together; NaN with too few prompts.
 
-        Iterations have other prompts: the error of one alone says little of the other.
+        Iterations have other prompts: the error of one alone says little of the other. Of fewer prompts than
+        :data:`FEWEST` errors say so little that honest runs would exceed any limit now and then.
         """
-        return _ratio(self.now.mean - self.first.mean, math.hypot(self.first.error, self.now.error))
+        return self.now.estimate.minus(self.first.estimate).in_errors
 
     def exceeded(self, limit: Limit) -> Iterator[tuple[str, float]]:
         """Yield each bound that is exceeded, and its number. What cannot be computed exceeds nothing."""
@@ -61,27 +62,22 @@ class Level:
         return {"reward": self.reward, "score": self.score, **spreads, "z": finite(self.z), "drift": finite(self.drift)}
 
 
-def _ratio(moved: float, unit: float) -> float:
-    """Return how many units a mean has moved: infinitely many if a unit is 0."""
-    if moved == 0:
-        return 0.0
-    return math.copysign(math.inf, moved) if unit == 0 else moved / unit
-
-
 def run(request: Request, context: Context) -> dict[str, Any]:
     """Write ``evidence.json`` and, if a limit tripped, a page with the samples that exceed it most.
 
     The evidence has ``scores`` and ``first``, the contents of the scores that were judged, by reward; ``numbers``, the
-    digests of every number beside them too; ``levels``, a row a score of every reward; and ``tripped``, a row a bound
-    that is exceeded. Return how many are, and each reward's z-score.
+    digests of every number beside them too; ``levels``, a row a score of every reward; ``tripped``, a row a bound
+    that is exceeded; and ``undecided``, the bounds on drift for which an iteration has too few prompts. Return how many
+    are exceeded and undecided, and each reward's z-score.
     """
     evidence = evidence_of(request)
-    tripped = evidence["tripped"]
+    tripped, undecided = evidence["tripped"], evidence["undecided"]
     context.attempt.put(contracts.Warn.EVIDENCE, canonical_json(evidence))
     if tripped:
         context.attempt.put(contracts.Warn.PAGE, warning_page(evidence, request.one("samples")))
     label_z = {row["reward"]: row["z"] for row in evidence["levels"] if row["reward"] == row["score"]}
-    return {"tripped": len(tripped)} | {f"{label}_z": z for label, z in label_z.items() if z is not None}
+    counts = {"tripped": len(tripped)} | ({"undecided": len(undecided)} if undecided else {})
+    return counts | {f"{label}_z": z for label, z in label_z.items() if z is not None}
 
 
 def evidence_of(request: Request) -> dict[str, Any]:
@@ -105,6 +101,7 @@ def evidence_of(request: Request) -> dict[str, Any]:
         "numbers": {label: {"now": _digest(tables[label]), "first": _digest(before[label])} for label in tables},
         "levels": [level.as_json() for level in levels.values()],
         "tripped": tripped,
+        "undecided": [row for limit in config.limits for row in _undecided(limit, levels[limit.reward, limit.name])],
     }
 
 
@@ -124,6 +121,14 @@ def _levels(label: str, now: Any, first: Any) -> Iterator[Level]:
 def _spread(table: Any, name: str) -> Spread:
     known = table[name].dropna() if name in table else pd.Series(dtype="float64")
     return Spread.of(known, table["prompt_id"].reindex(known.index))
+
+
+def _undecided(limit: Limit, level: Level) -> Iterator[dict[str, Any]]:
+    """Yield the bounds on drift that could not be judged, because one of both iterations has too few prompts."""
+    prompts = {"now": level.now.estimate.clusters, "first": level.first.estimate.clusters}
+    if min(prompts.values()) < FEWEST:
+        bounds = [name for name in ("fall", "rise") if getattr(limit, name) is not None]
+        yield from ({"reward": limit.reward, "score": limit.name, "bound": name, "prompts": prompts} for name in bounds)
 
 
 def _tripped(limit: Limit, levels: dict[tuple[str, str], Level], table: Any) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 STD_FLOOR = 1e-4
-"""Added to the standard deviation of rewards."""
+"""Added to the standard deviation of rewards, whatever their scale, as in DiffusionNFT and FlowGRPO."""
+
+
+HELD = "held"
+"""Column of samples that a gate gives the lowest place of their prompt. They have the rewards of the lowest other."""
 
 
 def rewards_of(samples: pd.DataFrame, column: str) -> np.ndarray:
@@ -71,13 +75,40 @@ def group_advantages(
     return advantages
 
 
+def at_lowest(advantages: np.ndarray, prompt_ids: np.ndarray, held: np.ndarray) -> np.ndarray:
+    """Return advantages where those ``held`` have the lowest of their prompt, centred again, all ``[N]``.
+
+    Of a prompt without any other advantage they are NaN. Prompts without a held one keep their bits.
+    """
+    placed = np.where(held, np.nan, advantages)
+    for prompt in np.unique(prompt_ids[held]):
+        members = np.flatnonzero(prompt_ids == prompt)
+        if not np.isnan(lowest := np.fmin.reduce(placed[members])):
+            placed[members[held[members]]] = lowest
+            known = members[~np.isnan(placed[members])]
+            placed[known] = centred(placed[known])
+    return placed
+
+
+def floor_share(rewards: np.ndarray, prompt_ids: np.ndarray, *, global_std: bool) -> float:
+    """Return the share of their size that advantages lose to the floor of the deviation, in [0, 1), unitless.
+
+    It is the mean over prompts, or of all rewards with ``global_std``. Equal rewards, which have no advantages, and
+    rewards of NaN are left out; 0 without others.
+    """
+    groups = [rewards] if global_std else [rewards[prompt_ids == prompt] for prompt in np.unique(prompt_ids)]
+    known = [group[~np.isnan(group)] for group in groups]
+    deviations = np.array([group.std() for group in known if len(group) and np.ptp(group) > 0])
+    return float(np.mean(STD_FLOOR / (deviations + STD_FLOOR))) if len(deviations) else 0.0
+
+
 def decoupled(samples: pd.DataFrame, weights: Mapping[str, float]) -> pd.DataFrame:
     """Return samples whose ``reward`` is the weighted sum of rewards that were each normalised within their prompts.
 
     ``samples`` has the scores as ``score.<name>``. A score minus the mean of its prompt, over the population's
-    deviation + 1e-4, times the weight is ``reward.<name>``. So a weight counts as written, whatever the scale of the
-    score. Only valid samples count. What remains, the division by the deviation over the iteration, is that of
-    :func:`group_advantages` with ``global_std``.
+    deviation + 1e-4, times the weight is ``reward.<name>``. So a weight counts as written, whatever the scale of a
+    score whose deviation is far above 1e-4; :func:`floor_share` is what others lose. Only valid samples count. What
+    remains, the division by the deviation over the iteration, is that of :func:`group_advantages` with ``global_std``.
     Source: GDPO, arXiv:2601.05242.
     """
     columns: dict[str, np.ndarray] = {}

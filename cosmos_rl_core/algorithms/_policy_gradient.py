@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from cosmos_rl_core.algorithms._advantages import Mixing, group_advantages, rewards_of
+from cosmos_rl_core.algorithms._advantages import HELD, Mixing, at_lowest, group_advantages, rewards_of
 from cosmos_rl_core.algorithms._base import Batch, Loss, Transitions
 from cosmos_rl_core.algorithms._needs import DataTerm, Needs
 from cosmos_rl_core.config.base import written
@@ -176,13 +176,18 @@ class Algorithm:
         With ``reward_average`` they are the mean of the advantages of each column ``reward.<name>``; else the
         advantages of ``reward``. Prompts whose advantages are all 0 stay at 0 under ``exp_reward``.
         ``parity_advantages`` also uses failed samples, except those of prompts with fewer than ``min_group_size``
-        scores. Raises :class:`ArtifactError` if a valid sample has a reward that is not finite.
+        scores. Samples that gates hold back take the lowest advantage of their prompt. Raises :class:`ArtifactError`
+        if a valid sample has a reward that is not finite.
         """
         options, prompt_ids = self.options, samples["prompt_id"].to_numpy()
         single = [name for name in samples.columns if name.startswith("reward.")] if options.reward_average else []
+        held = np.zeros(len(samples), bool)
+        if HELD in samples and len(single) > 1:
+            # The lowest of a sum may not be the lowest of an average, whose parts are each divided by a deviation.
+            held = samples[HELD].to_numpy(bool) & samples["valid"].to_numpy(bool)
         by_reward = [
             group_advantages(
-                rewards_of(self._scored(samples, column), column),
+                np.where(held, np.nan, rewards_of(self._scored(samples, column), column)),
                 prompt_ids,
                 min_group_size=options.min_group_size,
                 global_std=options.global_std or options.mixing == "gdpo",
@@ -192,6 +197,8 @@ class Algorithm:
             for column in single or ["reward"]
         ]
         advantages = np.mean(by_reward, axis=0)
+        if held.any():
+            advantages = at_lowest(advantages, prompt_ids, held)
         if options.exp_reward:
             transformed = _told_apart(advantages, prompt_ids) | options.parity_advantages
             advantages = np.where(transformed, -np.exp(-advantages), advantages)

@@ -9,13 +9,13 @@ from typing import Any
 
 from rich.table import Column, Table
 
+from cosmos_rl_core.estimates.digits import number, signed
 from flows.comparing.artifacts import Artifacts, artifacts
 from flows.comparing.pictures import Pictures, pictures
 from flows.comparing.scores import Difference, differences
 from flows.comparing.settings import Data, Setting, data, origins, settings
 from flows.comparing.side import Side
 from flows.comparing.weights import Weights, weights
-from stages.reporting.numbers import number, signed
 
 SHOWN = 8
 """Tensors that are listed."""

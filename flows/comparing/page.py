@@ -7,13 +7,13 @@ from pathlib import Path
 import pandas as pd
 from markupsafe import Markup
 
+from cosmos_rl_core.estimates.estimate import Estimate
 from flows.comparing.comparison import SCORES, STAGES, TENSORS, Comparison
 from flows.comparing.side import Side
 from flows.reporting import facts
 from flows.reporting.collecting import Collected
 from stages.reporting.book import Piece
 from stages.reporting.curves import SMALL, Series, curve
-from stages.reporting.numbers import Estimate
 from stages.reporting.page import render
 from stages.reporting.training import CURVES, over_steps
 

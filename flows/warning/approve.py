@@ -8,6 +8,7 @@ from cosmos_rl_core.errors import ConfigError
 from flows.planning.run import Run
 from flows.planning.steps import open_run
 from flows.post_train import steps
+from flows.terminal.commands import kept
 from flows.warning.decisions import Decision, decide, person
 from flows.warning.warnings import SHOWN, Warned
 from stages.artifacts.slots import standing
@@ -22,6 +23,8 @@ class Approval:
     decision: Decision
     already: bool
     """Whether it had been approved before."""
+    command: str = ""
+    """The command of the run; "" if it is not known."""
 
     def lines(self) -> Iterator[str]:
         """Yield the lines to print."""
@@ -31,7 +34,8 @@ class Approval:
             yield f"{what} was approved already, by {self.decision.by} at {self.decision.at}"
         else:
             yield f"approved {what}"
-        yield f"to go on, give the command of {self.run} again, or resume or retry its flow run"
+        again = f"paste `{self.command}`" if self.command else f"give the command of {self.run} again"
+        yield f"to go on, {again}, or resume or retry its flow run"
 
     def as_json(self) -> dict[str, Any]:
         """Return the approval for scripts: the decision, what it is about, and whether it was there before."""
@@ -55,13 +59,15 @@ def approve(store_url: str, run_id: str, note: str = "") -> Approval:
     found = warnings_of(run)
     waits = [warned for warned in found if warned.waits]
     if not waits:
-        return _approved_already(run_id, found)
+        return _approved_already(run, found)
     warned = waits[-1]
-    return Approval(run_id, warned, decide(warned.manifest, "approved", warned.tripped, person(), note), False)
+    decision = decide(warned.manifest, "approved", warned.tripped, person(), note)
+    return Approval(run_id, warned, decision, False, kept(run))
 
 
-def _approved_already(run_id: str, found: list[Warned]) -> Approval:
+def _approved_already(run: Run, found: list[Warned]) -> Approval:
     """Return the newest warning if it was approved. Raises :class:`ConfigError` otherwise."""
+    run_id = run.plan.run_id
     if not found:
         raise ConfigError(f"{run_id} has nothing to approve: no limit of early_warning tripped")
     warned, decided = found[-1], found[-1].decision
@@ -70,8 +76,8 @@ def _approved_already(run_id: str, found: list[Warned]) -> Approval:
     if decided.word == "stopped":
         raise ConfigError(
             f"iteration {warned.k} stopped {run_id}, which no approval changes (early_warning.on_trip = 'stop'); to go "
-            "on, give its command with other limits, or with `--set early_warning.on_trip=suspend`"
+            "on, give its command with other limits, or with `--set early_warning.on_trip=mark`"
         )
     if decided.word == "marked":
         raise ConfigError(f"{run_id} has nothing to approve: what tripped was marked, and the run went on")
-    return Approval(run_id, warned, decided, True)
+    return Approval(run_id, warned, decided, True, kept(run))

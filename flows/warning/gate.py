@@ -8,6 +8,7 @@ from flows.planning import requests
 from flows.planning.run import Run
 from flows.running import pauses
 from flows.running.wave import standing_manifest
+from flows.terminal.commands import about, to_go_on
 from flows.warning.decisions import decide
 from flows.warning.warnings import Warned
 from stages.artifacts.manifest import Manifest
@@ -40,10 +41,12 @@ def _judge(run: Run, warned: Warned, on_trip: OnTrip, note: Callable[[str], None
     elif on_trip == "stop":
         decide(warned.manifest, "stopped", warned.tripped, BY_RECIPE)
         change = "to go on all the same, change early_warning in the recipe"
+        change += f", or: {command}" if (command := to_go_on(run, "stopped")) else ""
         raise WarningError(f"{said}\n  the run is stopped (early_warning.on_trip = 'stop'); {change}")
     else:
         decide(warned.manifest, "suspended", warned.tripped, BY_RECIPE)
-        go_on = f"look at them, then `cosmos-flows approve {run.plan.run_id}`, or Resume in Prefect, lets the run go on"
+        command = about(run.store_url, "approve", run.plan.run_id)
+        go_on = f"look at them, then `{command}`, or Resume in Prefect, lets the run go on"
         raise ApprovalError.on(warned.evidence, f"{said}\n  the run is suspended; {go_on}")
 
 

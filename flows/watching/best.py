@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from stages import contracts
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+    from cosmos_rl_core.config.train import Gate
     from flows.planning.run import Run
     from flows.watching.status import State
 
@@ -18,36 +24,127 @@ class Best:
     """The best policy version, and its number."""
 
     k: int
-    stage: str
-    """The stage that judges, such as ``validate``."""
     by: str
     """``held-out loss``, whose lowest is best, or ``held-out <reward>``, whose highest is best."""
     figure: float
+    rewards: dict[str, float] = field(default_factory=dict[str, float])
+    """The mean held-out score of every reward of the recipe."""
+    passed: tuple[int, int] | None = None
+    """Held-out samples that pass every gate and that every reward of the sum scored, and all; None without a sum."""
 
     def __str__(self) -> str:
-        return f"policy {self.k}, {self.by} {self.figure:.4g}"
+        said = [f"{name} {mean:.4g}" for name, mean in self.rewards.items()] if len(self.rewards) > 1 else []
+        said += [] if self.passed is None else ["{} of {} samples count".format(*self.passed)]
+        return f"policy {self.k}, {self.by} {self.figure:.4g}" + (f" ({', '.join(said)})" if said else "")
 
 
-def judge_of(run: Run) -> tuple[str, str] | None:
-    """Return the stage that judges policy versions and what its number is called; None if none does."""
-    if run.validates:
-        return "validate", "held-out loss"
-    reward = run.headline_reward
-    return (f"evaluate-{reward}", f"held-out {reward}") if run.evaluates and reward else None
+@dataclass(frozen=True)
+class Judge:
+    """The rule that ranks the policy versions of a run."""
+
+    stages: tuple[str, ...]
+    """The stages that must stand, such as ``validate``."""
+    by: str
+    weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Rewards of a weighted sum; empty if one number of a manifest ranks."""
+    gates: Mapping[str, Gate] = field(default_factory=dict[str, "Gate"])
+
+    @property
+    def of_losses(self) -> bool:
+        """Return whether the lowest number is best."""
+        return self.by == "held-out loss"
+
+
+def judge_of(run: Run) -> Judge | None:
+    """Return what ranks policy versions: what ``validation.best_by`` says, else its default; None if nothing does."""
+    validation, rewards = run.recipe.validation, run.recipe.rewards
+    best_by = getattr(validation, "best_by", None)
+    training = [reward for reward in rewards if reward.role == "train"]
+    if best_by is None:
+        best_by = "reward" if run.evaluates and training else "loss" if run.validates else run.headline_reward
+    if best_by == "loss" or not best_by:
+        return Judge(("validate",), "held-out loss") if run.validates else None
+    if not run.evaluates:
+        return None
+    if best_by != "reward":
+        return Judge((f"evaluate-{best_by}",), f"held-out {best_by}")
+    gates = {reward.fn.label: reward.gate for reward in rewards if reward.role == "gate"}
+    weights = {reward.fn.label: reward.weight for reward in training}
+    if not gates and [*weights.values()] == [1.0]:
+        return Judge((f"evaluate-{(label := next(iter(weights)))}",), f"held-out {label}")
+    stages = tuple(f"evaluate-{label}" for label in (*weights, *gates))
+    return Judge(stages, "held-out weighted reward", weights, gates)
 
 
 def best_of(run: Run, found: Iterable[State]) -> Best | None:
-    """Return the version with the lowest held-out loss or, in a run without it, with the highest headline reward.
+    """Return the best version by :func:`judge_of`: the lowest loss, or the highest reward.
 
-    Only numbers that stand count. Of equal ones the earliest is best. None if there are none.
+    Only numbers that stand count, and of a weighted sum only versions with a sample that counts. Of equal ones the
+    earliest is best. None if there are none.
     """
     if (judge := judge_of(run)) is None:
         return None
-    stage, by = judge
-    stands = [state for state in found if state.step.stage == stage and state.word == "stands"]
-    numbers = [(state.loss if run.validates else state.reward, state.step.k) for state in stands]
-    known = [(number, k) for number, k in numbers if number is not None and math.isfinite(number) and k is not None]
-    if not known:
+    by_version: dict[int, dict[str, State]] = {}
+    for state in found:
+        if state.word == "stands" and state.step.k is not None:
+            by_version.setdefault(state.step.k, {})[state.step.stage] = state
+    labels = [reward.fn.label for reward in run.recipe.rewards]
+    ranked = [
+        one
+        for k, stood in sorted(by_version.items())
+        if all(stage in stood for stage in judge.stages)
+        if (one := _judged(k, judge, labels, stood)) is not None
+    ]
+    return min(ranked, key=lambda one: (one.figure if judge.of_losses else -one.figure, one.k), default=None)
+
+
+def _judged(k: int, judge: Judge, labels: Sequence[str], stood: Mapping[str, State]) -> Best | None:
+    """Return the number of a policy version; None if it is not finite."""
+    scored = {label: state.reward for label in labels if (state := stood.get(f"evaluate-{label}")) is not None}
+    rewards = {label: mean for label, mean in scored.items() if mean is not None}
+    passed = None
+    if judge.weights:
+        digests = [_key(stood[stage]) for stage in judge.stages]
+        figure, *counts = _weighted(tuple(digests), tuple(judge.weights.items()), tuple(judge.gates.items()))
+        passed = counts[0], counts[1]
+    else:
+        (state,) = (stood[stage] for stage in judge.stages)
+        figure = state.loss if judge.of_losses else state.reward
+    if figure is None or not math.isfinite(figure):
         return None
-    figure, k = min(known, key=lambda pair: pair if run.validates else (-pair[0], pair[1]))
-    return Best(k, stage, by, figure)
+    return Best(k, judge.by, figure, rewards, passed)
+
+
+def _key(state: State) -> tuple[str, str]:
+    assert state.manifest is not None, "it stands"
+    return state.step.slot, state.manifest.digest
+
+
+@lru_cache(maxsize=4096)
+def _weighted(
+    scores: tuple[tuple[str, str], ...], weights: tuple[tuple[str, float], ...], gates: tuple[tuple[str, Gate], ...]
+) -> tuple[float, int, int]:
+    """Return the weighted sum of scores, its mean over samples that pass every gate, their number, and that of all.
+
+    ``scores`` are the slots and digests of the scores of each reward and gate. A sample that one of them could not
+    score does not count. Digests name the bytes, so what was read once need not be read again.
+    """
+    # Imported here, so that a status without a weighted sum is shown at once.
+    pd, names = import_module("pandas"), [name for name, _ in (*weights, *gates)]
+    columns = {name: _scores(slot) for name, (slot, _) in zip(names, scores, strict=True)}
+    table: Any = pd.DataFrame(columns)
+    counts = table.notna().all(axis=1)
+    for name, gate in gates:
+        counts &= table[name].map(lambda score, gate=gate: gate.why_not(score) is None)
+    total = sum(weight * table.loc[counts, name] for name, weight in weights)
+    return float(pd.Series(total, dtype="float64").mean()), int(counts.sum()), len(table)
+
+
+def _scores(slot: str) -> Any:
+    """Return the valid scores by sample; NaN for others."""
+    table: Any = (
+        import_module("stages.formats.tables")
+        .read_table(Artifact(input_of(slot)), contracts.Reward.SCORES)
+        .set_index("sample_id")
+    )
+    return table["score"].astype("float64").where(table["valid"])

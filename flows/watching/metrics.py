@@ -19,8 +19,12 @@ name                                            meaning                         
 ``train/{loss,policy_loss,kl_loss,...}_max``    maximum over samples                                yes
 ``train/<column>``                              any other column of ``metrics.parquet``             no
 ``train/reward_{mean,std,max,min}``             weighted rewards of the samples of an update        yes
+``train/normalized_reward_{std,max,min}``       with ``mixing = "gdpo"``: the sum of rewards that   no
+                                                were each normalised in their prompt; its mean is 0
 ``rollout/advantage_{mean,std,max,min}``        advantages of the samples that were trained on      yes
 ``train/excluded``                              samples that were not trained on                    no
+``train/lost_to_floor``                         share of advantages lost to the floor, from 0.05    no
+``train/prompts_held_back``                     prompts of which no sample passes the gates         no
 ``rollout/samples``, ``rollout/<number>``       the summary of a rollout                            no
 ``reward/<reward>_{mean,standard_error}``       scores of a rollout by one reward                   no
 ``reward/<reward>_{scored,failed}``             number of samples with and without a score          no
@@ -34,6 +38,7 @@ name                                            meaning                         
 ``val/avg_loss_standard_error``                                                                     no
 ``val/correct_<dataset>``                       share of right answers to held-out questions        no
 ``val/correct_<dataset>_error``                 its standard error                                  no
+``val/unfinished``                              answers that ``max_new_tokens`` cuts off            no
 ``train/iteration_time``                        duration of the update in seconds                   yes
 ``{rollout/,reward/<r>_,val/<r>_}seconds``      duration of the stage in seconds                    no
 =============================================== =================================================== ===========
@@ -48,6 +53,7 @@ from typing import Any
 
 import pandas as pd
 
+from cosmos_rl_core.algorithms._advantages import floor_share
 from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.storage import store
 from stages import contracts
@@ -60,6 +66,8 @@ from stages.vlm.settings import VlmEvaluate, VlmFinetune
 FILE = "metrics.jsonl"
 """Name of the file, beside ``plan.json``."""
 
+_LOST = 0.05
+"""Share of advantages that is worth a number."""
 TRAINED = {
     "loss": "train/loss_avg",
     "policy_loss": "train/policy_loss_avg",
@@ -195,18 +203,19 @@ def lines_of(request: Request, manifest: Manifest, step: int, headline: str) -> 
         yield Line(stage, k, step, z | {"reward/tripped": manifest.summary.get("tripped")})
     elif (after := steps_after(request)) is not None:
         names, rewards = TRAINED, {}
+        weights = config.reward_weights if isinstance(config, contracts.Update) else {}
         if isinstance(config, contracts.Update) and algorithm_of(config.algorithm).needs.transitions:
-            names, rewards = TRAINED | POLICY_GRADIENT, _rewards(config.reward_weights, manifest)
+            names, rewards = TRAINED | POLICY_GRADIENT, _rewards(weights, manifest)
         for row in _table(manifest, METRICS).to_dict("records"):
             reached = int(row.pop("step")) + 1
             found = {names.get(str(n), f"train/{n}"): value for n, value in row.items()}
             yield Line(stage, k, reached, found)
-        yield Line(stage, k, after, rewards | _update(manifest))
+        yield Line(stage, k, after, rewards | _update(weights, manifest))
 
 
 def _rewards(weights: Mapping[str, float], manifest: Manifest) -> dict[str, Any]:
     """Return statistics of all rewards and of each single one, without its weight, under their names for GRPO."""
-    table = _table(manifest, contracts.Update.ADVANTAGES)
+    table = _as_scored(weights, _table(manifest, contracts.Update.ADVANTAGES))
     numbers: dict[str, Any] = {"GRPO/reward_mean": _statistics(table, "reward").get("mean")}
     for name, weight in weights.items():
         if (column := f"reward.{name}") in table and weight != 0:
@@ -228,14 +237,46 @@ def _scores(manifest: Manifest, name: str, prefix: str, headline: str) -> dict[s
     return numbers
 
 
-def _update(manifest: Manifest) -> dict[str, Any]:
+def _as_scored(weights: Mapping[str, float], table: Any) -> Any:
+    """Return advantages whose rewards are weighted scores, where a mixing stored normalised ones in their place.
+
+    The sum of those, whose mean is 0 whatever the policy does, becomes the column ``normalized``.
+    """
+    if f"score.{next(iter(weights), '')}" not in table:
+        return table
+    # Samples that do not count have no reward.
+    scored = {
+        f"reward.{name}": w * table[f"score.{name}"].where(table["reward"].notna()) for name, w in weights.items()
+    }
+    return table.assign(**scored, reward=sum(scored.values()), normalized=table["reward"])
+
+
+def _update(weights: Mapping[str, float], manifest: Manifest) -> dict[str, Any]:
     """Return the numbers of a whole update; rewards and advantages only if it has them."""
-    table, numbers = _table(manifest, contracts.Update.ADVANTAGES), dict[str, Any]()
+    table, numbers = _as_scored(weights, _table(manifest, contracts.Update.ADVANTAGES)), dict[str, Any]()
+    normalized = _statistics(table, "normalized").items()
+    numbers |= {f"train/normalized_reward_{key}": value for key, value in normalized if key != "mean"}
     for column, name in (("reward", "train/reward"), ("advantage", "rollout/advantage")):
         numbers |= {f"{name}_{key}": value for key, value in _statistics(table, column).items()}
     if not table.empty:
         numbers["train/excluded"] = manifest.summary.get("excluded", 0)
+    if lost := _lost_to_floor(table, manifest.config.get("algorithm", {})):
+        numbers["train/lost_to_floor"] = lost
+    if manifest.config.get("gates"):
+        numbers["train/prompts_held_back"] = manifest.summary.get(contracts.Update.HELD_BACK, 0)
     return numbers | {"train/iteration_time": manifest.summary.get("seconds")}
+
+
+def _lost_to_floor(table: Any, algorithm: Mapping[str, Any]) -> float | None:
+    """Return the largest share that the advantages of a reward lose to the floor of deviations; None below 5 %."""
+    if not {"reward", "prompt_id"} <= {*table.columns}:
+        return None
+    single = [name for name in table.columns if name.startswith("score.")]
+    overall = bool(algorithm.get("global_std"))
+    prompts = table["prompt_id"].to_numpy()
+    columns = (table[name].to_numpy("float64", na_value=math.nan) for name in single or ["reward"])
+    lost = max(floor_share(rewards, prompts, global_std=overall and not single) for rewards in columns)
+    return lost if lost >= _LOST else None
 
 
 def _statistics(table: Any, column: str, weight: float = 1.0) -> dict[str, float]:

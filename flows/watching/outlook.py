@@ -13,6 +13,7 @@ from flows.ledger.shape import shape_of
 from flows.planning.run import Run
 from flows.running.progress import Progress
 from stages.contracts import Report
+from stages.scoring.summaries import known_error
 
 if TYPE_CHECKING:
     from flows.watching.status import State
@@ -26,7 +27,7 @@ class Score:
     """The policy version, or the iteration of a rollout."""
     mean: float
     standard_error: float | None
-    """None for a single sample."""
+    """Over prompts; None for a single one."""
 
     def __str__(self) -> str:
         return f"{self.mean:.3f}" + ("" if self.standard_error is None else f" ± {self.standard_error:.3f}")
@@ -53,7 +54,7 @@ class Outlook:
     """Facts of a run besides the state of its stages."""
 
     change: Change | None
-    """None without two scores."""
+    """Of the headline reward; None without two scores."""
     left_s: float | None
     """Seconds of work that is left, like that of this run or of one of its shape; None if nothing tells, or at its
     end."""
@@ -61,10 +62,12 @@ class Outlook:
     """Device seconds until now; None without a ledger."""
     report: str
     """Where its report is, "" before there is one."""
+    others: tuple[Change, ...] = ()
+    """Of the other rewards."""
 
     def lines(self) -> list[str]:
         """Return what to print."""
-        lines = [] if self.change is None else [str(self.change)]
+        lines = [str(change) for change in (self.change, *self.others) if change is not None]
         spent = [] if self.device_s is None else [f"{self.device_s / HOUR_S:.3g} device hours spent"]
         left = [] if self.left_s is None else [f"about {duration(self.left_s)} of work left"]
         lines += [", ".join([*left, *spent])] * bool(left or spent)
@@ -75,10 +78,11 @@ def outlook(run: Run, states: Sequence["State"], progress: Progress, means: Mean
     """Return the outlook of a run. ``means`` are from :func:`known_means`."""
     report = store.join(run.slots.report, Report.PAGE)
     return Outlook(
-        change=change_of(run, states),
+        change=change_of(run, states, run.headline_reward),
         left_s=_left_s(states, progress, means),
         device_s=spent_s(run),
         report=report if store.size(report) is not None else "",
+        others=tuple(change for label in _others(run) if (change := change_of(run, states, label)) is not None),
     )
 
 
@@ -114,9 +118,12 @@ def _left_s(states: Sequence["State"], progress: Progress, means: Means) -> floa
     return round(sum(seconds.values()), 1) if seconds else None
 
 
-def change_of(run: Run, states: Sequence["State"]) -> Change | None:
-    """Return the headline reward of the first and the last policy that was judged, else of rollouts."""
-    reward = run.headline_reward
+def _others(run: Run) -> list[str]:
+    return [reward.fn.label for reward in run.recipe.rewards if reward.fn.label != run.headline_reward]
+
+
+def change_of(run: Run, states: Sequence["State"], reward: str) -> Change | None:
+    """Return a reward of the first and the last policy that was judged, else of rollouts."""
     for stage, of, counted in (
         (f"evaluate-{reward}", f"held-out {reward}", "policy"),
         (f"reward-{reward}", f"{reward} of rollouts", "iteration"),
@@ -130,5 +137,4 @@ def change_of(run: Run, states: Sequence["State"]) -> Change | None:
 def _score(state: "State") -> Score | None:
     if state.word != "stands" or state.manifest is None or state.reward is None:
         return None
-    error = state.manifest.summary.get("standard_error")
-    return Score(state.step.k or 0, state.reward, error if isinstance(error, float) else None)
+    return Score(state.step.k or 0, state.reward, known_error(state.manifest))

@@ -1,30 +1,48 @@
 """Held-out losses: the table of `validate`, and what it says of a policy."""
 
-import math
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from cosmos_rl_core.estimates.estimate import Sums
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.formats.tables import read_table
 
 
 def item_losses(artifact: Artifact) -> Any:
-    """Return the loss of each held-out item, the mean over its noise levels, as a Series by item id."""
-    table: Any = read_table(artifact, contracts.Validate.LOSSES)
-    return table.groupby("item_id")["loss"].mean()
+    """Return a row a held-out item, by its id: ``loss``, the mean over its noise levels, and its ``medium``."""
+    return by_item(read_table(artifact, contracts.Validate.LOSSES))
 
 
-def summary_of(losses: np.ndarray) -> dict[str, float | int | None]:
-    """Return the mean loss and its standard error over items, from ``losses`` ``[items, levels]``.
+def by_item(table: Any) -> Any:
+    """Return a row an item of a table with a row an item and noise level, as :func:`item_losses` does."""
+    # Version 1 of the stage did not name media, of which each item was taken to have its own.
+    named = table if "medium" in table else table.assign(medium=table["item_id"])
+    items = named.groupby("item_id")
+    # pandas leaves NaN out of means.
+    means = items["loss"].agg(lambda losses: losses.mean(skipna=False))
+    return pd.DataFrame({"loss": means, "medium": items["medium"].first()})
 
-    Both are None if the loss of an item is not finite, because a mean over the other items could not be compared with
-    that of another policy. ``nonfinite`` counts such items.
+
+def sums_of(items: Any) -> Sums:
+    """Return the losses of items, summed within media: clips and captions of one medium are alike.
+
+    Their mean is NaN if the loss of an item is not finite, because a mean over the other items could not be compared
+    with that of another policy.
     """
-    means = losses.mean(axis=1)
-    nonfinite = int((~np.isfinite(means)).sum())
+    return Sums.of(items["loss"].fillna(np.inf), items["medium"])
+
+
+def summary_of(items: Any) -> dict[str, float | int | None]:
+    """Return the mean loss of items and its standard error over media.
+
+    Both are None if the loss of an item is not finite; ``nonfinite`` counts such items.
+    """
+    nonfinite = int((~np.isfinite(items["loss"])).sum())
     if nonfinite:
-        return {"loss": None, "standard_error": None, "items": len(means), "nonfinite": nonfinite}
-    error = float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else None
-    return {"loss": float(means.mean()), "standard_error": error, "items": len(means)}
+        return {"loss": None, "standard_error": None, "items": len(items), "nonfinite": nonfinite}
+    found = sums_of(items).estimate
+    error = found.error if np.isfinite(found.error) else None
+    return {"loss": found.mean, "standard_error": error, "items": len(items)}

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cosmos_rl_core.estimates.estimate import Estimate
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
-from stages.contracts import METRICS
+from stages.contracts import METRICS, Update
 from stages.formats.tables import read_table
 from stages.reporting.contracts import Fragment
 from stages.reporting.excerpt import Excerpt, Score
-from stages.reporting.numbers import Estimate
 from stages.vlm import evaluated
 from stages.vlm.settings import VlmEvaluate
 
@@ -44,7 +44,7 @@ class Piece:
         return self.excerpt.k
 
     def estimate(self, reward: str, score: str | None = None) -> Estimate:
-        """Return the mean of a score over samples; NaN without it."""
+        """Return the mean of a score over samples, with its error over prompts; NaN without it."""
         return estimate(self.excerpt.score(reward, score))
 
     @property
@@ -56,8 +56,8 @@ class Piece:
 def estimate(found: Any) -> Estimate:
     """Return the estimate of a score, a change or a loss, whose numbers may be None."""
     if found is None or found.mean is None:
-        return Estimate(math.nan, math.nan, 0)
-    return Estimate(found.mean, math.nan if found.error is None else found.error, found.n)
+        return Estimate.missing()
+    return Estimate(found.mean, math.nan if found.error is None else found.error, found.n, found.clusters)
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,11 @@ class Trained:
     def excluded(self) -> int:
         """Return how many samples were not trained on."""
         return int(self.made.summary.get("excluded") or 0)
+
+    @property
+    def held_back_prompts(self) -> int:
+        """Return of how many prompts no sample passed the gates."""
+        return int(self.made.summary.get(Update.HELD_BACK) or 0)
 
     @property
     def last_step(self) -> int:
@@ -129,6 +134,8 @@ class Book:
     about: Rows = ()
     settings: Rows = ()
     roles: dict[str, str] = field(default_factory=dict[str, str])
+    staleness: int = 0
+    """Updates that a rollout's policy is behind."""
     iterations: Sequence[Piece] = ()
     judged: Sequence[Piece] = ()
     trained: Sequence[Trained] = ()
@@ -154,6 +161,10 @@ class Book:
         """Return the judged version with the lowest held-out loss, the earliest of equal ones; None without any."""
         known = [piece for piece in self.judged if math.isfinite(piece.loss.mean)]
         return min(known, key=lambda piece: piece.loss.mean, default=None)
+
+    def sampled_by(self, k: int) -> int:
+        """Return the policy version that made the samples of an iteration."""
+        return max(0, k - self.staleness)
 
     def role(self, score: Score) -> str:
         """Return what a score is for: ``trains``, ``gates``, or ``watched``."""

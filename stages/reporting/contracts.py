@@ -15,7 +15,7 @@ class Fragment(StageConfig):
     """
 
     name = "fragment"
-    version = 2
+    version = 3
     torch = False
     inputs = dict.fromkeys(
         ("samples", "scores", "warnings", "validations", "first", "first_scores", "first_validations"), "many"
@@ -39,7 +39,7 @@ class Report(StageConfig):
     """One HTML file about a whole run, from its fragments and the numbers of its optimizer steps."""
 
     name = "report"
-    version = 5
+    version = 6
     torch = False
     inputs = dict.fromkeys(("fragments", "judged", "updates"), "many")
     PAGE: ClassVar[str] = "index.html"
@@ -53,3 +53,5 @@ class Report(StageConfig):
     """The settings of the recipe that differ from their defaults: names and values."""
     roles: dict[str, str] = {}
     """Role in training of each reward."""
+    staleness: int = Field(default=0, json_schema_extra={"neutral": 0})
+    """Updates that a rollout's policy is behind."""

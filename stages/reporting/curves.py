@@ -6,11 +6,12 @@ Written here, not by a plotting library: a run draws its page after each iterati
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from markupsafe import Markup, escape
 
-from stages.reporting.numbers import Estimate, number
+from cosmos_rl_core.estimates.digits import number
+from cosmos_rl_core.estimates.estimate import Estimate
 
 WIDE, SMALL = (760, 300), (372, 190)
 """Width and height of a curve alone, and of one among several."""
@@ -23,7 +24,7 @@ BINS = 24
 
 @dataclass(frozen=True)
 class Series:
-    """Estimates along an axis: a line with a band, or points with bars, of one standard error."""
+    """Estimates along an axis: a line with a band, or points with bars, of one standard error where there is one."""
 
     label: str
     points: Sequence[tuple[int, Estimate]]
@@ -33,7 +34,7 @@ class Series:
 
     @property
     def rows(self) -> list[tuple[int, Estimate, int]]:
-        """Return a row for each point with a finite mean: place, estimate, number of samples."""
+        """Return a row for each point with a finite mean: place, estimate, number of values."""
         return [(x, point, point.n) for x, point in self.points if math.isfinite(point.mean)]
 
 
@@ -102,10 +103,13 @@ def _round(value: float) -> float:
 
 def _line(series: Series, x: Axis, y: Axis) -> Iterable[str]:
     rows = series.rows
-    if any(_error(p) for _, p, _ in rows):
-        above = [f"{x.at(k)} {y.at(p.mean + _error(p))}" for k, p, _ in rows]
-        below = [f"{x.at(k)} {y.at(p.mean - _error(p))}" for k, p, _ in reversed(rows)]
-        yield f'<path class="band {series.ink}" d="M{"L".join(above + below)}Z"/>'
+    # A band through a point without an error would show it as certain.
+    for known, some in groupby(rows, key=lambda row: math.isfinite(row[1].error)):
+        banded = [*some] if known else []
+        if any(_error(p) for _, p, _ in banded):
+            above = [f"{x.at(k)} {y.at(p.mean + _error(p))}" for k, p, _ in banded]
+            below = [f"{x.at(k)} {y.at(p.mean - _error(p))}" for k, p, _ in reversed(banded)]
+            yield f'<path class="band {series.ink}" d="M{"L".join(above + below)}Z"/>'
     yield f'<path class="line {series.ink}" d="M{"L".join(f"{x.at(k)} {y.at(p.mean)}" for k, p, _ in rows)}"/>'
     for k, p, _ in rows:
         radius = 3 if len(rows) <= MAX_BEADS else 0
@@ -125,6 +129,7 @@ def _title(k: float, estimate: Estimate) -> str:
 
 
 def _error(estimate: Estimate) -> float:
+    """Return how far the drawing of a point reaches; a point without an error has none."""
     return estimate.error if math.isfinite(estimate.error) else 0.0
 
 

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.estimates.estimate import Estimate
 from cosmos_rl_core.rewards._answers import finite
 from stages.artifacts.records import parsed
 from stages.scoring.spreads import Spread
@@ -28,9 +29,9 @@ class Score(Section):
     mean: float | None
     deviation: float | None
     error: float | None
-    """Standard error over samples."""
-    prompt_error: float | None
-    """Standard error over the means of prompts, whose samples are alike."""
+    """Standard error over prompts, whose samples are alike; over conversations for answers of a VLM."""
+    clusters: int
+    """Prompts or conversations."""
     quantiles: tuple[float, ...] = ()
     """The least score, the ends of parts of equal size, the greatest score."""
 
@@ -42,12 +43,12 @@ class Score(Section):
         return cls(
             reward=reward,
             score=score,
-            n=spread.n,
+            n=spread.estimate.n,
             mean=finite(spread.mean),
             deviation=finite(spread.deviation),
-            error=finite(float(values.sem())) if spread.n else None,
-            prompt_error=finite(spread.error),
-            quantiles=tuple(float(f"{value:.6g}") for value in values.quantile(ends)) if spread.n else (),
+            error=finite(spread.estimate.error),
+            clusters=spread.estimate.clusters,
+            quantiles=tuple(float(f"{value:.6g}") for value in values.quantile(ends)) if len(values) else (),
         )
 
     @property
@@ -66,10 +67,10 @@ class PromptScore(Section):
 
 
 class Failure(Section):
-    """Samples without a score, or held back, for one reason."""
+    """Samples without a score, or held back, or answers of a VLM that were cut off, for one reason."""
 
     what: str
-    """``not finite``, ``no score``, or ``gated``."""
+    """``not finite``, ``no score``, ``gated``, or ``answer``."""
     reward: str
     reason: str
     count: int
@@ -114,25 +115,46 @@ class Tripped(Section):
 
 
 class Change(Section):
-    """The change of a number since version 0, sample by sample or item by item."""
+    """The change of a number since version 0: the difference of both means."""
 
     of: str
     mean: float | None
     error: float | None
-    """Standard error: over the means of prompts for a reward, over items for the loss."""
+    """Standard error of the difference of the same prompts, media or conversations."""
     n: int
+    clusters: int
+    """Prompts, media or conversations."""
     better: int
     """Samples whose number rose."""
     worse: int
     """Samples whose number fell."""
 
+    @classmethod
+    def of_both(cls, of: str, change: Estimate, rises: Any) -> Self:
+        """Return a change, with the ``rises`` of samples or items that both have as a Series."""
+        counts = {"better": int((rises > 0).sum()), "worse": int((rises < 0).sum())}
+        return cls(of=of, **_numbers(change), **counts)
+
 
 class Loss(Section):
-    """The diffusion loss on held-out media, over items; None if that of an item is not finite."""
+    """The loss on held-out data, over items; None if that of an item is not finite."""
 
     mean: float | None
     error: float | None
+    """Standard error over media or conversations."""
     n: int
+    clusters: int
+    """Media or conversations."""
+
+    @classmethod
+    def of(cls, estimate: Estimate) -> Self:
+        """Return the loss of an estimate."""
+        return cls(**_numbers(estimate))
+
+
+def _numbers(estimate: Estimate) -> dict[str, Any]:
+    numbers = {"mean": finite(estimate.mean), "error": finite(estimate.error)}
+    return numbers | {"n": estimate.n, "clusters": estimate.clusters}
 
 
 class Question(Section):
@@ -164,6 +186,8 @@ class Excerpt(Section):
     by_prompt: tuple[PromptScore, ...] = ()
     failures: tuple[Failure, ...] = ()
     tripped: tuple[Tripped, ...] = ()
+    undecided: int = 0
+    """Limits on drift that were not judged, because there are too few prompts."""
     pictures: dict[str, Picture] = {}
     first: dict[str, Picture] = {}
     """The same samples of version 0, of those that changed most."""
@@ -176,8 +200,8 @@ class Excerpt(Section):
 
     @classmethod
     def read(cls, data: bytes, url: str) -> Self:
-        """Return the excerpt of a file's bytes. Raises :class:`ArtifactError` if they are of another version."""
-        return parsed(cls, json.loads(data), url)
+        """Return the excerpt of a file's bytes, of any version. Raises :class:`ArtifactError` if it is none."""
+        return parsed(cls, _today(json.loads(data)), url)
 
     def encode(self) -> bytes:
         """Return the file's bytes."""
@@ -191,3 +215,24 @@ class Excerpt(Section):
     def chosen(self, why: str) -> Sequence[Picture]:
         """Return the samples that are shown for a reason, in order."""
         return [self.pictures[one] for one in self.shown.get(why, ()) if one in self.pictures]
+
+
+def _today(found: Any) -> Any:
+    """Return the values of an excerpt as this version writes them.
+
+    Versions 1 and 2 had an error over samples beside that over prompts, which was that over samples for one prompt,
+    and did not count prompts and media.
+    """
+    if not isinstance(found, dict):
+        return found
+    prompts = found.get("prompts", 0)
+    for score in found.get("scores", ()):
+        if "prompt_error" in score:
+            error = score.pop("prompt_error")
+            score |= {"error": error if prompts > 1 else None, "clusters": prompts}
+    for one in (*found.get("changes", ()), *filter(None, [found.get("loss")])):
+        if "clusters" not in one:
+            of_media = one.get("of", HELD_OUT_LOSS) == HELD_OUT_LOSS
+            one["clusters"] = one.get("n", 0) if of_media else prompts
+            one |= {} if one["clusters"] > 1 else {"error": None}
+    return found

@@ -11,12 +11,14 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from cosmos_rl_core.errors import visible
+from cosmos_rl_core.estimates.digits import number, signed
+from cosmos_rl_core.estimates.estimate import Estimate
 from cosmos_rl_core.weights.parts import CURRENT
 from stages.reporting.book import Book, Piece, Trained
 from stages.reporting.choosing import evenly
 from stages.reporting.curves import WIDE, Series, curve
 from stages.reporting.excerpt import HELD_OUT_LOSS, Picture
-from stages.reporting.numbers import Estimate, number, signed
 from stages.reporting.scores import NAMES, change_of, distributions, moved, signs
 from stages.reporting.training import drawn, losses
 from stages.vlm.evaluated import Answered
@@ -102,14 +104,14 @@ def _after(last: Piece | None, name: str) -> tuple[Estimate | None, Estimate | N
 
 def _curves(book: Book) -> Iterator[tuple[str, str, Sequence[Series], Markup]]:
     """Yield title, name of the axis, series and drawing of the curves that answer whether it learned."""
-    training = [(piece.k, piece.estimate(book.reward)) for piece in book.iterations]
+    training = [(book.sampled_by(piece.k), piece.estimate(book.reward)) for piece in book.iterations]
     held_out = [(piece.k, piece.estimate(book.reward)) for piece in book.judged]
     reward = [
         Series("training, mean of each iteration ± 1 standard error", training, line=True),
         Series("held-out ± 1 standard error", held_out, line=False, ink="held"),
     ]
-    marks = [piece.k for piece in book.iterations if piece.excerpt.tripped]
-    found = [("Reward", "policy version (iterations trained)", reward, marks)]
+    marks = [book.sampled_by(piece.k) for piece in book.iterations if piece.excerpt.tripped]
+    found = [("Reward", "policy version that made the samples", reward, marks)]
     if book.trained and not book.iterations:
         found.append(("Training loss", "optimizer steps done", [losses(book.trained)], []))
     steps = book.steps_of
@@ -195,12 +197,13 @@ def _places(places: Sequence[str]) -> str:
 
 
 def _failed(book: Book) -> dict[str, int]:
-    """Return numbers of samples of all rollouts by what became of them."""
+    """Return numbers of samples of all rollouts by what became of them, and of prompts that gates held back."""
     excerpts = [piece.excerpt for piece in book.iterations]
     counts = {"generated": sum(one.samples for one in excerpts)}
     for what in ("not finite", "no score", "gated"):
         counts[what] = sum(one.count for e in excerpts for one in e.failures if one.what == what)
-    return counts | {"not trained on": sum(one.excluded for one in book.trained)}
+    counts["not trained on"] = sum(one.excluded for one in book.trained)
+    return counts | {"prompts held back": sum(one.held_back_prompts for one in book.trained)}
 
 
 DATA = ("rollouts", "scores", "data")
@@ -231,11 +234,17 @@ def _with_pictures(book: Book) -> list[tuple[Piece, bool]]:
     return [(piece, i in shown) for i, piece in reversed([*enumerate(pieces)])]
 
 
+def shown(value: Any) -> Any:
+    """Return a value of a page, control characters of its text escaped; markup of ours stays."""
+    return visible(value) if type(value) is str else value
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("stages.reporting"),
         autoescape=True,
+        finalize=shown,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,

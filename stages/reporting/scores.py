@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from cosmos_rl_core.estimates.digits import number, signed
+from cosmos_rl_core.estimates.estimate import FEWEST, Estimate, in_units
 from stages.reporting.book import Book, Piece, estimate
 from stages.reporting.curves import histogram, spark
 from stages.reporting.excerpt import Score
-from stages.reporting.numbers import Estimate, number, signed, z_score
+from stages.reporting.numbers import z_score
 
 MOVED = 4.0
 """Standard errors beyond which a watched score is named as moved."""
@@ -35,13 +37,12 @@ class Moved:
     @property
     def z(self) -> float:
         """Return how many deviations of policy 0's samples the mean has moved."""
-        return _ratio(self.change, self.score.deviation)
+        return in_units(self.change, self.score.deviation)
 
     @property
     def drift(self) -> float:
-        """Return how many standard errors the mean has moved, of both means together."""
-        errors = [one.prompt_error or 0.0 for one in (self.score, self.now)]
-        return _ratio(self.change, math.hypot(*errors))
+        """Return how many standard errors the mean has moved, of both means together; NaN with too few prompts."""
+        return estimate(self.now).minus(estimate(self.score)).in_errors
 
     @property
     def change(self) -> float:
@@ -90,15 +91,9 @@ def _moved(book: Book, score: Score) -> Moved:
     names = score.reward, score.score
     found = [(piece.k, one) for piece in book.iterations if (one := piece.excerpt.score(*names)) is not None]
     means = [(k, one.mean) for k, one in found if one.mean is not None]
-    z = [(k, _ratio(mean - score.mean, score.deviation)) for k, mean in means if score.mean is not None]
+    z = [(k, in_units(mean - score.mean, score.deviation)) for k, mean in means if score.mean is not None]
     tripped = [p.k for p in book.iterations if any((t.reward, t.score) == names for t in p.excerpt.tripped)]
     return Moved(score, book.role(score), found[-1][1], z, tripped)
-
-
-def _ratio(moved: float, unit: float | None) -> float:
-    if moved == 0 or not math.isfinite(moved):
-        return moved
-    return moved / unit if unit else math.copysign(math.inf, moved)
 
 
 def _shown(value: float) -> float | None:
@@ -116,10 +111,10 @@ def signs(book: Book, rows: list[Moved]) -> Iterator[tuple[str, str]]:
         names = ", ".join(f"{row.score.name} {z_score(_shown(row.z))}" for row in watched[:NAMED])
         more = f" and {len(watched) - NAMED} more" if len(watched) > NAMED else ""
         yield "", f"Scores that nobody trains on have moved with the policy (z-scores of policy 0): {names}{more}."
-    elif any(row.role == "watched" for row in rows):
+    elif any(row.role == "watched" and math.isfinite(row.drift) for row in rows):
         yield "good", f"No score that is only watched has moved by more than {MOVED:g} standard errors."
     diversity = next((row for row in rows if row.score.score == DIVERSITY), None)
-    if diversity is not None:
+    if diversity is not None and not math.isnan(diversity.drift):
         fell = diversity.drift < -MOVED
         how = "fell" if fell else "did not clearly fall"
         values = f"{number(diversity.score.mean)} to {number(diversity.now.mean)}"
@@ -134,6 +129,10 @@ def signs(book: Book, rows: list[Moved]) -> Iterator[tuple[str, str]]:
 
 def _limits(book: Book) -> tuple[str, str]:
     tripped = [piece for piece in book.iterations if piece.excerpt.tripped]
+    undecided = [piece for piece in book.iterations if piece.excerpt.undecided]
+    if not tripped and undecided:
+        few = f"an iteration or iteration 0 has fewer than {FEWEST} prompts"
+        return "", f"Limits of early warning on drift gave no verdict in {len(undecided)} iterations: {few}."
     if not tripped:
         return "good", "No limit of early warning tripped."
     count = sum(len(piece.excerpt.tripped) for piece in tripped)

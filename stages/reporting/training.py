@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
+from cosmos_rl_core.estimates.digits import number
+from cosmos_rl_core.estimates.estimate import Estimate
 from stages.reporting.book import Book, Trained
 from stages.reporting.curves import SMALL, Series, curve
-from stages.reporting.numbers import Estimate, number
 
 MAX_POINTS = 200
 """Points of a curve; of more optimizer steps, each point is the mean of some."""
@@ -77,11 +78,17 @@ def over_steps(steps: Any, values: Any, label: str) -> Series:
     """Return the value of every optimizer step, or means of consecutive steps if there are many."""
     each = math.ceil(len(values) / MAX_POINTS)
     if each <= 1:
-        points = [(int(s), Estimate(float(v), math.nan, 1)) for s, v in zip(steps, values, strict=True)]
+        points = [(int(s), _alone(float(v), 1)) for s, v in zip(steps, values, strict=True)]
         return Series(label, points, line=True)
-    starts = range(0, len(values), each)
-    points = [(int(steps.iloc[start]), Estimate.of(values.iloc[start : start + each])) for start in starts]
-    return Series(f"{label}, mean of {each} steps ± 1 standard error", points, line=True)
+    blocks = [slice(start, start + each) for start in range(0, len(values), each)]
+    means = ((steps.iloc[some], values.iloc[some]) for some in blocks)
+    points = [(int(places.iloc[0]), _alone(float(found.mean()), len(found))) for places, found in means]
+    return Series(f"{label}, mean of {each} steps", points, line=True)
+
+
+def _alone(value: float, steps: int) -> Estimate:
+    """Return a number without an error: steps that follow each other are not independent."""
+    return Estimate(value, math.nan, steps, 0)
 
 
 def losses(trained: Sequence[Trained]) -> Series:

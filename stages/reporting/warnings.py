@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cosmos_rl_core.estimates.digits import number
 from stages.artifacts.request import Input
-from stages.reporting.numbers import number, words, z_score
+from stages.reporting.numbers import words, z_score
 from stages.reporting.page import render
 from stages.reporting.pictures import Thumb
 from stages.reporting.samples import Samples

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from cosmos_rl_core import plugins
-from cosmos_rl_core.algorithms._advantages import decoupled
+from cosmos_rl_core.algorithms._advantages import HELD, decoupled
 from cosmos_rl_core.config.train import Gate, RewardOptions
 from cosmos_rl_core.errors import ArtifactError, GateError
 from stages import contracts
@@ -25,8 +25,9 @@ def rewarded(request: Request, rollout: Artifact) -> pd.DataFrame:
     """Return the samples of a rollout with their weighted rewards: ``reward`` and one column for each.
 
     ``valid`` is False for a sample that one of the rewards or gates could not score, or that a gate excludes. With
-    gates, ``gate.<name>`` is the score and ``gated`` is why a sample does not count with its own rewards. With
-    ``mixing = "gdpo"`` rewards are normalised within their prompts, and ``score.<name>`` are the scores.
+    gates, ``gate.<name>`` is the score and ``gated`` is why a sample does not count with its own rewards; with a gate
+    of ``on_fail = "worst"``, ``held`` is whether it takes the lowest place of its prompt. With ``mixing = "gdpo"``
+    rewards are normalised within their prompts, and ``score.<name>`` are the scores.
 
     Raises :class:`ArtifactError` unless there are scores of this very rollout by every reward and gate, and
     :class:`GateError` if a gate holds back more than its ``max_gated_fraction``.
@@ -55,7 +56,9 @@ def rewarded(request: Request, rollout: Artifact) -> pd.DataFrame:
         samples = samples.assign(**{f"score.{label}": raw[label] for label in config.reward_weights})
     if config.gates:
         samples = gated(samples.assign(**{f"gate.{label}": raw[label] for label in config.gates}), config.gates)
-    return decoupled(samples, config.reward_weights) if mixing == "gdpo" else samples
+    if mixing == "gdpo":
+        samples = decoupled(samples, config.reward_weights)
+    return placed(samples) if HELD in samples else samples
 
 
 def _scores_of(request: Request, rollout: Artifact) -> dict[str, Artifact]:
@@ -79,7 +82,10 @@ def label_of(scores: Manifest) -> str:
 
 
 def gated(samples: pd.DataFrame, gates: dict[str, Gate]) -> pd.DataFrame:
-    """Return the samples with the column ``gated``; gated ones are not valid, or have the rewards of the worst."""
+    """Return the samples with the column ``gated``; only those that pass are valid and have a ``reward``.
+
+    With a gate of ``on_fail = "worst"``, ``held`` marks the valid ones that wait for :func:`placed`.
+    """
     reasons: list[list[str]] = [[] for _ in range(len(samples))]
     valid, worst = samples["valid"].to_numpy(bool), np.zeros(len(samples), bool)
     for label, gate in gates.items():
@@ -90,18 +96,35 @@ def gated(samples: pd.DataFrame, gates: dict[str, Gate]) -> pd.DataFrame:
             found += [f"{label} has no score"] * math.isnan(score) + [f"{label} {one}: {gate.on_fail}"] * bool(one)
         failing = np.array([one is not None for one in told])
         valid, worst = (valid & ~failing, worst) if gate.on_fail == "exclude" else (valid, worst | failing)
-    samples = samples.assign(valid=valid, reward=np.where(valid, samples["reward"].to_numpy(), np.nan))
-    return _with_worst(samples, worst & valid).assign(gated=["; ".join(found) for found in reasons])
+    passing = valid & ~worst
+    samples = samples.assign(valid=passing, reward=np.where(passing, samples["reward"].to_numpy(), np.nan))
+    holds = any(gate.on_fail == "worst" for gate in gates.values())
+    held = {HELD: worst & valid} if holds else {}
+    return samples.assign(gated=["; ".join(found) for found in reasons], **held)
 
 
-def _with_worst(samples: pd.DataFrame, worst: np.ndarray) -> pd.DataFrame:
-    """Return the samples where those marked have the rewards of the valid sample of their prompt with the lowest."""
-    names = [name for name in samples.columns if name == "reward" or name.startswith((PREFIX, "score."))]
-    prompts, rewards = samples["prompt_id"].to_numpy(), samples["reward"].to_numpy()
-    source = np.arange(len(samples))
-    for place in np.flatnonzero(worst):
-        source[place] = np.nanargmin(np.where(prompts == prompts[place], rewards, np.nan))
-    return samples.assign(**{name: samples[name].to_numpy()[source] for name in names})
+def placed(samples: pd.DataFrame) -> pd.DataFrame:
+    """Return the samples where those held back have the rewards of the valid one of their prompt with the lowest.
+
+    It is the lowest ``reward``, after the rewards were mixed. Those of a prompt without a valid sample have no place,
+    because nothing tells how bad they are; they stay invalid.
+    """
+    names = [name for name in samples.columns if name == "reward" or name.startswith(PREFIX)]
+    prompts, valid = samples["prompt_id"].to_numpy(), samples["valid"].to_numpy(bool)
+    rewards, source = samples["reward"].to_numpy(), np.arange(len(samples))
+    for place in np.flatnonzero(samples[HELD].to_numpy(bool)):
+        passing = np.flatnonzero(valid & (prompts == prompts[place]))
+        if len(passing):
+            source[place] = passing[np.argmin(rewards[passing])]
+    return samples.assign(valid=valid[source], **{name: samples[name].to_numpy()[source] for name in names})
+
+
+def held_back_prompts(samples: pd.DataFrame) -> int:
+    """Return the number of prompts of which no sample passes the gates: they teach nothing."""
+    if "gated" not in samples:
+        return 0
+    prompts = [*zip(samples["rollout"], samples["prompt_id"], strict=True)]
+    return len({*prompts} - {prompt for prompt, why in zip(prompts, samples["gated"], strict=True) if not why})
 
 
 def _refuse_too_many(label: str, gate: Gate, gated: int, total: int) -> None:

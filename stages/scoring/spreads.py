@@ -6,35 +6,36 @@ from typing import Any
 
 import pandas as pd
 
+from cosmos_rl_core.estimates.estimate import Estimate, mean_of
 from cosmos_rl_core.rewards._answers import finite
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.formats.tables import read_table
-from stages.reporting.numbers import Estimate
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean, standard deviation over samples, and standard error of a score; NaN where there are too few samples."""
+    """A score of some samples: its mean with the standard error over prompts, and its deviation over samples."""
 
-    n: int
-    mean: float
+    estimate: Estimate
     deviation: float
-    error: float
+    """NaN with fewer than two samples."""
 
     @classmethod
     def of(cls, scores: Any, prompts: Any) -> "Spread":
-        """Return the spread of a Series of scores of samples of these prompts.
+        """Return the spread of a Series of scores of samples of these prompts."""
+        return cls(mean_of(scores, prompts), float(scores.std()))
 
-        Samples of one prompt are alike, so the standard error is that of the prompts' means. With one prompt it is that
-        of the samples.
-        """
-        estimate = Estimate.of(scores, prompts)
-        return cls(len(scores), estimate.mean, float(scores.std()), estimate.error)
+    @property
+    def mean(self) -> float:
+        """Return the mean; NaN without samples."""
+        return self.estimate.mean
 
     def as_json(self) -> dict[str, Any]:
         """Return the numbers; those that are not finite are None."""
-        return {"n": self.n} | {name: finite(getattr(self, name)) for name in ("mean", "deviation", "error")}
+        found = self.estimate
+        numbers = {"mean": found.mean, "deviation": self.deviation, "error": found.error}
+        return {"n": found.n, "prompts": found.clusters} | {name: finite(value) for name, value in numbers.items()}
 
 
 def scored_numbers(label: str, artifact: Artifact) -> Any:

@@ -1,6 +1,5 @@
 """Excerpts of the answers and losses of a policy of a VLM, for reports. Imports no torch."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -8,9 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from cosmos_rl_core.estimates.estimate import Sums
+from cosmos_rl_core.rewards._answers import finite
 from stages.artifacts.artifact import Artifact
 from stages.formats.tables import read_table
-from stages.reporting.excerpt import HELD_OUT_LOSS, Change, Excerpt, Loss, Question, Score
+from stages.reporting.excerpt import HELD_OUT_LOSS, Change, Excerpt, Failure, Loss, Question, Score
 from stages.vlm.settings import VlmEvaluate
 
 CORRECT = "correct answers: "
@@ -18,35 +19,39 @@ CORRECT = "correct answers: "
 
 
 def summary_of(table: Any, *, generated: bool) -> dict[str, Any]:
-    """Return the mean loss over labels, and of each dataset the share of correct answers with its standard error.
+    """Return the mean loss over labels, and of each dataset the share of correct answers; errors over conversations.
 
-    Conversations whose last answer ``model_max_length`` cuts off are not asked; ``cut`` counts them.
+    Conversations whose last answer ``model_max_length`` cuts off are not asked; ``cut`` counts them. ``unfinished``
+    counts answers of the policy that ``max_new_tokens`` cuts off, which are not correct.
     """
-    labels = int(table["label_tokens"].sum())
-    loss = float(table["loss_sum"].sum()) / labels
-    found: dict[str, Any] = {"loss": loss if math.isfinite(loss) else None, "items": len(table), "label_tokens": labels}
+    loss = loss_sums(table).estimate
+    found: dict[str, Any] = {"loss": finite(loss.mean), "standard_error": finite(loss.error), "items": len(table)}
+    found["label_tokens"] = int(table["label_tokens"].sum())
     if not generated:
         return found
-    asked = table[_asked(table)]
+    asked = asked_of(table)
     if len(asked) < len(table):
         found["cut"] = len(table) - len(asked)
+    if unfinished := int((~asked["whole"].astype(bool)).sum()):
+        found["unfinished"] = unfinished
     for source, rows in asked.groupby("source"):
-        share = float(rows["correct"].mean())
-        found[f"correct_{source}"] = share
-        found[f"correct_{source}_error"] = math.sqrt(share * (1 - share) / len(rows))
+        share = correct_sums(rows).estimate
+        found[f"correct_{source}"] = share.mean
+        found[f"correct_{source}_error"] = finite(share.error)
     return found
 
 
 def excerpt_of(artifact: Artifact, first: Artifact | None = None) -> Excerpt:
     """Return the loss and the shares of correct answers; with the evaluation of version 0 also their changes."""
-    table = _read(artifact)
-    before = None if first is None else _read(first)
-    names = sorted(set(table.loc[_asked(table), "source"])) if artifact.manifest.config["max_new_tokens"] else []
+    table = answer_table(artifact)
+    before = None if first is None else answer_table(first)
+    names = sorted(set(asked_of(table)["source"])) if artifact.manifest.config["max_new_tokens"] else []
     return Excerpt(
         k=artifact.manifest.iteration or 0,
         samples=len(table),
         scores=tuple(_score(name, table) for name in names),
-        loss=_loss(table),
+        failures=tuple(_unfinished(table, names, artifact.manifest.config["max_new_tokens"])),
+        loss=Loss.of(loss_sums(table).estimate),
         changes=() if before is None else tuple(_changes(table, before, names)),
     )
 
@@ -61,6 +66,8 @@ class Answered:
     expected: str
     answer: str
     correct: bool
+    whole: bool
+    """Whether the policy ended it, or ``max_new_tokens`` cut it off."""
     first: str | None
     """The answer of version 0; None if this is it."""
 
@@ -69,61 +76,59 @@ def answers_of(artifact: Artifact, first: Artifact | None = None) -> list[Answer
     """Return the answers that are shown; none where no answers were generated."""
     if VlmEvaluate.SHOWN not in artifact.manifest.files:
         return []
-    table = _read(artifact)
-    before = None if first is None else _read(first)["answer"]
+    table = answer_table(artifact)
+    before = None if first is None else answer_table(first)["answer"]
     questions = [Question.model_validate(one) for one in artifact.json(VlmEvaluate.SHOWN)]
     return [_answered(one, table.loc[one.number], before) for one in questions]
 
 
 def _answered(question: Question, row: Any, before: Any | None) -> Answered:
     first = None if before is None else str(before[question.number])
-    return Answered(question, row["source"], row["expected"], row["answer"], bool(row["correct"]), first)
+    correct, whole = bool(row["correct"]), bool(row["whole"])
+    return Answered(question, row["source"], row["expected"], row["answer"], correct, whole, first)
 
 
-def _asked(table: Any) -> Any:
-    """Return of each row whether an answer was generated. Version 1 of the stage asked everything."""
-    return table["asked"].astype(bool) if "asked" in table else pd.Series(data=True, index=table.index)
+def asked_of(table: Any) -> Any:
+    """Return the rows for which an answer was generated. Version 1 of the stage asked everything."""
+    return table[table["asked"].astype(bool)] if "asked" in table else table
 
 
-def _read(artifact: Artifact) -> Any:
-    return read_table(artifact, VlmEvaluate.ANSWERS).set_index("number")
+def answer_table(artifact: Artifact) -> Any:
+    """Return a row a conversation by its number: losses and answers."""
+    return read_table(artifact, VlmEvaluate.ANSWERS).set_index("number", drop=False)
 
 
 def _score(source: str, table: Any) -> Score:
-    asked = _asked(table) & (table["source"] == source)
-    name, correct = f"{CORRECT}{source}", table.loc[asked, "correct"].astype("float64")
+    asked = asked_of(table)
+    name, correct = f"{CORRECT}{source}", asked.loc[asked["source"] == source, "correct"].astype("float64")
     return Score.of(name, name, correct, pd.Series(correct.index, correct.index))
 
 
-def _loss(table: Any) -> Loss:
-    """Return the mean over all labels, and its standard error over conversations."""
-    sums, labels = (table[name].to_numpy("float64") for name in ("loss_sum", "label_tokens"))
-    mean, count = float(sums.sum() / labels.sum()), len(table)
-    if not math.isfinite(mean):
-        return Loss(mean=None, error=None, n=count)
-    # A ratio of two sums: its error is that of what each conversation lacks to the mean.
-    gaps = sums - mean * labels
-    error = math.sqrt(count * float(gaps.var(ddof=1))) / labels.sum() if count > 1 else None
-    return Loss(mean=mean, error=error, n=count)
+def loss_sums(table: Any) -> Sums:
+    """Return the losses of labels, summed within conversations: their ratio is the loss a label."""
+    return Sums.of(table["loss_sum"].fillna(np.inf), table["number"], table["label_tokens"])
+
+
+def correct_sums(rows: Any) -> Sums:
+    """Return the correct answers among rows of conversations that were asked."""
+    return Sums.of(rows["correct"].astype("float64"), rows["number"])
+
+
+def _unfinished(table: Any, names: list[str], most_tokens: int) -> Iterator[Failure]:
+    """Yield for each dataset how many answers were cut off: before version 4 of the stage they could be correct."""
+    asked = asked_of(table)
+    for source in names:
+        if count := int((~asked.loc[asked["source"] == source, "whole"].astype(bool)).sum()):
+            reason = f"cut off at max_new_tokens = {most_tokens}"
+            yield Failure(what="answer", reward=f"{CORRECT}{source}", reason=reason, count=count)
 
 
 def _changes(table: Any, before: Any, names: list[str]) -> Iterator[Change]:
+    """Yield the changes since version 0, of the same estimates as are shown of both versions."""
     for source in names:
-        asked = _asked(table) & (table["source"] == source)
-        rises = (table["correct"].astype("float64") - before["correct"].astype("float64"))[asked]
-        yield _change(f"{CORRECT}{source}", rises)
-    losses = [one["loss_sum"] / one["label_tokens"] for one in (table, before)]
-    yield _change(HELD_OUT_LOSS, (losses[0] - losses[1]).replace([np.inf, -np.inf], np.nan))
-
-
-def _change(of: str, rises: Any) -> Change:
-    known = rises.dropna()
-    error = float(known.sem()) if len(known) > 1 else None
-    return Change(
-        of=of,
-        mean=float(known.mean()) if len(known) else None,
-        error=error,
-        n=len(known),
-        better=int((known > 0).sum()),
-        worse=int((known < 0).sum()),
-    )
+        asked = [rows[rows["source"] == source] for rows in map(asked_of, (before, table))]
+        first, now = map(correct_sums, asked)
+        rises = asked[1]["correct"].astype("float64") - asked[0]["correct"].astype("float64")
+        yield Change.of_both(f"{CORRECT}{source}", first.change_to(now), rises)
+    rises = table["loss_sum"] / table["label_tokens"] - before["loss_sum"] / before["label_tokens"]
+    yield Change.of_both(HELD_OUT_LOSS, loss_sums(before).change_to(loss_sums(table)), rises)

@@ -52,7 +52,9 @@ def load(
             module.to(group.device)
             return WHOLE
         offload = group.parallelism.fsdp_offload
-        return sharding.shard(module, group.mesh, half(param_dtype), offload=offload)
+        shards = sharding.shard(module, group.mesh, half(param_dtype), offload=offload)
+        sharding.move_whole(module, group.device)
+        return shards
 
     processor = prompts.processor
     lora = None if config.lora is None else _adapters(config.lora, model, processor, config.trains)

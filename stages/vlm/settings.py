@@ -94,7 +94,7 @@ class VlmFinetune(OfVlm):
     """Policy k to policy k + 1 by a range of supervised steps on conversations."""
 
     name = "vlm_finetune"
-    version = 1
+    version = 2
     distributed = True
     inputs = {"policy": "one", "tokens": "one"}
     param_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -119,7 +119,7 @@ class VlmEvaluate(OfVlm):
     """Losses and answers of a policy on held-out conversations."""
 
     name = "vlm_evaluate"
-    version = 2
+    version = 4
     distributed = True
     inputs = {"policy": "one", "tokens": "one"}
     ANSWERS: ClassVar[str] = "held_out.parquet"
@@ -131,7 +131,7 @@ class VlmEvaluate(OfVlm):
     sources: dict[str, AnyChatDataset] = Field(json_schema_extra=NOT_IDENTITY)
     """Where the media are, by the names of their datasets."""
     max_new_tokens: int
-    """Most tokens of a generated answer; 0 generates none."""
+    """Most tokens of a generated answer; 0 generates none. An answer that they cut off is not correct."""
     parsers: dict[str, str] = {}
     """By dataset a regular expression, whose first group is compared in both answers. Without one, answers must be
     equal, except for white space around them."""

@@ -2,8 +2,10 @@
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -18,9 +20,12 @@ from flows.planning.steps import open_run
 from flows.running.wave import standing_manifest
 from flows.watching.best import best_of
 from flows.watching.status import look, states
+from stages import contracts
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from tests.flows.by_hand import HELD_OUT_MEDIA, SFT, SMALL_SFT
+from stages.formats.tables import to_parquet
+from tests.flows.by_hand import HELD_OUT_MEDIA, SFT, SMALL_SFT, validated
+from tests.flows.tracked import make_with_numbers
 from tests.hand_made import make, planned
 
 SECOND_REWARD = "rewards=[{ role = 'monitor', fn = { name = 'jpeg' } }]"
@@ -78,7 +83,8 @@ def test_the_lowest_held_out_loss_is_best_the_earliest_of_equals_and_never_one_t
     assert best(run) == expected
     overview = look(run.store_url, "hand")
     shown = overview.as_json()["best"]
-    assert shown == (expected and dict(zip(("k", "by", "figure"), expected, strict=True)))
+    others = expected and {"rewards": {"ocr": losses[expected[0]]}, "passed": None}
+    assert shown == (expected and dict(zip(("k", "by", "figure"), expected, strict=True)) | others)
     by_version = {state.step.k: state.loss for state in overview.states if state.step.stage == "validate"}
     assert by_version == losses
 
@@ -93,6 +99,78 @@ def test_without_a_held_out_loss_the_highest_reward_is_best_and_without_both_not
     assert best(unjudged) is None
     with pytest.raises(ConfigError, match="nothing judges the policies of hand"):
         export(unjudged.store_url, "hand", str(tmp_path / "out"), "best")
+
+
+TWO_AND_A_GATE = """rewards=[
+    { fn = { name = "ocr", line_width = 96 } },
+    { weight = 0.5, fn = { name = "jpeg" } },
+    { role = "gate", min = 0.5, fn = { name = "pixel_statistics" } },
+]"""
+HELD_OUT: dict[str, list[list[float | None]]] = {
+    "ocr": [[0.2, 0.2, 0.2, 0.2], [0.9, 0.9, 0.9, 0.9], [0.5, 0.7, 1.0, None]],
+    "jpeg": [[0.0, 0.0, 0.0, 0.0], [-2.0, -2.0, -2.0, -2.0], [0.0, 0.0, 0.0, 0.0]],
+    "pixel_statistics": [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 1.0]],
+}
+"""Of each reward, the scores of four held-out samples of three policy versions."""
+
+
+def judged_by(recipe: Any, tmp_path: Path, best_by: str) -> Run:
+    """A run with two rewards and a gate, whose versions have the scores above."""
+    asked = (f"validation.best_by={best_by}",) if best_by else ()
+    path = validated(recipe, tmp_path, freq=1)
+    run = planned(path, tmp_path, run_id=f"by-{best_by or 'default'}", overrides=(TWO_AND_A_GATE, *asked))
+
+    def launch(name: str, *wanted: Request) -> list[Manifest]:
+        return [standing_manifest(request) or one(request) for request in wanted]
+
+    def one(request: Request) -> Manifest:
+        stage, _, label = request.slot.rpartition("/")[2].partition("-")
+        if stage != "evaluate" or not label:
+            return make_with_numbers(request)
+        scores = HELD_OUT[label][request.iteration or 0]
+        valid = [score is not None for score in scores]
+        table = pd.DataFrame({"sample_id": [*"abcd"], "prompt_id": [*"ppqq"], "score": scores, "valid": valid})
+        mean = fmean(score for score in scores if score is not None)
+        files = {contracts.Reward.SCORES: to_parquet(table), contracts.Reward.ANSWERS: b"", "calls": b""}
+        return make(request, files, **{label: mean, "scored": sum(valid), "seconds": 1.0})
+
+    post_train.make(run, launch)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("best_by", "expected"),
+    [
+        # Of version 2 the third sample fails the gate, and the fourth has no score. Version 1 has the highest ocr.
+        ("", (2, "held-out weighted reward", pytest.approx(0.6))),
+        ("reward", (2, "held-out weighted reward", pytest.approx(0.6))),
+        ("ocr", (1, "held-out ocr", pytest.approx(0.9))),
+        ("jpeg", (0, "held-out jpeg", 0.0)),
+    ],
+)
+def test_several_rewards_rank_policies_by_their_weighted_sum_over_samples_that_pass_every_gate(
+    recipe: Any, tmp_path: Path, best_by: str, expected: Any
+):
+    run = judged_by(recipe, tmp_path, best_by)
+    assert best(run) == expected
+    found = best_of(run, states(run))
+    assert found is not None
+    assert found.rewards.keys() == HELD_OUT.keys()
+    assert found.passed == ((2, 4) if "weighted" in found.by else None)
+    (said, *_) = export(run.store_url, run.plan.run_id, str(tmp_path / "out"), "best")
+    assert said == f"best of 0, 1, 2: {found}"
+    if best_by == "":
+        assert str(found) == (
+            "policy 2, held-out weighted reward 0.6 (ocr 0.7333, jpeg 0, pixel_statistics 0.75, 2 of 4 samples count)"
+        )
+        changes = [str(one) for one in (look(run.store_url, run.plan.run_id).outlook.others)]
+        assert changes[0] == "held-out jpeg: 0.000 (policy 0) -> 0.000 (policy 2)"
+
+
+def test_what_nothing_measures_cannot_rank(recipe: Any, tmp_path: Path):
+    known = "known: reward, ocr, jpeg, pixel_statistics"
+    with pytest.raises(ConfigError, match=f"validation.best_by = 'loss' is not measured by this recipe; {known}"):
+        judged_by(recipe, tmp_path, "loss")
 
 
 def test_held_out_samples_need_no_reward(tmp_path: Path):

@@ -13,6 +13,7 @@ from cosmos_rl_core.rewards._facts import Facts
 from cosmos_rl_core.storage import store
 from flows import post_train
 from flows.operations.upgrades import settled
+from flows.planning.describe import describe_plan
 from flows.planning.plan import Settings, freeze, plan_of, read_plan
 from flows.planning.run import Run
 from flows.running.wave import standing_manifest
@@ -35,7 +36,9 @@ on_trip = "ON_TRIP"
 limits = [{ reward = "ocr", rise = 4.0 }]
 """
 CALM, HIGH = (0.0, 0.5), (4.0, 4.5)
-"""Scores of all samples of the first prompt of an iteration, and of the second."""
+"""Scores of all samples of the first and third prompt of an iteration, and of the second and fourth."""
+FOUR_PROMPTS = "train.train_batch_per_replica=16", "train.train_policy.batch_size_per_optimize=8"
+"""Of fewer, limits on drift are not judged."""
 
 
 class Loop:
@@ -55,7 +58,7 @@ class Loop:
 
     def run(self, *overrides: str) -> Run:
         """Go on to the end, or to where the run ends before it."""
-        plan = plan_of(Settings(self.path, self.store, "hand", overrides=overrides))
+        plan = plan_of(Settings(self.path, self.store, "hand", overrides=(*FOUR_PROMPTS, *overrides)))
         run = settled(Run(freeze(plan, self.store), self.store), remake=False)
         self.made.clear()
 
@@ -79,7 +82,7 @@ class Loop:
         prompts = read_plan(self.store, "hand").prompts_of(request.iteration)
         if request.stage == "rollout":
             return hand_made.make(request, sample_set(prompts, 2, 1, request.iteration))
-        each = self.scores.get(request.iteration, CALM)
+        each = 2 * self.scores.get(request.iteration, CALM)
         scores = [score + noise for score in each for noise in (0.0, 0.125)]
         table = score_table(prompts, 2, scores)
         if self.lengths:
@@ -366,6 +369,18 @@ def test_statistics_of_pixels_are_monitored_unless_the_recipe_says_otherwise(rec
     assert (off.warns, off.scored) == (False, off.recipe.rewards)
     assert {one.plan.identity()["recipe"]["rewards"][0]["fn"]["name"] for one in (run, own, off)} == {"ocr"}
     assert run.plan.run_id == off.plan.run_id
+
+
+@pytest.mark.parametrize(("prompts", "told"), [(1, "1 prompt"), (3, "3 prompts"), (4, "")])
+def test_the_plan_says_where_iterations_have_too_few_prompts_for_a_verdict(
+    recipe, tmp_path: Path, prompts: int, told: str
+):
+    path = recipe(("[early_warning]\nstatistics = false\n\n", ""))
+    plan = plan_of(Settings(path, str(tmp_path), overrides=(f"train.train_batch_per_replica={4 * prompts}",)))
+    shown = describe_plan(plan, str(tmp_path))
+    line = f"no verdict on drift (fall, rise): an iteration has {told}, which takes at least 4\n"
+    assert (line in shown) == bool(told)
+    assert ("no verdict" in shown) == bool(told)
 
 
 def test_a_run_that_was_planned_before_goes_on_without_warnings_until_its_recipe_names_some(recipe, tmp_path: Path):

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.config.early_warning import Limit
 from cosmos_rl_core.config.train import Gate
 from cosmos_rl_core.storage import media
@@ -14,6 +15,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import drop, input_of
 from stages.formats.samples import StoredSample
 from stages.reporting import choosing, pictures
+from stages.reporting.excerpt import Excerpt
 from tests.stages.conftest import make
 from tests.stages.made_up import (
     EVALUATION_SCORES,
@@ -37,7 +39,9 @@ def test_the_numbers_of_an_iteration_are_those_of_its_samples(tmp_path: Path):
     score = found.score("jpeg")
     assert score is not None
     assert (found.samples, found.prompts, found.scored, found.alike) == (6, 2, 5, 0)
-    assert (score.mean, score.deviation, score.error) == pytest.approx((known.mean(), known.std(), known.sem()))
+    assert (score.mean, score.deviation) == pytest.approx((known.mean(), known.std()))
+    # To the mean of 0.45, prompt a lacks -0.1 and b 0.1: sqrt(2 (0.1^2 + 0.1^2)) / 5.
+    assert (score.error, score.clusters) == (pytest.approx(0.04), 2)
     assert (score.quantiles[0], score.quantiles[16], score.quantiles[-1]) == (0.0, known.median(), 1.0)
     assert [(one.prompt_id, one.mean, one.n) for one in found.by_prompt] == [("a", 0.5, 2), ("b", 1.25 / 3, 3)]
     assert [(one.what, one.reason, one.count) for one in found.failures] == [
@@ -81,7 +85,9 @@ def test_held_out_samples_are_compared_with_version_0(tmp_path: Path):
     (change,) = last.changes
     assert (change.of, change.n, change.better, change.worse) == ("jpeg", 3, 2, 0)
     # Prompt t rose by 0.5 and 0, prompt u by 0.5.
-    assert (change.mean, change.error) == pytest.approx((1 / 3, pd.Series([0.25, 0.5]).sem()))
+    assert (change.mean, change.clusters) == (pytest.approx(1 / 3), 2)
+    # Prompts move the mean before by 1/16, after, where u has one sample, by 5/36: 2 (5/36 - 1/16).
+    assert change.error == pytest.approx(11 / 72)
     assert last.shown["improved"] == tuple(last.first)
     assert [(last.first[i].score, last.pictures[i].score) for i in last.first] == [(0.0, 0.5), (0.5, 1.0)]
     assert first.shown["fixed"] == last.shown["fixed"]
@@ -149,3 +155,19 @@ def test_many_large_pictures_fit_by_becoming_smaller():
 )
 def test_what_is_shown_is_evenly_spaced_with_both_ends(count: int, most: int, places: list[int]):
     assert choosing.evenly(range(count), most) == places
+
+
+@pytest.mark.parametrize(("prompts", "error"), [(1, None), (8, 0.25)])
+def test_fragments_of_earlier_versions_are_read_with_their_errors_over_prompts(prompts: int, error: float | None):
+    """They had errors over samples too, and took those for the errors of a single prompt."""
+    score = {"reward": "jpeg", "score": "jpeg", "n": 64, "mean": 0.5, "deviation": 0.8}
+    score |= {"error": 0.1, "prompt_error": 0.25}
+    change = {"of": "jpeg", "mean": 0.1, "error": 0.25, "n": 64, "better": 40, "worse": 24}
+    of_loss = change | {"of": "held-out loss", "n": 5}
+    old = {"k": 2, "prompts": prompts, "scores": [score], "changes": [change, of_loss]}
+    old["loss"] = {"mean": 1.0, "error": 0.2, "n": 5}
+    found = Excerpt.read(canonical_json(old), "fragment.json")
+    assert [(one.error, one.clusters) for one in (*found.scores, found.changes[0])] == [(error, prompts)] * 2
+    assert found.loss is not None
+    assert [(one.error, one.clusters) for one in (found.changes[1], found.loss)] == [(0.25, 5), (0.2, 5)]
+    assert Excerpt.read(found.encode(), "fragment.json") == found

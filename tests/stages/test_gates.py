@@ -7,14 +7,14 @@ import pandas as pd
 import pytest
 from pydantic import ValidationError
 
-from cosmos_rl_core.algorithms import grpo, nft
-from cosmos_rl_core.algorithms._advantages import decoupled
+from cosmos_rl_core.algorithms import ddrl, grpo, nft
+from cosmos_rl_core.algorithms._advantages import decoupled, floor_share
 from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.config.train import Gate, RewardConfig
 from cosmos_rl_core.errors import GateError
 from stages import contracts
 from stages.artifacts.manifest import Manifest
-from stages.scoring.rewards import gated, label_of
+from stages.scoring.rewards import gated, held_back_prompts, label_of, placed
 
 PROMPTS = {"type": "nft", "dataset": {"name": "mock"}}
 
@@ -55,13 +55,60 @@ def test_a_bound_itself_passes():
     assert [*found["valid"]] == [True, True]
 
 
-def test_the_worst_reward_of_the_prompt_replaces_that_of_a_gated_sample():
+def test_a_gated_sample_gets_the_lowest_reward_of_those_of_its_prompt_that_pass():
     table = samples([5, 1, 7, None, 8, 9], [0.0, 1, 1, 0.0, 0.0, 1], "aaaabb")
-    found = gated(table, {"g": gate("worst", min=0.5)})
-    assert [*found["reward"].fillna(-9)] == [1, 1, 7, -9, 8, 9]
-    assert [*found["reward.r"].fillna(-9)] == [1, 1, 7, -9, 8, 9]
+    found = placed(gated(table, {"g": gate("worst", min=0.5)}))
+    assert [*found["reward"].fillna(-9)] == [1, 1, 7, -9, 9, 9]
+    assert [*found["reward.r"].fillna(-9)] == [1, 1, 7, -9, 9, 9]
     assert [*found["valid"]] == [True, True, True, False, True, True]
+    assert [*found["held"]] == [True, False, False, False, True, False]
     assert found["gated"].tolist()[0] == "g 0 < min 0.5: worst"
+
+
+@pytest.mark.parametrize("on_fail", ["worst", "exclude"])
+def test_a_prompt_without_a_sample_that_passes_teaches_nothing(on_fail: Any):
+    table = gated(samples([5, 1, 7, 2], [0.0, 0.0, 1, 1], "aabb"), {"g": gate(on_fail, min=0.5)})
+    table = placed(table) if on_fail == "worst" else table
+    assert [*table["valid"]] == [False, False, True, True]
+    assert held_back_prompts(table.assign(rollout="r")) == 1
+
+
+ALGORITHMS: dict[str, Any] = {
+    "nft, sum": nft.Options.model_validate(PROMPTS),
+    "nft, own deviation": nft.Options.model_validate({**PROMPTS, "global_std": False}),
+    "nft, gdpo": nft.Options.model_validate({**PROMPTS, "mixing": "gdpo", "global_std": False}),
+    "grpo, average": grpo.Options.model_validate({**PROMPTS, "type": "grpo"}),
+    "grpo, exponential average": grpo.Options.model_validate({**PROMPTS, "type": "grpo", "exp_reward": True}),
+    "grpo, average, one deviation": grpo.Options.model_validate({**PROMPTS, "type": "grpo", "global_std": True}),
+    "grpo, sum": grpo.Options.model_validate({**PROMPTS, "type": "grpo", "reward_average": False}),
+    "grpo, gdpo": grpo.Options.model_validate({**PROMPTS, "type": "grpo", "reward_average": False, "mixing": "gdpo"}),
+    "ddrl": ddrl.Options.model_validate({**PROMPTS, "type": "ddrl", "data_beta": 0}),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_gated_sample_always_has_the_lowest_advantage_of_its_prompt(name: str):
+    options = ALGORITHMS[name]
+    mixing, weights = options.mixing, {"a": 1.0, "b": 0.3, "c": -0.5}
+    for seed in range(40):
+        draw = np.random.default_rng(seed)
+        groups = int(draw.integers(1, 5))
+        prompts = np.repeat(np.arange(groups).astype(str), draw.integers(3, 9, groups))
+        scales = 10.0 ** draw.integers(-2, 4, len(weights))
+        columns = {w: scale * draw.standard_normal(len(prompts)) for w, scale in zip(weights, scales, strict=True)}
+        table = pd.DataFrame({"sample_id": [f"s{i}" for i in range(len(prompts))], "prompt_id": prompts})
+        table = table.assign(valid=draw.random(len(prompts)) > 0.1, **{"gate.g": draw.random(len(prompts))})
+        table = table.assign(**{f"score.{w}": columns[w] for w in weights})
+        table = table.assign(**{f"reward.{w}": weights[w] * columns[w] for w in weights})
+        table = gated(table.assign(reward=table.filter(like="reward.").sum(axis=1)), {"g": gate("worst", 1.0, min=0.4)})
+        found = algorithm_of(options).advantages(placed(decoupled(table, weights) if mixing == "gdpo" else table))
+        for prompt in {*found.loc[found["used"], "prompt_id"]}:
+            members = (found["used"] & (found["prompt_id"] == prompt)).to_numpy(bool)
+            advantages, held = found["advantage"].to_numpy()[members], found["held"].to_numpy(bool)[members]
+            assert np.all(advantages[held] == advantages.min())
+            if not getattr(options, "exp_reward", False) and np.abs(advantages).max() < 4:
+                assert abs(advantages.sum()) < 1e-6
+        assert not found.loc[~found["prompt_id"].isin(found.loc[table["valid"], "prompt_id"]), "used"].any()
 
 
 def test_a_sample_that_the_gate_cannot_score_is_a_failure_and_no_pass():
@@ -111,6 +158,18 @@ def test_a_weight_of_a_tenth_counts_a_tenth_whatever_the_scale():
     np.testing.assert_allclose(mixed({"a": 1, "b": 0.1}, a=a, b=b), wanted / wanted.std(), rtol=3e-4)
     # Parts of one half of 0.1 and of 10 divide the same way: only the ratio of weights counts.
     np.testing.assert_allclose(mixed({"a": 10, "b": 1}, a=a, b=b), wanted / wanted.std(), rtol=3e-4)
+
+
+def test_the_floor_of_the_deviation_damps_scores_of_a_small_scale():
+    prompts, scores = np.array([*"aabb"]), np.array([0.0, 2.0, 5.0, 7.0])
+    for scale, lost in ((1.0, 1e-4), (1e-3, 1 / 11), (1e-4, 0.5)):
+        assert floor_share(scale * scores, prompts, global_std=False) == pytest.approx(lost, rel=1e-3)
+    assert floor_share(1e-4 * scores, prompts, global_std=True) == pytest.approx(1 / (1 + 7.25**0.5))
+    assert floor_share(np.array([1.0, 1.0, np.nan, 4.0]), prompts, global_std=False) == 0.0
+    # Two rewards of equal weights, one of deviation 1e-4: it counts half.
+    a, b = [0.0, 2.0, 0.0, 2.0], [0.0, 2e-4, 2e-4, 0.0]
+    found = mixed({"a": 1, "b": 1}, a=a, b=b)
+    assert (found[1] - found[3]) / (found[1] + found[3]) == pytest.approx(0.5, rel=1e-3)
 
 
 def test_equal_scores_of_a_prompt_carry_no_signal_in_the_mix():

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 
 from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.estimates.estimate import Estimate, mean_of
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input
 from stages.reporting.book import Book, Piece
 from stages.reporting.excerpt import Change, Excerpt, Score, Tripped
-from stages.reporting.numbers import Estimate
 from stages.reporting.page import report_page
 from stages.reporting.scores import moved, signs
 from tests.stages.made_up import (
@@ -51,36 +51,37 @@ def section(page: str, name: str) -> str:
 
 
 def expected(scores: Sequence[float | None]) -> Estimate:
-    known = pd.Series([score for score in scores if score is not None], dtype="float64")
-    return Estimate(float(known.mean()), float(known.std() / len(known) ** 0.5), len(known))
+    """The estimate over two prompts with as many samples each."""
+    return mean_of(pd.Series(scores, dtype="float64"), [i // (len(scores) // 2) for i in range(len(scores))])
 
 
 @pytest.mark.parametrize("scores", EVALUATION_SCORES)
-def test_held_out_mean_and_standard_error_are_those_of_the_valid_samples(page: str, scores: list[float | None]):
+def test_held_out_means_are_of_valid_samples_and_errors_over_prompts(page: str, scores: list[float | None]):
     estimate = expected(scores)
     shown = f"<b>{estimate.shown}<i> {estimate.error_shown}</i></b>"
     assert f"{shown}<span>n = {sum(s is not None for s in scores)}</span>" in section(page, "learned")
 
 
 def test_the_change_is_paired_by_sample_and_its_error_is_over_prompts(page: str):
-    # Prompt t rose by 0.5 and 0, prompt u by 0.5.
-    change = Estimate(1 / 3, expected([0.25, 0.5]).error, 3)
+    # See test_fragment.
+    change = Estimate(1 / 3, 11 / 72, 3, 2)
     told = f"<b>+{change.shown}<i> {change.error_shown}</i></b><span>n = 3<"
     assert f"<span>change, sample by sample</span>{told}" in page
     assert "Of 3 held-out samples 2 got better and 0 worse" in page
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "words"),
+    ("change", "error", "prompts", "words"),
     [
-        (0.5, 0.2, "rose"),
-        (-0.5, 0.2, "fell"),
-        (0.4, 0.2, "did not clearly change"),
-        (0.4, float("nan"), "did not clearly change"),
+        (0.5, 0.2, 4, "rose"),
+        (-0.5, 0.2, 4, "fell"),
+        (0.4, 0.2, 4, "did not clearly change"),
+        (0.5, 0.2, 3, "did not clearly change"),
+        (0.4, float("nan"), 8, "did not clearly change"),
     ],
 )
-def test_the_first_heading_says_whether_it_learned(change: float, error: float, words: str):
-    assert Estimate(change, error, 8).direction == words
+def test_the_first_heading_says_whether_it_learned(change: float, error: float, prompts: int, words: str):
+    assert Estimate(change, error, 8, prompts).direction == words
 
 
 def test_the_curve_shows_each_iterations_mean_and_standard_error(page: str):
@@ -105,9 +106,9 @@ def rising(*tripped: Tripped) -> Book:
     """A run whose reward rose in training and on held-out samples."""
 
     def score(mean: float) -> Score:
-        return Score(reward="jpeg", score="jpeg", n=8, mean=mean, deviation=1.0, error=0.1, prompt_error=0.1)
+        return Score(reward="jpeg", score="jpeg", n=8, mean=mean, deviation=1.0, error=0.1, clusters=8)
 
-    change = Change(of="jpeg", mean=1.0, error=0.1, n=8, better=8, worse=0)
+    change = Change(of="jpeg", mean=1.0, error=0.1, n=8, clusters=8, better=8, worse=0)
     excerpts = Excerpt(k=0, scores=(score(0.0),)), Excerpt(k=1, scores=(score(1.0),), tripped=tripped)
     judged = Excerpt(k=0), Excerpt(k=2, changes=(change,))
     iterations, versions = ([*map(Piece, some)] for some in (excerpts, judged))
@@ -168,6 +169,14 @@ def test_every_text_is_escaped(tmp_path: Path, run_inputs: dict[str, list[Input]
     assert "<b>A" not in page
 
 
+def test_characters_that_change_a_terminal_or_the_order_of_a_text_are_shown(
+    tmp_path: Path, run_inputs: dict[str, list[Input]]
+):
+    page = page_of(tmp_path, run_inputs, title="a\x1b[2J\u202eb")
+    assert r"a\x1b[2J\u202eb" in page
+    assert not {"\x1b", "\u202e"} & set(page)
+
+
 def test_the_page_needs_nothing_from_elsewhere(page: str):
     sources = re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?([^\"')>]*)", page)
     places = {source for source in sources if not source.startswith("data:image/webp;base64,")}
@@ -209,7 +218,7 @@ def test_a_fragment_of_another_version_is_refused(tmp_path: Path, run_inputs: di
     [(0.5, 0.0123, "0.500 ± 0.012"), (-21.26, 1.5, "−21.3 ± 1.5"), (0.5, float("nan"), "0.5"), (3.0, 0.0, "3 ± 0")],
 )
 def test_an_estimate_has_as_many_digits_as_its_error_allows(mean: float, error: float, words: str):
-    assert str(Estimate(mean, error, 4)) == words
+    assert str(Estimate(mean, error, 4, 4)) == words
 
 
 def test_the_stages_start_without_torch():

@@ -1,5 +1,6 @@
 """Supervised steps of a VLM: the loss beside the stock model's, and what may not change it."""
 
+import json
 import os
 import signal
 from functools import partial
@@ -10,24 +11,32 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.conversations.packing import LABELS, packed
 from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.parallel.distributed import Group
+from cosmos_rl_core.parallel.parallelism import Parallelism
 from cosmos_rl_core.weights.parts import CURRENT, EMA
 from stages.artifacts.artifact import Artifact
+from stages.artifacts.attempt import Attempt
 from stages.artifacts.slots import input_of
+from stages.context import Context
 from stages.contracts import METRICS
-from stages.execution.outcome import read_status
+from stages.execution.execution import Execution
+from stages.execution.outcome import Outcome, read_status
+from stages.execution.runner import execute
 from stages.formats.policies import read_part
 from stages.formats.tables import read_table
-from stages.vlm.loading import prompts_of
+from stages.vlm.loading import load, prompts_of
+from stages.vlm.settings import VlmEvaluate, VlmFinetune
 from stages.vlm.tokens import Conversations, Tokens
 from stages.vlm.trainer import VlmTrainer
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
 from tests.stages.conftest import make
-from tests.stages.ranks import RanksFailed, run_on_ranks
+from tests.stages.ranks import RanksFailed, run_on_ranks, start_ranks
 from tests.stages.vlm_data import Talks
 
 EVERY = ("vision", "projector", "language")
@@ -107,6 +116,34 @@ def test_without_balance_each_row_counts_the_same(talks: Talks):
     assert one != pytest.approx(other, rel=1e-4)
 
 
+@pytest.mark.parametrize("balanced", [True, False])
+def test_shorter_rows_after_a_lack_of_memory_train_the_same_objective(talks: Talks, balanced: bool):
+    lengths = Tokens(Artifact(input_of(f"{talks.folder}/tokens"))).index["tokens"].tolist()
+    settings: dict[str, Any] = {"row_length": sum(lengths[:3]), "balance_dp_token": balanced}
+    requests = [talks.finetune_request(f"{name}-{balanced}", "language", range(2), **settings) for name in "ab"]
+    make(requests[0], talks.folder)
+    # Rows of a quarter hold one conversation each: they are divided, and their number is another.
+    for halving in range(2):
+        outcome, execution = Outcome(talks.folder / f"halved-{balanced}-{halving}", 0), Execution(halve=True)
+        with pytest.MonkeyPatch.context() as patched:
+            if halving == 0:
+                patched.setattr(VlmTrainer, "step", _lacks_memory)
+                with pytest.raises(MemoryError):
+                    execute(requests[1], execution, outcome)
+            else:
+                execute(requests[1], execution, outcome)
+    layout = json.loads(next(Path(requests[1].slot).rglob("layout.2.json")).read_bytes())["body"]
+    assert (layout["halvings"], layout["layout"]["row_length"]) == (2, settings["row_length"] // 4)
+    one, other = (metrics(talks, f"{name}-{balanced}") for name in "ab")
+    assert one["loss"].tolist() == pytest.approx(other["loss"].tolist(), rel=1e-5)
+    assert one["grad_norm"].tolist() == pytest.approx(other["grad_norm"].tolist(), rel=1e-4)
+    assert distance(*(part(talks, f"{name}-{balanced}") for name in "ab")) < 1e-4
+
+
+def _lacks_memory(self: VlmTrainer, index: int, rows: Any) -> None:
+    raise MemoryError
+
+
 @pytest.mark.parametrize(
     ("policy", "settings"),
     [("language", {}), ("every", {"trains": EVERY, "keeps_ema": True}), ("lora", {"lora": LORA})],
@@ -133,6 +170,14 @@ def test_ranges_of_steps_give_the_bits_of_one_range(talks: Talks, policy: str, s
         assert distance(part(talks, f"{policy}-whole", name), part(talks, f"{policy}-second", name)) == 0
     with pytest.raises(ArtifactError, match="has clocks"):
         talks.finetune("skipped", f"{policy}-first", range(3, 4), k=1, **settings)
+
+
+def test_an_answer_that_was_cut_off_is_not_correct(talks: Talks):
+    # The parser finds the same in every answer.
+    summary = talks.evaluate("cut", "language", max_new_tokens=1, parsers={"mine": "()"}).summary
+    table = read_table(Artifact(input_of(f"{talks.folder}/cut")), VlmEvaluate.ANSWERS)
+    assert table["correct"].tolist() == (table["whole"] & table["asked"]).tolist()
+    assert summary["unfinished"] == (table["asked"] & ~table["whole"]).sum() > 0
 
 
 def test_frozen_parts_are_no_part_of_a_policy(talks: Talks):
@@ -176,6 +221,30 @@ def test_two_ranks_have_the_loss_of_one(talks: Talks, shards: int, tmp_path: Pat
     assert one["loss"].tolist() == pytest.approx(two["loss"].tolist(), rel=1e-6)
     assert one["label_tokens"].tolist() == two["label_tokens"].tolist()
     assert distance(part(talks, "alone"), part(talks, f"two-{shards}")) < 1e-4
+
+
+def load_for_another_device(talks: Talks, folder: Path, lora: LoraConfig | None) -> None:
+    """On each of two ranks that share the weights. Tensors that were not moved would meet others in the first pass."""
+    execution = Execution(parallelism=Parallelism(world_size=2, dp_shard_size=2))
+    group = Group(60.0, execution.parallelism)
+    group.device = torch.device("meta")
+    request = talks.finetune_request("elsewhere", "lora" if lora else "every", range(1), lora=lora, trains=EVERY)
+    context = Context(Attempt(request, {}, 1, "a"), group, Outcome(folder, group.rank), execution=execution)
+    model, weights = load(request.settings(VlmFinetune), prompts_of(talks.vlm), context, "float32")
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    sharded = {name for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+    assert sharded
+    assert {name for name in tensors.keys() - sharded if tensors[name].device != group.device} == set()
+    trained = [parameter for name, parameter in weights.parameters.items() if not weights.shards.cuts(name)]
+    assert {parameter.device for parameter in trained} == {group.device}
+    group.close()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_what_ranks_do_not_share_is_moved_to_their_device(talks: Talks, lora: LoraConfig | None, tmp_path: Path):
+    """Their mesh is of CPUs, their device is another one: embeddings, norms, biases, adapters and buffers go there."""
+    start_ranks(partial(load_for_another_device, talks, tmp_path, lora), tmp_path, 2, 120)
 
 
 @pytest.mark.processes

@@ -1,0 +1,1 @@
+"""Means, the standard errors of means, and how both are written."""
