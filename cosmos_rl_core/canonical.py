@@ -4,6 +4,7 @@ import hashlib
 import json
 from typing import Any
 
+_SCALARS = frozenset((str, int, float, bool, type(None)))
 _COMPACT: dict[str, Any] = {"separators": (",", ":"), "ensure_ascii": False}
 
 
@@ -23,6 +24,33 @@ def digest(value: Any) -> str:
 def sha256(data: bytes) -> str:
     """Return the sha256 (hex) of bytes."""
     return hashlib.sha256(data).hexdigest()
+
+
+def require_exchangeable(value: Any) -> None:
+    """Raise ``TypeError``, with the place, for a value that reads back from JSON as another one, or of another type.
+
+    What may be exchanged are dicts with strings as keys, lists, strings, numbers, booleans and None, and no subclasses
+    of these: keys become strings, tuples lists and members of an enumeration their values. NaN reads back as NaN.
+    """
+    found = _changed(value)
+    if found is not None:
+        raise TypeError(f"ranks exchange JSON, which does not give back value{found}; send plain lists and dicts")
+
+
+def _changed(value: Any) -> str | None:
+    """Return place and type of the first thing that JSON does not give back, e.g. ``["a"][0]: tuple (1, 2)``."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return None
+    if kind is list:
+        places = ((f"[{number}]", one) for number, one in enumerate(value))
+    elif kind is dict:
+        if (key := next((key for key in value if type(key) is not str), None)) is not None:
+            return f": key {type(key).__name__} {_brief(key)}"
+        places = ((f'["{key}"]', one) for key, one in value.items())
+    else:
+        return f": {kind.__name__} {_brief(value)}"
+    return next((f"{place}{found}" for place, one in places if (found := _changed(one)) is not None), None)
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:

@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain, zip_longest
 from typing import Any, cast
 
 import pandas as pd
@@ -102,8 +103,10 @@ def _answers(
         rows += rows_of[number]
         context.progress("captioning", len(rows), total)
         refuse([row for row in rows if row["caption"] is None])
-    by_number = sorted((number, some) for found in context.ranks.gather([*rows_of.items()]) for number, some in found)
-    return [row for _, some in by_number for row in some]
+    gathered = context.ranks.gather([rows_of[number] for number in mine])
+    # Rank 1 has shard 1, and so on in turn.
+    in_order = chain.from_iterable(zip_longest(*gathered, fillvalue=Rows()))
+    return [row for some in in_order for row in some]
 
 
 def _ask(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from cosmos_rl_core.canonical import require_exchangeable
 from stages.artifacts.attempt import Attempt
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
@@ -15,11 +16,13 @@ class Alone:
     world_size = 1
 
     def broadcast(self, value: Any) -> Any:
-        """Return the value."""
+        """Return the value. Raises ``TypeError`` for one that another rank would not get as it is."""
+        require_exchangeable(value)
         return value
 
     def gather(self, value: Any) -> list[Any]:
-        """Return a list of the one value."""
+        """Return a list of the one value. Raises ``TypeError`` for one that another rank would not get as it is."""
+        require_exchangeable(value)
         return [value]
 
     def close(self) -> None:

@@ -226,7 +226,7 @@ class Reward(StageConfig):
     """Scores of every sample of a rollout or an evaluation."""
 
     name = "reward"
-    version = 1
+    version = 2
     torch = False
     inputs = {"samples": "one"}
     SCORES: ClassVar[str] = "scores.parquet"
@@ -250,7 +250,7 @@ class Judge(Reward):
     """The same scores by a reward with torch, whose ranks share the samples."""
 
     name = "judge"
-    version = 1
+    version = 2
     distributed = True
     torch = True
 
@@ -264,7 +264,7 @@ class Warn(StageConfig):
     """The distance of a rollout's scores from those of iteration 0, and the limits that they exceed."""
 
     name = "warn"
-    version = 3
+    version = 4
     torch = False
     inputs = {"samples": "one", "scores": "many", "first": "many"}
     EVIDENCE: ClassVar[str] = "evidence.json"
@@ -291,13 +291,15 @@ class Update(Training):
     """Policy k to policy k + 1 from rollouts and their scores, with every schedule resolved to this range of steps."""
 
     name = "update"
-    version = 1
+    version = 2
     distributed = True
     inputs = {"policy": "one", "init": "many", "rollouts": "many", "behaviours": "many", "scores": "many", **_DATA}
     ADVANTAGES: ClassVar[str] = "advantages.parquet"
     """A row a sample: rollout, reward, advantage, whether it is trained on."""
     TRANSITIONS: ClassVar[str] = "transitions.parquet"
     """A row a trained transition; written by algorithms that train on recorded steps."""
+    HELD_BACK: ClassVar[str] = "prompts_held_back"
+    """Name in the summary of the number of prompts of which no sample passes the gates; left out if there are none."""
     algorithm: AnyRewarded
     reward_weights: dict[str, float]
     """Weight of each reward in the sum that trains, without monitored rewards."""
@@ -362,11 +364,11 @@ class Validate(OnPolicy):
     """Diffusion loss of a policy on held-out media, at fixed noise and fixed noise levels."""
 
     name = "validate"
-    version = 1
+    version = 2
     distributed = True
     inputs = {"policy": "one", "init": "many", **_DATA}
     LOSSES: ClassVar[str] = "losses.parquet"
-    """A row an item and noise level."""
+    """A row an item and noise level, with the medium that the item is a clip of."""
     num_levels: int = 8
     """Noise levels of each item: the midpoints of this many equal parts of [0, 1]."""
     batch_size: int

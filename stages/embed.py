@@ -27,14 +27,14 @@ def run(request: Request, context: Context) -> dict[str, int]:
     spec = directories.spec(directories.resolve_path(config.model.path))
     pool = Pool(request, ranks.numerics, spec.unread_padding)
     mine = _entries(config, distinct[ranks.rank :: ranks.world_size], pool, context)
-    entries = {text: entry for some in ranks.gather(mine) for text, entry in some.items()}
+    entries = {name: entry for some in ranks.gather(index_of(mine)) for name, entry in some.items()}
     if ranks.rank == 0:
-        context.attempt.put_json(INDEX, index_of({one: entries[text] for one, text in texts.items()}))
+        context.attempt.put_json(INDEX, {one: entries[text.name] for one, text in texts.items()})
     return {"prompts": sum(not text.is_negative for text in texts.values())}
 
 
-def _entries(config: contracts.Embed, texts: list[Text], pool: Pool, context: Context) -> dict[Text, FileEntry]:
-    """Return the pool's files of these texts. Those that no process has made are made, and written meanwhile."""
+def _entries(config: contracts.Embed, texts: list[Text], pool: Pool, context: Context) -> dict[str, FileEntry]:
+    """Return the pool's files of these texts, by their names. What no process has made is made, written meanwhile."""
     found = dict(pool.find(texts))
     missing = [text for text, entry in found.items() if entry is None]
     done = len(texts) - len(missing)
@@ -45,7 +45,7 @@ def _entries(config: contracts.Embed, texts: list[Text], pool: Pool, context: Co
         for number, ((text, _), entry) in enumerate(stored, 1):
             context.progress("making embeddings", done + number, len(texts))
             found[text] = entry
-    return {text: entry for text, entry in found.items() if entry is not None}
+    return {text.name: entry for text, entry in found.items() if entry is not None}
 
 
 def _encoded(config: contracts.Embed, texts: list[Text], context: Context) -> Iterator[tuple[Text, Conditioning]]:

@@ -7,11 +7,9 @@ import torch
 from torch import Tensor
 
 from cosmos_rl_core import seeds
-from cosmos_rl_core.algorithms._needs import trained_steps
 from cosmos_rl_core.models._base import CONDITIONAL_LATENTS, Conditioning, Model, generated, guided_velocity, stack
 from cosmos_rl_core.models._media import NotFiniteError
 from cosmos_rl_core.parallel.precision import computes_in
-from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import Trajectory, sample
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.weights.policy_weights import to_bytes
@@ -19,7 +17,15 @@ from stages import contracts
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.formats.embeddings import NEGATIVE, Embeddings
-from stages.formats.generating import SamplePlan, planned, vae_batches, with_media, write_samples
+from stages.formats.generating import (
+    SamplePlan,
+    grid_facts,
+    planned,
+    recorded_steps,
+    vae_batches,
+    with_media,
+    write_samples,
+)
 from stages.formats.samples import StoredSample
 from stages.training.given import GivenMedia
 from stages.training.loading import load_policy
@@ -47,9 +53,8 @@ class _Generator:
         prompt_ids = [prompt.id for prompt in config.prompts]
         self.conditioning = Embeddings(request.inputs["embeddings"], [*prompt_ids, NEGATIVE])
         self.given = GivenMedia.of(request)
-        self.recorded = {i: _recorded(request, config, self.kernel, i) for i in prompt_ids}
-        times = [step.t for step in self.kernel.steps]
-        facts = {"policy": policy.content, "sigmas": list(self.kernel.sigmas), "t": times}
+        self.recorded = {i: recorded_steps(request, self.kernel, i) for i in prompt_ids}
+        facts = {"policy": policy.content} | grid_facts(self.kernel)
         self.facts = {i: facts | {"trained_steps": list(self.recorded[i])} for i in prompt_ids}
         """What the index says of a prompt's samples besides the prompt, seeds and given frames."""
 
@@ -130,15 +135,6 @@ def decode_finite(model: Model, latents: Tensor, finite: list[bool]) -> list[np.
         finite = [is_finite and has_pixels(place) for place, is_finite in enumerate(finite)]
         found = pixels(finite)
     return [picture if kept else None for picture, kept in zip(found, finite, strict=True)]
-
-
-def _recorded(request: Request, config: contracts.Rollout, kernel: Kernel, prompt_id: str) -> tuple[int, ...]:
-    """Return the steps to store of a prompt's samples; a random step is drawn from those with noise."""
-    if not config.train_on:
-        return ()
-    key = (request.seed, "trained steps", request.iteration or 0, prompt_id)
-    order = seeds.permutation(len(kernel.trainable), *key)
-    return trained_steps(config.train_on, [kernel.trainable[i] for i in order])
 
 
 def _stored(trajectory: Trajectory, place: int, steps: tuple[int, ...]) -> dict[str, Tensor]:

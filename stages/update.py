@@ -24,6 +24,7 @@ from stages.formats.policies import read_part
 from stages.formats.samples import place_of
 from stages.formats.tables import to_parquet
 from stages.scoring.advantages import advantages
+from stages.scoring.rewards import held_back_prompts
 from stages.training.draws import DataDraws, Draw, LatentDraws, Stored, TransitionDraws
 from stages.training.drift import DriftWatch
 from stages.training.micro_batches import made_ahead, my_share
@@ -84,8 +85,8 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     trainer.write(copies, iteration)
     if group.rank == 0:
         context.attempt.put(contracts.Update.ADVANTAGES, to_parquet(table.drop(columns="key")))
-    excluded = len(table[~table["used"]])
-    return trainer.summary() | trainer.watcher.summary() | ({"excluded": excluded} if excluded else {})
+    counts = {"excluded": len(table[~table["used"]]), contracts.Update.HELD_BACK: held_back_prompts(table)}
+    return trainer.summary() | trainer.watcher.summary() | {name: count for name, count in counts.items() if count}
 
 
 def _add_behaviours(
@@ -120,10 +121,10 @@ def _draws(request: Request, algorithm: Algorithm, model: Model, stored: Stored)
     rollout = Artifact(request.inputs["rollouts"][0]).manifest
     media = contracts.MediaShape.model_validate(rollout.config["media"])
     schedule = partial(model.schedule, size=media.size, frames=media.frames)
-    if not algorithm.needs.transitions:
-        key, sigmas = (request.seed, request.iteration or 0), schedule(num_steps).sigmas
-        return [(LatentDraws(stored, key, sigmas, num_times), num_times)]
     kernel = kernel_of(config.sample, lambda: schedule(num_steps))
+    if not algorithm.needs.transitions:
+        key = request.seed, request.iteration or 0
+        return [(LatentDraws(stored, key, kernel.levels, num_times), num_times)]
     steps = TransitionDraws(stored, kernel)
     if (term := algorithm.needs.data_term) is None:
         return [(steps, num_times)]

@@ -136,6 +136,6 @@ class Captioner:
         options = self._options.pinned()
         # Imported here, so that planning never loads torch.
         torch, vlms = import_module("torch"), import_module("cosmos_rl_core.vlms._model")
-        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        device = import_module("cosmos_rl_core.parallel.devices").current()
         dtype = getattr(torch, options.param_dtype)
         return vlms.load(_folders.resolve(options.model), device, dtype, options.changes, options.max_side)

@@ -33,6 +33,13 @@ def without_effect(recipe: Recipe) -> Iterator[str]:
         yield from _sentences(rows(recipe))
 
 
+def has_losses_on_media(recipe: Recipe) -> bool:
+    """Return whether anything computes a diffusion loss on media: training, beside rewards, or on held-out ones."""
+    options, validation = recipe.train.train_policy, recipe.validation
+    trains = not options.rewarded or algorithm_of(options).needs.data_term is not None
+    return trains or (validation is not None and validation.data is not None)
+
+
 def of_launch(launch: LaunchConfig) -> Iterator[str]:
     """Yield a sentence for each group of settings of ``[launch]`` that were written and that nothing reads."""
     yield from _sentences(_of_launch(launch))
@@ -92,6 +99,8 @@ def _of_levels(recipe: Recipe) -> Iterator[Row]:
     no_samples = options.rewarded and term is None
     why_mode = f"{options.type} trains on no media here; given frames are of the mode"
     yield "policy.diffusers", density, no_samples, "posterior", why_mode
+    why_guidance = "nothing here is a loss on media"
+    yield "policy.diffusers", density, not has_losses_on_media(recipe), "supervised_guidance_scale", why_guidance
     uniform, why = density.weighting_scheme == "uniform", "weighting_scheme = 'uniform'"
     yield "policy.diffusers", density, uniform and not no_media, "logit_mean logit_std", why
 

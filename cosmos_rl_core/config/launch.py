@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.clusters import KubernetesConfig, PricesConfig, SlurmConfig
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.parallel.parallelism import Parallelism
+from cosmos_rl_core.parallel.parallelism import Device, Parallelism
 
 ON_POLICY = ("rollout", "update", "finetune", "validate")
 """Stages that run the transformer on latents, so that ranks can share the tokens of a video."""
@@ -53,6 +53,14 @@ class LaunchConfig(Section):
     """``cold`` starts a new process for every stage, under torchrun if the stage is distributed. ``warm`` forks
     stages from one process that has imported everything: a stage with almost no work takes 0.1 to 0.5 s instead of
     5 s. ``warm`` is for stages of one process on a CPU."""
+    device: Device | None = None
+    """Where ranks compute. ``cuda``: on a GPU each; it is an error if CUDA cannot be used. ``cpu``: on the CPU; GPUs
+    are counted and locked as if ranks used them, to rehearse a profile. Default: ``cuda`` if this section names GPUs or
+    the machine shows some, else the CPU."""
+    gpus: int | None = Field(default=None, ge=1)
+    """Number of GPUs of this machine that stages may use at once. Stages that need more are refused before anything
+    starts; stages of one wave that together need more run one after the other. Default: all that the flow sees. Not for
+    Slurm and Kubernetes, which have ``gpus_per_node``."""
     processes: int = Field(default=1, ge=1)
     """Number of ranks of each distributed stage."""
     stage_processes: dict[str, Annotated[int, Field(ge=1)]] = {}
@@ -73,9 +81,9 @@ class LaunchConfig(Section):
     forward passes."""
     stage_gpus: dict[str, tuple[Annotated[int, Field(ge=0)], ...]] = {}
     """GPUs of single stages, e.g. ``{update = [0, 1], rollout = [2, 3]}``: indices into the flow's devices
-    (``CUDA_VISIBLE_DEVICES``). Stages that run side by side need disjoint sets. Default: any free GPU for each
+    (``CUDA_VISIBLE_DEVICES``). Stages with disjoint sets can run side by side. Default: any free GPU for each
     process. A stage waits until no other run on this machine uses its devices. With Slurm and Kubernetes only the
-    number of GPUs counts, and each set is a separate allocation."""
+    number of GPUs counts, over all nodes, and each set is a separate allocation."""
     gpu_limit: str | None = Field(default=None, min_length=1)
     """Name of a global concurrency limit of the Prefect server with one slot per GPU, such as ``gpus`` from
     ``cosmos-flows infra init --gpus N``. Stages wait for as many free slots as they use GPUs, then for the devices.
@@ -88,10 +96,11 @@ class LaunchConfig(Section):
     tf32: bool = False
     """Round the factors of float32 matrix products and convolutions to 10 bits on GPUs (TF32). Faster where float32
     is computed (VAEs, text encoders, ``train.param_dtype = "float32"``), but results no longer match the stock
-    pipeline within 1e-4. PyTorch's own default rounds convolutions only."""
+    pipeline within 1e-4. PyTorch's own default rounds convolutions only. Rewards never use it, nor does the reward
+    service, so that one scorer has one score."""
     max_attempts: int = Field(default=4, ge=1)
     """Number of attempts of a stage that fails for a passing reason: killed, hung, out of memory, service
-    unavailable."""
+    unavailable. The same Python exception at the same line on two attempts is no passing reason."""
     retry_delay_s: float = Field(default=2.0, ge=0)
     """Seconds before the second attempt; doubles with each attempt, with jitter."""
     stall_timeout_s: float = Field(default=1800.0, gt=0)
@@ -106,7 +115,7 @@ class LaunchConfig(Section):
     @model_validator(mode="after")
     def _stages_have_room(self) -> "LaunchConfig":
         most = max([self.most_ranks, *self.stage_processes.values()])
-        if self.mode == "warm" and (most > 1 or self.stage_gpus):
+        if self.mode == "warm" and (most > 1 or self.stage_gpus or self.device == "cuda"):
             raise ValueError("mode = 'warm' is for one process on a CPU; use mode = 'cold' here")
         mistakes: dict[str, list[str]] = {}
         for stage in dict.fromkeys((*ON_POLICY, *self._stage_ranks, "any other stage")):
@@ -128,8 +137,9 @@ class LaunchConfig(Section):
     def _launcher_has_its_settings(self) -> "LaunchConfig":
         if self.launcher == "local":
             return self
-        if self.gpu_limit is not None:
-            raise ValueError(f"gpu_limit needs launcher = 'local', found {self.launcher!r}")
+        for name in ("gpu_limit", "gpus"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} needs launcher = 'local', found {self.launcher!r}")
         if self.mode == "warm":
             raise ValueError(f"launcher = {self.launcher!r} needs mode = 'cold'")
         if self.launcher == "kubernetes" and self.kubernetes is None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from cosmos_rl_core.config.base import Section, UserPath
+from cosmos_rl_core.config.base import NOT_IDENTITY, Section, UserPath
 
 ALL_LINEAR = "all-linear"
 """Value of ``target_modules`` for every linear module."""
@@ -183,9 +183,13 @@ class DiffusersConfig(TimeDensity):
     ``[]`` means none. Default: the lines of the stock pipeline's call. Pass the same lines to the pipeline when
     using exported weights."""
     embedded_guidance_scale: float | None = Field(default=None, ge=0)
-    """Guidance-distilled transformers only: the guidance that is an input of the transformer, in training too.
-    Default: the default ``guidance_scale`` of the stock pipeline's call. ``sample.guidance_scale`` is the weight
-    between two predictions, which these pipelines call ``true_cfg_scale``."""
+    """Guidance-distilled transformers only: the guidance that is an input of the transformer, in rollouts, losses on
+    them and evaluations. Default: the default ``guidance_scale`` of the stock pipeline's call.
+    ``sample.guidance_scale`` is the weight between two predictions, which these pipelines call ``true_cfg_scale``."""
+    supervised_guidance_scale: float | None = Field(default=None, ge=0, json_schema_extra=NOT_IDENTITY)
+    """Guidance-distilled transformers only: the same input in losses on media, which are supervised training, held-out
+    losses and a diffusion loss beside rewards. Default: 1 for FLUX.1 dev, as diffusers' commands train it. Its
+    resolved value is part of the identity of what it decides."""
     posterior: Posterior = Field(default="mode", json_schema_extra={"neutral": "mode"})
     """Latents of the media that are trained on: the ``mode`` of the VAE's posterior, or a ``sample``, drawn anew in
     each pass. Samples double the bytes of stored latents. Given frames of rollouts, and held-out losses, are of the

@@ -10,18 +10,18 @@ from typing import Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, model_validator
 
 from cosmos_rl_core import shipped
-from cosmos_rl_core.config import early_warning, effects
+from cosmos_rl_core.config import early_warning, effects, toml
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section, expanded
 from cosmos_rl_core.config.early_warning import EarlyWarningConfig
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.policy import NOT_IN_LORA, PolicyConfig
 from cosmos_rl_core.config.train import (
     AnyAlgorithm,
-    AnyDataset,
     EmaConfig,
     OptimizerConfig,
     RewardConfig,
     RewardedOptions,
+    ValidationConfig,
 )
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers.cosmos_rl.translation import translated
@@ -90,30 +90,6 @@ class RolloutConfig(Section):
     store_budget_gb: float = Field(default=1000.0, gt=0, json_schema_extra=NOT_IDENTITY)
     """Maximum size of the planned rollouts without pictures, and of the text embeddings, in units of 10^9 bytes.
     Planning refuses to exceed it."""
-
-
-class ValidationConfig(Section):
-    """Held-out evaluation: samples by the stock pipeline from exported weights, their rewards, and held-out loss."""
-
-    dataset: AnyDataset | None = None
-    """Prompts that training does not use. The report shows their samples, which all ``[[rewards]]`` score. Default: no
-    held-out samples."""
-    data: AnyDataset | None = None
-    """Media that training does not use, for the diffusion loss of each evaluated policy. Default: no held-out loss."""
-    n_generation: int = Field(default=8, ge=1)
-    """Number of samples per prompt, from fixed seeds."""
-    seed: int = Field(default=0, ge=0)
-    """Seed of the samples, independent of the run's seed, so that runs can be compared."""
-    freq: int = Field(default=0, ge=0)
-    """Number of iterations between evaluations; 0 evaluates the base model and the final policy only."""
-    batch_size: int = Field(default=16, ge=1)
-    """Number of samples in one call of the pipeline."""
-
-    @model_validator(mode="after")
-    def _judges(self) -> "ValidationConfig":
-        if self.dataset is None and self.data is None:
-            raise ValueError("needs `dataset`, prompts for samples, or `data`, media for a held-out loss, or both")
-        return self
 
 
 class LoggingConfig(Section):
@@ -195,6 +171,8 @@ def _mistakes(recipe: Recipe) -> Iterator[str]:
     if weightless := [reward.fn.label for reward in training if reward.weight == 0]:
         yield f"rewards of weight 0 train nothing: {', '.join(weightless)}; give them role = 'monitor'"
     names = [reward.fn.label for reward in rewards]
+    if recipe.validation is not None:
+        yield from recipe.validation.mistakes(names, trains=bool(training))
     if recipe.early_warning is not None:
         yield from early_warning.mistakes(recipe.early_warning, {r.fn.label: r.fn.facts.scores for r in rewards})
     if len(set(names)) != len(names):
@@ -292,9 +270,11 @@ def read_toml(path: str | Path, example: str) -> Values:
     if not file.is_file():
         raise ConfigError(f"no file at {path}; expected a TOML file such as {example}")
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return toml.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def check(values: Values, source: str) -> Recipe:
@@ -330,7 +310,7 @@ def _line(item: Any, model: type[BaseModel]) -> str:
     if item["type"] == "extra_forbidden":
         return f"{where}: unknown key{_hint(item['loc'], model)}"
     message = item["msg"].removeprefix("Value error, ")
-    found = "" if item["type"] in {"missing", "value_error"} else f" (found {item['input']!r})"
+    found = "" if item["type"] in {"missing", "value_error"} else f" (found {toml.shortened(item['input'])})"
     return f"{where}: {message}{found}".removeprefix(": ")
 
 
@@ -377,14 +357,18 @@ def _sections(annotation: Any) -> list[type[BaseModel]]:
 def _apply(values: Values, override: str) -> None:
     path, separator, text = override.partition("=")
     keys = path.strip().split(".")
-    if not separator or not all(keys):
-        raise ConfigError(f"cannot read override {override!r}; expected section.key=value")
+    if not separator or not all(keys) or len(keys) > toml.MAX_DEPTH:
+        raise ConfigError(f"cannot read override {toml.shortened(override)}; expected section.key=value")
     table = values
     for key in keys[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"override {override!r}: {key} is not a table")
+            raise ConfigError(f"override {toml.shortened(override)}: {key} is not a table")
     try:
-        table[keys[-1]] = tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:  # a bare word
-        table[keys[-1]] = text.strip()
+        try:
+            table[keys[-1]] = toml.loads(f"value = {text.strip()}")["value"]
+        except tomllib.TOMLDecodeError:  # a bare word
+            table[keys[-1]] = text.strip()
+            toml.check_limits({"value": text.strip()})
+    except ValueError as error:
+        raise ConfigError(f"override {toml.shortened(override)}: {error}") from error

@@ -25,6 +25,8 @@ class ModelRef(Section):
     """Text put before prompts; None means the stock pipeline's own."""
     embedded_guidance_scale: float | None = None
     """Guidance that the transformer takes as an input; None if it takes none."""
+    supervised_guidance_scale: float | None = Field(default=None, json_schema_extra={"neutral": None})
+    """The same in losses on media, where it is another; None if it is the same."""
 
 
 class MediaShape(Section):

@@ -1,7 +1,7 @@
 """Optimizer, average of weights, and bases of plugin options. Field names are cosmos-rl's."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, SerializeAsAny, model_validator
@@ -149,7 +149,8 @@ class RewardConfig(Section):
     """Highest score that passes a gate. Default: none."""
     on_fail: Literal["exclude", "worst"] = Field(default="exclude", json_schema_extra={"neutral": "exclude"})
     """What becomes of a gated sample: ``exclude`` leaves it out like one without a score; ``worst`` gives it the
-    rewards of the sample of its prompt whose reward is lowest, so that the policy learns to avoid it."""
+    lowest place of its prompt, whatever mixes the rewards, so that the policy learns to avoid it. Its own rewards count
+    nowhere. A prompt without a sample that passes teaches nothing."""
     max_gated_fraction: float = Field(default=0.5, ge=0, le=1, json_schema_extra=NOT_IDENTITY)
     """Maximum share of an iteration's samples that a gate may hold back; above it the update fails."""
     max_attempts: int = Field(default=3, ge=1)
@@ -176,6 +177,43 @@ class RewardConfig(Section):
     def gate(self) -> Gate:
         """Return the bounds."""
         return Gate(min=self.min, max=self.max, on_fail=self.on_fail, max_gated_fraction=self.max_gated_fraction)
+
+
+class ValidationConfig(Section):
+    """Held-out evaluation: samples by the stock pipeline from exported weights, their rewards, and held-out loss."""
+
+    dataset: AnyDataset | None = None
+    """Prompts that training does not use. The report shows their samples, which all ``[[rewards]]`` score. Default: no
+    held-out samples."""
+    data: AnyDataset | None = None
+    """Media that training does not use, for the diffusion loss of each evaluated policy. Default: no held-out loss."""
+    n_generation: int = Field(default=8, ge=1)
+    """Number of samples per prompt, from fixed seeds."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the samples, independent of the run's seed, so that runs can be compared."""
+    freq: int = Field(default=0, ge=0)
+    """Number of iterations between evaluations; 0 evaluates the base model and the final policy only."""
+    batch_size: int = Field(default=16, ge=1)
+    """Number of samples in one call of the pipeline."""
+    best_by: str | None = Field(default=None, min_length=1, json_schema_extra={"neutral": None})
+    """The number that ranks policies, for ``status`` and ``export --best``. ``"reward"``: the weighted sum of the
+    rewards that train, its mean over held-out samples that pass every gate. ``"loss"``: the held-out loss. A name in
+    ``[[rewards]]``: the mean of that score. Default: ``"reward"`` with held-out samples of a run that trains on
+    rewards, else ``"loss"``, else the first reward."""
+
+    @model_validator(mode="after")
+    def _judges(self) -> "ValidationConfig":
+        if self.dataset is None and self.data is None:
+            raise ValueError("needs `dataset`, prompts for samples, or `data`, media for a held-out loss, or both")
+        return self
+
+    def mistakes(self, rewards: Sequence[str], *, trains: bool) -> Iterator[str]:
+        """Yield a sentence if nothing measures what ``best_by`` names, among ``rewards`` by name."""
+        samples = rewards if self.dataset is not None else ()
+        known = ["reward"] * (bool(samples) and trains) + ["loss"] * (self.data is not None) + [*samples]
+        if self.best_by is not None and self.best_by not in known:
+            told = ", ".join(known) or "none"
+            yield f"validation.best_by = {self.best_by!r} is not measured by this recipe; known: {told}"
 
 
 class AlgorithmOptions(Section):

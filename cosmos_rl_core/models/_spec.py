@@ -126,6 +126,8 @@ class ModelSpec:
     embedded_guidance_scale: float | None = None
     """Input of transformers with ``guidance_embeds``: the default of the stock call's ``guidance_scale``. None: the
     family has no such transformers."""
+    supervised_guidance_scale: float | None = None
+    """The same input in losses on media, where it is trained at another value. None: the same value."""
     max_given_frames: int = 0
     """Most latent frames that can be given at the start of a video. Above 0 ``velocity`` takes
     :func:`cosmos_rl_core.models._base.given_frames`."""

@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import functional
 
-from cosmos_rl_core.canonical import differences
+from cosmos_rl_core.canonical import differences, require_exchangeable
 from cosmos_rl_core.errors import ConfigError, CosmosRLError
 from cosmos_rl_core.numerics import numerics
-from cosmos_rl_core.parallel.parallelism import ALONE, Parallelism
+from cosmos_rl_core.parallel.devices import settled
+from cosmos_rl_core.parallel.parallelism import ALONE, Device, Parallelism
 from cosmos_rl_core.parallel.sharding import REPLICATE, SHARD
 
 
@@ -36,15 +37,18 @@ class Group:
     peers: dist.ProcessGroup | None = None
     """Process group of this rank and its peers; None without context parallelism."""
 
-    def __init__(self, timeout_s: float, parallelism: Parallelism = ALONE) -> None:
-        """Join the other ranks. Raises :class:`ConfigError` if the numerics of one differ from those of rank 0."""
+    def __init__(self, timeout_s: float, parallelism: Parallelism = ALONE, device: Device | None = None) -> None:
+        """Join the other ranks, and compute on a ``device`` as :func:`settled` says.
+
+        Raises :class:`ConfigError` if this rank cannot compute there, or if the numerics of one rank differ from those
+        of rank 0.
+        """
         self.parallelism = parallelism
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size, self.data_world_size = parallelism.world_size, parallelism.data_world_size
         cp_size = parallelism.cp_size
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        cuda = torch.cuda.is_available()
-        self.device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+        self.device = settled(device, int(os.environ.get("LOCAL_RANK", "0")))
+        cuda = self.device.type == "cuda"
         self.data_rank, self.leads = self.rank // cp_size, self.rank % cp_size == 0
         if cuda:
             torch.cuda.set_device(self.device)
@@ -81,8 +85,14 @@ class Group:
         return value if self.peers is None else _gather(value if self.leads else None, self.peers)[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the JSON values of all ranks, in rank order, on every rank."""
-        return [value] if self.world_size == 1 else _gather(value, None)
+        """Return the JSON values of all ranks, in rank order, on every rank.
+
+        Raises ``TypeError``, also with one rank, for a value that another rank would not get as it is.
+        """
+        if self.world_size > 1:
+            return _gather(value, None)
+        require_exchangeable(value)
+        return [value]
 
     def close(self) -> None:
         """Leave the process group."""
@@ -92,6 +102,7 @@ class Group:
 
 def _gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
     """Gather JSON values in rank order over ``group``, None for all ranks. Values are sent as JSON, never pickled."""
+    require_exchangeable(value)
     data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     sizes = [int(size) for size in _gather_tensors(torch.tensor(len(data), device="cpu"), group)]
     parts = _gather_tensors(functional.pad(data, (0, max(sizes) - len(data))), group)

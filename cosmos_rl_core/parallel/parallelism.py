@@ -1,8 +1,12 @@
 """The division of a stage's work among its processes: one value, from the recipe to the process group."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from cosmos_rl_core.errors import ConfigError
+
+Device = Literal["cuda", "cpu"]
+"""Where the ranks of a stage compute."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -140,6 +140,11 @@ def compile_blocks(transformer: nn.Module, backend: str = "inductor") -> None:
         block.compile(backend=backend)
 
 
+def move_whole(module: nn.Module, device: torch.device) -> None:
+    """Move to ``device`` what sharding leaves where it is: parameters that every rank has whole, and buffers."""
+    module._apply(lambda tensor: tensor if isinstance(tensor, DTensor) else tensor.to(device))
+
+
 @torch.no_grad()
 def materialise(transformer: nn.Module, device: torch.device, *, offload: bool = False) -> None:
     """Allocate memory for weights on the meta device, and move all others to ``device``.

@@ -29,6 +29,21 @@ def embedded_scale(path: str | Path, setting: float | None) -> float | None:
     return None
 
 
+def supervised_scale(path: str | Path, setting: float | None, embedded: float | None) -> float | None:
+    """Return the guidance that the transformer takes in losses on media; None if it is ``embedded``, or takes none.
+
+    ``setting`` is the recipe's ``policy.diffusers.supervised_guidance_scale``. Raises :class:`ConfigError` for a
+    setting that the transformer does not take.
+    """
+    if embedded is None and setting is not None:
+        raise ConfigError(
+            f"policy.diffusers.supervised_guidance_scale = {setting}: the transformer of this "
+            f"{directories.pipeline_class(path)} takes no guidance as an input; leave it out"
+        )
+    scale = directories.spec(path).supervised_guidance_scale if setting is None else setting
+    return None if embedded is None or scale == embedded else scale
+
+
 def stock_scale(spec: ModelSpec, guidance_scale: float) -> float:
     """Return the stock pipeline's argument for our ``guidance_scale``.
 

@@ -47,6 +47,11 @@ class Kernel:
     """Standard deviation of more noise that is added at the start: EDM's churn of the first level."""
 
     @property
+    def levels(self) -> tuple[float, ...]:
+        """Return the noise levels in [0, 1] at which the model is asked, in order, and a final 0."""
+        return (*(step.t for step in self.steps), 0.0)
+
+    @property
     def trainable(self) -> tuple[int, ...]:
         """Return the indices of the steps with a density, those with noise."""
         return tuple(step.index for step in self.steps if step.std > 0)

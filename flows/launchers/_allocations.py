@@ -22,6 +22,7 @@ from cosmos_rl_core.process_trees import KILLED
 from cosmos_rl_core.storage import store
 from flows.launchers._base import NOT_BEGUN, Job, JobState
 from flows.launchers._processes import module, stage_environment
+from flows.launchers.fitting import with_gpus
 from flows.running.waiting import Waiting
 from flows.running.work_folders import WorkFolder
 from stages.artifacts.request import Request
@@ -150,6 +151,8 @@ class Allocation:
 class AllocatedJobs:
     """See :class:`flows.launchers._base.JobLauncher`."""
 
+    devices: Sequence[str] = ()
+
     def __init__(self, run_url: str, config: LaunchConfig, root: str, scheduler: Scheduler) -> None:
         self._config, self._settings = config, config.allocations
         self._run_url, self._root, self._scheduler = run_url, root, scheduler
@@ -205,7 +208,7 @@ class AllocatedJobs:
         stage = STAGES[job.request.stage]
         if self._settings.hold:
             return self._shared_allocation(stage.name, job.execution.gpus)
-        resources = self._resources(stage.name, job.execution.gpus)
+        resources = with_gpus(self._settings.resources_of(stage.name), len(job.execution.gpus))
         own = self._settings.stages.get(stage.name)
         given = set() if own is None else own.model_fields_set
         less = {} if stage.distributed else {"nodes": 1}
@@ -214,7 +217,7 @@ class AllocatedJobs:
         return self._named(job.name, resources.model_copy(update=update))
 
     def _shared_allocation(self, stage: str, gpus: tuple[int, ...]) -> Allocation:
-        resources = self._resources(stage, gpus)
+        resources = with_gpus(self._settings.resources_of(stage), len(gpus))
         shared_by = {"run": self._run_url, "resources": resources.model_dump(), "gpus": list(gpus)}
         return self._named(f"cosmos-{digest(shared_by)[:20]}", resources)
 
@@ -222,10 +225,6 @@ class AllocatedJobs:
         mailbox = Mailbox(store.join(self._root, name))
         agents = resources.nodes if self._scheduler.agents_per_node else 1
         return Allocation(name, mailbox, agents, resources, self._scheduler, self._settings)
-
-    def _resources(self, stage: str, gpus: tuple[int, ...]) -> Resources:
-        resources = self._settings.resources_of(stage)
-        return resources.model_copy(update={"gpus_per_node": len(gpus)}) if gpus else resources
 
     def _hold(self, allocation: Allocation) -> Allocation:
         return self._held.setdefault(allocation.name, allocation)

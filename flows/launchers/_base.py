@@ -77,6 +77,9 @@ class RunningJob(Protocol):
 class JobLauncher(Protocol):
     """A place where jobs run: this machine, Slurm or Kubernetes."""
 
+    devices: Sequence[str]
+    """Devices of this machine that stages get; none where a scheduler gives them."""
+
     def __init__(self, run_url: str, config: LaunchConfig) -> None: ...
 
     def reserve(self, requests: Sequence[Request], waiting: Waiting) -> AbstractContextManager[None]:

@@ -85,7 +85,11 @@ def stage_command(
 
 def stage_environment(launch: LaunchConfig) -> dict[str, str]:
     """Return the environment variables that every stage process gets."""
-    return {"OMP_NUM_THREADS": str(launch.threads), "PYTHONUNBUFFERED": "1"} | launch.environment
+    return {
+        "OMP_NUM_THREADS": str(launch.threads),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONIOENCODING": "utf-8",
+    } | launch.environment
 
 
 def _environment(launch: LaunchConfig) -> dict[str, str]:

@@ -27,10 +27,13 @@ from typing import IO
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, UnavailableError
+from cosmos_rl_core.parallel.parallelism import Device
 from flows.running.waiting import Waiting
 from stages.contracts import STAGES
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+MIG = "MIG-"
+"""Beginning of the name of a part of a GPU. CUDA shows a process one such part, whatever the variable names."""
 LOCKS = Path("/tmp/cosmos-flows-devices.lock")
 """File of locks. Not in ``TMPDIR``, which differs between users."""
 CHOOSING = 0
@@ -74,6 +77,20 @@ def need_of(stage: str, launch: LaunchConfig) -> Need:
         return Need(stage, len(chosen), chosen)
     alone = int(STAGES[stage].torch)
     return Need(stage, launch.processes_of(stage) if STAGES[stage].distributed else alone)
+
+
+def device_of(stage: str, launch: LaunchConfig, devices: Sequence[str]) -> Device | None:
+    """Return where the ranks of a stage compute. ``devices`` are those that this machine gives to stages.
+
+    None leaves it to the ranks, which take a GPU if they see one: the profile names none, and none is known here.
+    """
+    if launch.device is not None or launch.mode == "warm":
+        return launch.device or "cpu"
+    if launch.launcher == "local":
+        named = devices or launch.gpus or launch.gpu_limit or launch.stage_gpus
+    else:
+        named = launch.stage_gpus.get(stage) or launch.allocations.resources_of(stage).gpus_per_node
+    return "cuda" if named else None
 
 
 def visible(environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -144,12 +161,19 @@ def require(needs: Sequence[Need], devices: Sequence[str]) -> None:
             raise ConfigError(
                 f"launch.stage_gpus.{need.stage} has {absent[0]}, which is no index into the visible devices; {seen}"
             )
+        whole = [device for device in _eligible(need, devices) if not device.startswith(MIG)]
+        if need.count > 1 and len(whole) < need.count <= len(devices):
+            raise ConfigError(f"{need.stage}: {need.count} processes cannot meet on MIG devices; {seen}")
     if (count := sum(need.count for need in needs)) > len(devices):
         stages = " and ".join(need.stage for need in needs)
         raise ConfigError(
             f"{stages} need {count} GPUs, one for each process; {seen}. Use fewer processes (launch.processes), or "
             f"show more devices ({VISIBLE})"
         )
+
+
+def _eligible(need: Need, devices: Sequence[str]) -> list[str]:
+    return [devices[index] for index in need.chosen] or sorted(devices)
 
 
 @contextmanager
@@ -201,7 +225,8 @@ def _take(needs: Sequence[Need], devices: Sequence[str]) -> list[Share] | None:
         # Needs for certain devices come first, so that no other need takes these devices.
         for share in sorted(shares, key=lambda share: not share.need.chosen):
             need = share.need
-            eligible = [devices[index] for index in need.chosen] or sorted(devices)
+            alone = need.count == 1
+            eligible = (name for name in _eligible(need, devices) if alone or not name.startswith(MIG))
             free = (device for device in eligible if _lock(share.file, _byte(device)))
             found = set(islice(free, need.count))
             if len(found) < need.count:

@@ -17,7 +17,6 @@ from flows.launchers.devices import Share
 from flows.running.waiting import Waiting
 from flows.running.work_folders import WorkFolder
 from stages.artifacts.request import REQUEST, Request
-from stages.contracts import STAGES
 
 LOG = "log.txt"
 
@@ -29,17 +28,15 @@ class JobLauncher:
         self._config = config
         self._warm: WarmServer | None = None
         # Forks of the warm mode compute on the CPU.
-        self._devices = devices.visible() if config.mode == "cold" else []
+        self.devices = devices.visible() if config.mode == "cold" else []
         self._shares: dict[str, Share] = {}
         """Devices of the wave that is being started, by slot."""
-        for name in STAGES:
-            devices.require([devices.need_of(name, config)], self._devices)
 
     @contextmanager
     def reserve(self, requests: Sequence[Request], waiting: Waiting) -> Iterator[None]:
         """Lock devices that no other run on this machine uses. The stages' processes keep them locked."""
         needs = [devices.need_of(each.stage, self._config) for each in requests]
-        with devices.taken(needs, self._devices, waiting) as shares:
+        with devices.taken(needs, self.devices, waiting) as shares:
             self._shares = dict(zip((each.slot for each in requests), shares, strict=False))
             yield
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from itertools import pairwise
 from typing import Literal, TypeVar
 
@@ -23,8 +24,10 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, UnavailableError
 from cosmos_rl_core.rewards import _client as reward_client
 from cosmos_rl_core.storage import store
+from flows.launchers import devices, fitting
 from flows.launchers._processes import TORCHRUN, module
 from flows.operations.pools import GPUS, POOL
+from stages.contracts import STAGES
 
 Answer = TypeVar("Answer")
 Word = Literal["ok", "failed", "not set up"]
@@ -73,6 +76,9 @@ def find(name: str, store_url: str, launch: LaunchConfig) -> Finding:
         detail = CHECKS[name](store_url, launch)
     except NotSetUp as nothing:
         word, detail = "not set up", str(nothing)
+    except httpx.HTTPStatusError as error:
+        status, asked = HTTPStatus(error.response.status_code), error.request.url
+        word, detail = "failed", f"{asked} answers {status} {status.phrase}; is it the address of what is checked?"
     except (CosmosRLError, httpx.HTTPError, subprocess.SubprocessError, OSError) as error:
         word, detail = "failed", str(error) or type(error).__name__
     return Finding(name, word, detail, round(time.monotonic() - began_s, 1))
@@ -126,12 +132,16 @@ def _worker(*_: object) -> str:
 
 
 def _gpus(_: str, launch: LaunchConfig) -> str:
+    _require_local(launch)
+    stages = [name for name, stage in STAGES.items() if stage.torch]
+    if wrong := fitting.misfits(stages, launch, devices.visible()):
+        raise ConfigError("\n".join(wrong))
     if shutil.which("nvidia-smi") is None:
+        if found := devices.visible():
+            return f"{len(found)} without nvidia-smi: {', '.join(found)}"
         raise NotSetUp("no nvidia-smi on this machine; stages run on the CPU")
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     names = _output(query, TIMEOUT_S, "nvidia-smi failed").splitlines()
-    if len(names) < (wanted := launch.most_ranks):
-        raise ConfigError(f"found {len(names)} GPUs, expected {wanted}: one a process of a stage")
     return f"{len(names)} x {', '.join(sorted(set(names)))}"
 
 
@@ -159,16 +169,23 @@ def _leases(_: str, launch: LaunchConfig) -> str:
 
 
 def _ring(_: str, launch: LaunchConfig) -> str:
-    """Sum a tensor over ranks under torchrun, on this machine alone."""
-    ranks = max(2, launch.processes)
+    """Sum a tensor over ranks under torchrun, on this machine alone, each on the device of a stage's rank."""
+    _require_local(launch)
+    device = devices.device_of("update", launch, devices.visible()) or "any"
+    ranks = launch.processes if device == "cuda" else max(2, launch.processes)
     torchrun = [*module(sys.executable, TORCHRUN), "--rdzv-backend", "c10d", "--max-restarts", "0"]
     torchrun += ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
     torchrun += ["--nproc-per-node", str(ranks), "--no-python"]
-    command = [*torchrun, *module(sys.executable, "stages.execution.ring")]
+    command = [*torchrun, *module(sys.executable, "stages.execution.ring"), device]
     said = _output(command, RING_TIMEOUT_S, f"{ranks} ranks could not sum a tensor")
     found = json.loads(said.splitlines()[-1])
     connection = f"{found['ranks']} ranks over {found['backend']} on {found['device']}"
-    return f"{connection}: {found['gb_per_s']} GB/s a rank"
+    return connection if found["gb_per_s"] is None else f"{connection}: {found['gb_per_s']} GB/s a rank"
+
+
+def _require_local(launch: LaunchConfig) -> None:
+    if launch.launcher != "local":
+        raise NotSetUp(f"ranks compute on nodes of {launch.launcher}; check one there, with a profile of one machine")
 
 
 def _output(command: list[str], timeout_s: float, failed: str) -> str:

@@ -11,8 +11,11 @@ from http import HTTPStatus
 from typing import Any
 
 import httpx
+from prefect.client.orchestration import get_client
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, UnavailableError
@@ -29,6 +32,29 @@ ASK_S = 2.0
 """Interval in seconds at which a flow asks for slots. Prefect's own interval grows to 30 s and ignores interrupts."""
 PATIENCE_S = 300.0
 """Wait in seconds for a server that does not answer, for example while it restarts."""
+CREATE = (
+    "create or enlarge the global concurrency limit with `cosmos-flows infra init --gpus N`, or remove "
+    "launch.gpu_limit from the cluster profile"
+)
+
+
+def slots(launch: LaunchConfig) -> int | None:
+    """Return the slots of the limit ``launch.gpu_limit``; None without one, on a command's own server, where no other
+    run is, and if the server does not answer.
+
+    Raises :class:`ConfigError` if the server has no such limit.
+    """
+    name = launch.gpu_limit
+    if name is None or server_is_own() or PREFECT_API_URL.value() is None:
+        return None
+    try:
+        with get_client(sync_client=True) as client:
+            return client.read_global_concurrency_limit_by_name(name).limit
+    except ObjectNotFound as error:
+        found = f"launch.gpu_limit: there is no global concurrency limit {name!r} at {PREFECT_API_URL.value()}"
+        raise ConfigError(f"{found}; {CREATE}") from error
+    except httpx.HTTPError:
+        return None
 
 
 @contextmanager
@@ -69,9 +95,7 @@ def _wait(held: ExitStack, limit: str, count: int, waiting: Waiting) -> None:
                 free_s, answered_s = LEASE_S + SWEEP_S, time.monotonic()
                 why = f"waits for {slots}, which other runs hold; those of a killed flow come back in {free_s:g} s"
             elif cause is None or (answered and not is_overloaded(cause)):
-                create = "create or enlarge the global concurrency limit with `cosmos-flows infra init --gpus N`"
-                advice = f"{create}, or remove launch.gpu_limit from the cluster profile"
-                raise ConfigError(f"{message}; {advice}") from error
+                raise ConfigError(f"{message}; {CREATE}") from error
             elif time.monotonic() - answered_s > PATIENCE_S:
                 raise UnavailableError(message) from error
             else:

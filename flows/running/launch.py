@@ -6,6 +6,7 @@ off, because the store decides what stands.
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from prefect import task
@@ -15,7 +16,7 @@ from prefect.exceptions import Pause
 from prefect.states import Cancelled, Completed, Failed
 from prefect.tasks import Task, exponential_backoff
 
-from cosmos_rl_core.errors import CosmosRLError, StageError
+from cosmos_rl_core.errors import CosmosRLError, StageError, StoppedError
 from flows.running import gpus, pauses
 from flows.running.wave import Waves, standing_manifest
 from stages.artifacts.manifest import Manifest
@@ -70,6 +71,8 @@ def _ended(work: Callable[[], None]) -> Any:
         work()
     except Pause as suspended:
         return Cancelled(message="the flow run was suspended", data=suspended)
+    except StoppedError as error:
+        return Cancelled(message=str(error), data=error)
     except Exception as error:  # raised again outside of the task
         return Failed(message=error.summary if isinstance(error, StageError) else str(error), data=error)
 
@@ -94,13 +97,14 @@ def _attempt(waves: Waves, name: str, requests: Sequence[Request]) -> Any:
         if missing:
             asked_s = time.monotonic()
             pauses.wait_while_paused(waves.waiting())
-            with gpus.taken(missing, waves.config, waves.waiting()):
-                waves.make(name, missing, asked_s)
+            waves.make(name, missing, asked_s, partial(gpus.taken, launch=waves.config, waiting=waves.waiting()))
         manifests = [found for request in requests if (found := standing_manifest(request)) is not None]
         if len(manifests) < len(requests):
             raise StageError.of("crash", f"{name} ended without an artifact that stands")
         waves.display.done(name, manifests, skipped=not missing)
         return manifests if missing else Completed(name="Skipped", data=manifests)
+    except StoppedError as error:
+        return Cancelled(message=str(error), data=error)
     except CosmosRLError as error:
         return Failed(message=str(error), data=error)
     except Pause as suspended:

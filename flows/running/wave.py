@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 
 from cosmos_rl_core.config.launch import LaunchConfig
@@ -14,7 +14,8 @@ from cosmos_rl_core.storage import store
 from flows import launchers
 from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState, RunningJob
 from flows.launchers.beside import Beside
-from flows.launchers.devices import need_of
+from flows.launchers.devices import device_of, need_of
+from flows.launchers.fitting import most, turns
 from flows.ledger.ledger import Ledger
 from flows.ledger.pages import Entry
 from flows.running.display import Display
@@ -25,7 +26,7 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import place_of as place_in_store
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing, why_stale
-from stages.contracts import STAGES
+from stages.contracts import STAGES, Judge
 from stages.execution.execution import Execution
 from stages.execution.outcome import Status, read_failures, read_status
 
@@ -35,6 +36,8 @@ NUMERICS, SCORERS = "numerics", "scorers"
 """Folders of a run: pinned numerics of its stages, and pinned scorers of reward services."""
 LOG_TAIL = 30
 """Number of last log lines in the error of a failed stage."""
+Holding = Callable[[Sequence[Request]], AbstractContextManager[None]]
+"""Waits for what stages that run side by side need, and keeps it."""
 
 
 @dataclass
@@ -51,42 +54,95 @@ class Waves:
     """Whether another scorer of a reward service than the pinned one may go on."""
     ledger: Ledger | None = None
     """Where attempts are recorded; None for work that belongs to no run."""
+    slots: int | None = None
+    """Slots of the limit ``launch.gpu_limit``, if they are known."""
     overlapping: Callable[[Request], Sequence[Request]] = lambda _: ()
     """Returns the Requests for scores that begin while a stage makes its samples."""
     _jobs: JobLauncher = field(init=False)
     _out_of_memory: set[str] = field(default_factory=set)
     """Slots whose last attempt ran out of memory. The next attempt holds half as many samples in memory at once."""
+    _raised_at: dict[str, str] = field(default_factory=dict[str, str])
+    """Of slots whose last attempt ended by a Python exception: its class and place."""
 
     def __post_init__(self) -> None:
         self._jobs = launchers.load(self.run_url, self.config)
 
-    def make(self, name: str, requests: Sequence[Request], asked_s: float | None = None) -> None:
+    def make(
+        self,
+        name: str,
+        requests: Sequence[Request],
+        asked_s: float | None = None,
+        holding: Holding = lambda _: nullcontext(),
+    ) -> None:
         """Start the jobs of a wave, watch them until all have ended, and end them if anything fails here.
 
-        ``asked_s`` is when the wave was asked for, by the monotonic clock; by default now.
-        Raises :class:`StageError` if a stage failed; of several failures, one that a retry cannot help. The others are
-        printed.
+        Stages that do not fit the devices together take turns, each inside ``holding``. ``asked_s`` is when the wave
+        was asked for, by the monotonic clock; by default now. Raises :class:`StageError` if a stage failed; of several
+        failures, one that a retry cannot help. The others are printed.
         """
-        running: list[_Running] = []
+        made: list[_Running] = []
         asked_s = time.monotonic() if asked_s is None else asked_s
         page = None if self.ledger is None else self.ledger.page(name, asked_s)
 
         def entries() -> list[Entry]:
-            return [one.entry(need_of(one.request.stage, self.config).count, asked_s) for one in running]
+            return [one.entry(need_of(one.request.stage, self.config).count) for one in made]
 
+        def turn(running: Sequence[_Running]) -> None:
+            self.display.progress(name, [one.status for one in running if one.status.sequence])
+            if page is not None:
+                page.turn(entries)
+
+        failed: list[StageError] = []
+        try:
+            for some in self._turns(name, requests):
+                with holding(some):
+                    failed += self._side_by_side(some, made, asked_s, turn)
+                if any(not error.retryable for error in failed):
+                    break
+                asked_s = time.monotonic()
+        finally:
+            if page is not None:
+                # A store that does not answer has an error of its own, which comes next.
+                with suppress(CosmosRLError):
+                    page.close(entries())
+        if failed:
+            # Failures that a retry cannot help come first.
+            raised, *others = sorted(failed, key=lambda error: error.retryable)
+            for error in others:
+                self.display.note(str(error))
+            raise raised
+
+    def _turns(self, name: str, requests: Sequence[Request]) -> list[list[Request]]:
+        """Return the Requests of a wave in turns that fit the devices."""
+        count = most(self.config, self._jobs.devices, self.slots)
+        cut = turns([request.stage for request in requests], self.config, count)
+        found = [[requests[place] for place in places] for places in cut]
+        if len(found) > 1:
+            shown = ", then ".join(" and ".join(map(place_of, some)) for some in found)
+            self.display.note(f"{name} does not fit the devices at once: {shown}")
+        return found
+
+    def _side_by_side(
+        self,
+        requests: Sequence[Request],
+        made: list["_Running"],
+        asked_s: float,
+        turn: Callable[[Sequence["_Running"]], None],
+    ) -> list[StageError]:
+        """Run jobs until all have ended, add them to ``made`` and return why some failed; call ``turn`` meanwhile."""
+        running: list[_Running] = []
         with self._jobs.reserve(requests, self.waiting()), ExitStack() as at_the_end:
             try:
-                self._start(requests, running, at_the_end)
+                for one in self._start(requests, asked_s, at_the_end):
+                    running.append(one)
+                    made.append(one)
                 beside = [at_the_end.enter_context(one) for one in self._scoring_ahead(requests)]
                 while any(one.state.phase != "ended" for one in running):
                     time.sleep(POLL_INTERVAL_S)
                     self.check()
                     for one in running:
                         one.look(self.config)
-                    statuses = [one.status for one in running if one.status.sequence]
-                    self.display.progress(name, statuses)
-                    if page is not None:
-                        page.turn(entries)
+                    turn(running)
             finally:
                 # End all jobs before anything else can fail.
                 with ExitStack() as all_of_them:
@@ -95,24 +151,24 @@ class Waves:
                 for one in running:
                     one.leave()
                     one.keep_log()
-                if page is not None:
-                    # A store that does not answer has an error of its own, which comes next.
+                    # Now, while its files are there. A store that does not answer raises below, too.
                     with suppress(CosmosRLError):
-                        page.close(entries())
+                        one.remember()
             ends = {one.request.slot: one.failure() for one in running}
             if not any(ends.values()):
                 self._wait_for(beside)
         failed = {slot: error for slot, error in ends.items() if error is not None}
         self._out_of_memory -= ends.keys()
         self._out_of_memory |= {slot for slot in failed if failed[slot].kind == "out_of_memory"}
-        if failed:
-            # Failures that a retry cannot help come first.
-            raised, *others = sorted(failed.values(), key=lambda error: error.retryable)
-            for error in others:
-                self.display.note(str(error))
-            raise raised
+        return [self._told(slot, error) for slot, error in failed.items()]
 
-    def _start(self, requests: Sequence[Request], running: list["_Running"], at_the_end: ExitStack) -> None:
+    def _told(self, slot: str, error: StageError) -> StageError:
+        """Return the error of an attempt; one that no other attempt follows, if the attempt before ended likewise."""
+        before = self._raised_at.get(slot)
+        self._raised_at[slot] = error.raised_at
+        return error.again() if error.raised_at and error.raised_at == before else error
+
+    def _start(self, requests: Sequence[Request], asked_s: float, at_the_end: ExitStack) -> Iterator["_Running"]:
         jobs = [Job(request, self.execution_of(request)) for request in requests]
         # Before anything is submitted, because an allocation ends orders that its flow does not repeat.
         left = [(job, self._jobs.reattach(job)) for job in jobs]
@@ -123,7 +179,7 @@ class Waves:
             else:
                 self.display.note(f"{job.request.stage}: continues the job of an earlier flow")
             at_the_end.callback(started.discard)
-            running.append(_Running(job.request, started, self.display.note, _begun_s=begun_s))
+            yield _Running(job.request, started, self.display.note, _asked_s=asked_s, _begun_s=begun_s)
 
     def _scoring_ahead(self, requests: Sequence[Request]) -> Iterator[Beside]:
         """Start what scores the rollouts of this wave while they run. Only on this machine."""
@@ -146,10 +202,12 @@ class Waves:
         return Execution(
             parallelism=launch.parallelism_of(stage) if STAGES[stage].distributed else alone,
             processes=launch.side_by_side(stage),
+            device=device_of(stage, launch, self._jobs.devices) if STAGES[stage].torch else None,
             gpus=launch.stage_gpus.get(stage, ()),
             threads=launch.threads,
             deterministic=launch.deterministic,
-            tf32=launch.tf32,
+            # A reward service never rounds so, and its scorers have the versions of this stage's.
+            tf32=launch.tf32 and stage != Judge.name,
             # Longer than the stall timeout: a rank that waits for a slow write must not fail before it counts as hung.
             rank_timeout_s=2 * launch.stall_timeout_s,
             numerics_record=store.join(self.run_url, NUMERICS, f"{stage}.json"),
@@ -191,9 +249,13 @@ class _Running:
     status: Status = NOT_REPORTED
     stopped: str | None = None
     """Why the job was ended, if it was ended here."""
+    _asked_s: float = field(default_factory=time.monotonic)
+    """When it was asked for."""
     _begun_s: float = field(default_factory=time.monotonic)
     """When it was submitted, or left the queue of a scheduler: from then on it costs."""
     _ended_s: float | None = None
+    _log_url: str = ""
+    """Where the log is, once it is written."""
     _left: bool = False
     """Whether its flow ended it, for a reason that is not its own."""
     _failure: tuple[StageError | None] | None = None
@@ -232,15 +294,20 @@ class _Running:
         if self._ended_s is None:
             self._ended_s, self._left = time.monotonic(), True
 
-    def entry(self, devices: int, asked_s: float) -> Entry:
-        """Return what the attempt cost until now, of a wave that was asked for at ``asked_s``."""
+    def remember(self) -> None:
+        """Look for the failure of an attempt that has ended by itself, whose files will be gone."""
+        if not self._left:
+            self.failure()
+
+    def entry(self, devices: int) -> Entry:
+        """Return what the attempt cost until now."""
         until_s = time.monotonic() if self._ended_s is None else self._ended_s
         begun = self.state.phase != "waiting"
         return Entry(
             stage=self.request.stage,
             slot=place_in_store(self.request.slot),
             devices=devices,
-            queued_s=round(max(0.0, (self._begun_s if begun else until_s) - asked_s), 3),
+            queued_s=round(max(0.0, (self._begun_s if begun else until_s) - self._asked_s), 3),
             seconds=round(max(0.0, until_s - self._begun_s), 3) if begun else 0.0,
             outcome=self._outcome(),
             spent=self.status.spent,
@@ -259,7 +326,8 @@ class _Running:
         name = f"logs/{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(2)}.log"
         try:
             if (log := self.job.log()) is not None:
-                store.write(store.join(self.request.slot, name), log)
+                store.write(url := store.join(self.request.slot, name), log)
+                self._log_url = url
         except (CosmosRLError, OSError) as error:
             self.note(f"the log could not be written: {error}")
 
@@ -276,8 +344,12 @@ class _Running:
         where = place_of(self.request)
         failures = read_failures(self.job.directory)
         if failures and not failures[0].collective:
-            kind, message = failures[0].kind, failures[0].message
-            return StageError.of(kind, f"{where} failed ({kind}): {message}")
+            first, kind = failures[0], failures[0].kind
+            if not first.frame:
+                return StageError.of(kind, f"{where} failed ({kind}): {first.message}")
+            place = f"on rank {first.rank}, at {first.frame}; log: {self._log_url or 'none'}"
+            raised_at = f"{first.raised} {first.frame}"
+            return StageError.of(kind, f"{where} failed ({kind}): {first.message}; {place}", raised_at=raised_at)
         if self.stopped is not None:
             log_place = f"its log is under {self.request.slot}/logs"
             return StageError.of("hung", f"{where} {self.stopped} and was ended; {log_place}")

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from cosmos_rl_core.config.base import Section
-from cosmos_rl_core.parallel.parallelism import ALONE, Parallelism
+from cosmos_rl_core.parallel.parallelism import ALONE, Device, Parallelism
 
 
 class Execution(Section):
@@ -20,6 +20,9 @@ class Execution(Section):
     """Number of ranks and how they share the work. The runner refuses a process group of another size."""
     processes: int = Field(default=1, ge=1)
     """Processes over which a stage without torch spreads its work; they change no bits."""
+    device: Device | None = None
+    """Where ranks compute: ``cuda`` or ``cpu``. None: on a GPU if the process sees one; one that is assigned and cannot
+    be used is an error."""
     gpus: tuple[int, ...] = ()
     """Indices into the devices that the flow sees. Empty: the launcher chooses."""
     threads: int = Field(default=1, ge=1)

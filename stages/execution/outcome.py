@@ -44,6 +44,11 @@ class Failure(Section):
     collective: bool = False
     """Whether the error only reports the loss of another rank."""
     traceback: str = Field(default="", repr=False)
+    raised: str = ""
+    """Class of the exception, if it is of no known kind."""
+    frame: str = ""
+    """Last frame of the exception, if it is of no known kind: file, line and function."""
+    rank: int = 0
 
     @property
     def exit_code(self) -> int:
@@ -98,6 +103,7 @@ class Outcome:
 
     def failed(self, failure: Failure) -> None:
         """Write this rank's error file."""
+        failure = failure.model_copy(update={"rank": self.rank})
         _replace(self.directory / f"error.{self.rank}.json", failure.model_dump_json())
 
     def wait_for_reason(self, timeout_s: float) -> None:
@@ -125,7 +131,15 @@ def failure_of(error: BaseException, *, collective: bool = False) -> Failure:
     else:
         kind = "crash"
     text = str(error) if isinstance(error, CosmosRLError) else f"{type(error).__name__}: {error}"
-    return Failure(kind=kind, message=text, retryable=kind in RETRYABLE_KINDS, collective=collective, traceback=trace)
+    found = Failure(kind=kind, message=text, retryable=kind in RETRYABLE_KINDS, collective=collective, traceback=trace)
+    return found.model_copy(update=_place(error)) if kind == "crash" else found
+
+
+def _place(error: BaseException) -> dict[str, str]:
+    """Return the class of an exception and its last frame."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+    return {"raised": type(error).__name__, "frame": last}
 
 
 def read_status(directory: Path) -> Status | None:

@@ -1,10 +1,17 @@
-"""A test of the ranks' connection and its speed: ``python -m torch.distributed.run ... -m stages.execution.ring``."""
+"""A test of the ranks' devices and connection: ``python -m torch.distributed.run ... -m stages.execution.ring DEVICE``.
+
+``DEVICE`` is ``cuda``, ``cpu``, or ``any``: a GPU each if there are as many, else the CPU.
+"""
 
 import json
+import sys
 import time
 
 import torch
 import torch.distributed as dist
+
+from cosmos_rl_core.parallel.devices import settled
+from cosmos_rl_core.parallel.parallelism import Device
 
 MIB = 64
 ROUNDS = 5
@@ -13,13 +20,13 @@ ROUNDS = 5
 def main() -> None:
     """Sum a tensor over all ranks, check the sum, and print one line of JSON on rank 0.
 
-    ``gb_per_s`` is the data that each rank sends per second: 2 (n - 1) / n times the tensor, as in a ring.
+    ``gb_per_s`` is the data that each rank sends per second: 2 (n - 1) / n times the tensor, as in a ring. A single
+    rank sends none. Raises :class:`ConfigError` if a rank cannot compute where it must.
     """
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    # NCCL refuses two ranks on one GPU.
-    backend = "nccl" if torch.cuda.device_count() >= size else "gloo"
-    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    device = settled(_wanted(sys.argv[1], size), rank)
+    backend = "nccl" if device.type == "cuda" else "gloo"
     ring = dist.new_group(backend=backend)
     numbers = torch.empty(MIB * 2**20 // 4, device=device)
     seconds = []
@@ -35,9 +42,17 @@ def main() -> None:
             raise RuntimeError(f"{size} ranks summed 1 to {size} to {total}")
     if rank == 0:
         gigabytes = 2 * (size - 1) / size * numbers.nbytes / 1e9
-        found = {"backend": backend, "device": device.type, "ranks": size}
-        print(json.dumps(found | {"gb_per_s": round(gigabytes / min(seconds), 3)}), flush=True)
+        rate = round(gigabytes / min(seconds), 3) if size > 1 else None
+        found = {"backend": backend, "device": device.type, "ranks": size, "gb_per_s": rate}
+        print(json.dumps(found), flush=True)
     dist.destroy_process_group()
+
+
+def _wanted(device: str, size: int) -> Device | None:
+    if device == "any":
+        # NCCL refuses two ranks on one GPU.
+        return "cpu" if torch.cuda.device_count() < size else None
+    return "cuda" if device == "cuda" else "cpu"
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def start(execution: Execution) -> Group:
         torch.use_deterministic_algorithms(True)
         # This would fill every new buffer, to expose reads of uninitialized memory, which costs time.
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-    return Group(execution.rank_timeout_s, execution.parallelism)
+    return Group(execution.rank_timeout_s, execution.parallelism, execution.device)
 
 
 def numerics(group: Group, param_dtype: ParamDtype) -> dict[str, Any]:

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from cosmos_rl_core import seeds
+from cosmos_rl_core.algorithms._needs import trained_steps
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import DivergenceError
 from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES
+from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.storage import media
 from stages.artifacts.layouts import cut, holds
 from stages.artifacts.request import Request
@@ -63,6 +65,27 @@ def planned(request: Request) -> list[SamplePlan]:
     return plan_samples(config.prompts, config.n_generation, *key, same_noise=config.use_same_seed)
 
 
+def recorded_steps(request: Request, kernel: Kernel, prompt_id: str) -> tuple[int, ...]:
+    """Return the steps to store of a prompt's samples; a random step is drawn from those with noise."""
+    config = request.settings(Rollout)
+    if not config.train_on:
+        return ()
+    key = (request.seed, "trained steps", request.iteration or 0, prompt_id)
+    order = seeds.permutation(len(kernel.trainable), *key)
+    return trained_steps(config.train_on, [kernel.trainable[i] for i in order])
+
+
+def grid_facts(kernel: Kernel) -> dict[str, Any]:
+    """Return what the index says of a rollout's noise levels: the grid, and the level of each step."""
+    return {"sigmas": list(kernel.sigmas), "t": [step.t for step in kernel.steps]}
+
+
+def row_of(plan: SamplePlan) -> dict[str, Any]:
+    """Return what a row of the index says of a planned sample."""
+    prompt = plan.prompt
+    return vars(plan) | {"prompt_id": prompt.id, "prompt": prompt.text, "metadata": prompt.metadata}
+
+
 def with_media(
     plan: SamplePlan, pixels: np.ndarray | None, tensors: bytes | None, facts: dict[str, Any]
 ) -> StoredSample:
@@ -71,9 +94,7 @@ def with_media(
     ``pixels`` is uint8 ``[frames, height, width, 3]``, None if the sample is not finite. ``facts`` are added to its row
     of the index.
     """
-    prompt = plan.prompt
-    of_prompt = {"prompt_id": prompt.id, "prompt": prompt.text, "metadata": prompt.metadata}
-    row = vars(plan) | of_prompt | {"finite": pixels is not None} | facts
+    row = row_of(plan) | {"finite": pixels is not None} | facts
     encoded = ("", b"") if pixels is None else media.encode(pixels)
     return StoredSample(row, *encoded, tensors=tensors)
 

@@ -73,8 +73,8 @@ class Latents:
     """
 
     index: pd.DataFrame
-    """A row an item, in the set's order: ``item_id``, ``prompt_id``, ``latents_id``, under which its latents are, and
-    the name of its ``source``, "" for a media set."""
+    """A row an item, in the set's order: ``item_id``, ``prompt_id``, ``latents_id``, under which its latents are,
+    the name of its ``source``, "" for a media set, and its ``medium``, of which several items may be clips."""
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ class Latents:
             shards_of = zip(table["latents_id"], table["shard"], strict=True)
             self._places |= {one: (members, shard) for one, shard in shards_of} | self._places
         encoded: Any = pd.concat(tables, ignore_index=True)
-        items = encoded.assign(source="") if parts is None else _items_of(parts, encoded, split)
-        self.index = items[["item_id", "prompt_id", "latents_id", "source"]]
+        items = _items_of_set(encoded, artifacts[0]) if parts is None else _items_of(parts, encoded, split)
+        self.index = items[["item_id", "prompt_id", "latents_id", "source", "medium"]]
         places = zip(*(items[name].astype(int) for name in SIZE), strict=True) if {*SIZE} <= {*items} else ()
         self._sizes: dict[str, Size] = dict(zip(items["item_id"], places, strict=False))
         self._latents_ids = dict(zip(self.index["item_id"], self.index["latents_id"], strict=True))
@@ -140,6 +140,13 @@ class Latents:
         one = self._latents_ids[item_id]
         members, shard = self._places[one]
         return load_tensors(members.read(_shard_name(shard), f"{one}.safetensors"))
+
+
+def _items_of_set(encoded: Any, artifact: Artifact) -> Any:
+    """Return the items of a media set with their media, from which the set made the ids of its clips."""
+    clips = (artifact.manifest.config.get("dataset") or {}).get("clips", 1)
+    media = encoded["item_id"].str.rsplit("-", n=1).str[0] if clips > 1 else encoded["item_id"]
+    return encoded.assign(source="", medium=media)
 
 
 def _items_of(parts: Parts, encoded: Any, split: Split | None) -> Any:

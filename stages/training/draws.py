@@ -171,6 +171,7 @@ class DataDraws:
     ) -> None:
         self.term, self.density, self.steps, self.fine = term, density, steps, fine
         self.key = (request.seed, request.iteration or 0)
+        self.embedded_guidance_scale = request.settings(contracts.Update).model.supervised_guidance_scale
         self.latents = Latents.of(request)
         self.conditioning = Embeddings(request.inputs["embeddings"], [*self.latents.prompt_ids, EMPTY])
 
@@ -197,7 +198,7 @@ class DataDraws:
             advantages=None,
             mask=generated(conditioning),
         )
-        return MicroBatch(batch, conditioning, weight)
+        return MicroBatch(batch, conditioning, weight, embedded_guidance_scale=self.embedded_guidance_scale)
 
     def _item(self, sample_id: str, epoch: int, place: int) -> tuple[str, str]:
         generator = self._generator("data item", sample_id, epoch, place)

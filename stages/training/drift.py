@@ -23,7 +23,8 @@ class DriftWatch(Watcher):
         self.max_logp_drift, self.trainer, self.context = max_logp_drift, trainer, trainer.context
         self._contents = contents
         self.rows: list[dict[str, Any]] = []
-        self._worst: tuple[float, str, int] = (0.0, "", 0)
+        self._worst: list[Any] = [0.0, "", 0]
+        """Drift, sample and step of the transition that is farthest off."""
         self._ended_at: float | None = None
 
     def write(self) -> None:
@@ -51,14 +52,14 @@ class DriftWatch(Watcher):
         columns = {name: loss.metrics[name].tolist() for name in DRIFT_METRICS}
         for place, (sample_id, step) in enumerate(zip(micro.names, micro.steps, strict=True)):
             values = {name: column[place] for name, column in columns.items()}
-            self._worst = max(self._worst, (values["ratio_drift"], sample_id, step), key=_severity)
+            self._worst = max(self._worst, [values["ratio_drift"], sample_id, step], key=_severity)
             place, name = place_of(sample_id)
             named = {"optimizer_step": index, "rollout": self._contents[place], "sample_id": name, "step": step}
             self.rows.append(named | values)
 
     def may_step(self, index: int, means: dict[str, float]) -> bool:
         """Return whether the weights may move. All ranks see the same numbers and decide alike. Collective."""
-        self._check(*max((tuple(worst) for worst in self.context.ranks.gather(self._worst)), key=_severity))
+        self._check(*max(self.context.ranks.gather(self._worst), key=_severity))
         limit = self.trainer.algorithm.needs.max_drift
         if limit is None or means["approx_kl"] <= limit:
             return True
@@ -77,7 +78,7 @@ class DriftWatch(Watcher):
             )
 
 
-def _severity(worst: tuple[float, str, int]) -> tuple[bool, tuple[float, str, int]]:
+def _severity(worst: list[Any]) -> tuple[bool, list[Any]]:
     """Return the sort key of a drift; NaN is worse than any number."""
     return math.isnan(worst[0]), worst
 

@@ -38,6 +38,8 @@ class MicroBatch:
     negative: Conditioning | None = None
     """Conditioning of the negative prompt; None without guidance."""
     guidance_scale: float = 1.0
+    embedded_guidance_scale: float | None = None
+    """Guidance that the transformer takes as an input; None for the one that the model was loaded with."""
     names: tuple[str, ...] = ()
     """The samples' keys, for the watcher; empty if it does not need them."""
     steps: tuple[int, ...] = ()
@@ -92,6 +94,7 @@ class Trainer(Stepper):
         self.model, self.algorithm = model, algorithm
         self.param_dtype: ParamDtype = config.param_dtype
         self.watcher = Watcher()
+        self._embedded_guidance_scale = model.embedded_guidance_scale
         # Found once, since a walk through the modules of a transformer takes milliseconds.
         self._dropouts = dropouts_of(model.transformer)
 
@@ -155,6 +158,8 @@ class Trainer(Stepper):
     def _loss(self, micro: MicroBatch) -> Loss:
         batch = micro.batch
         x_t, t = batch.x_t, batch.t.float()
+        own = micro.embedded_guidance_scale
+        self.model.embedded_guidance_scale = self._embedded_guidance_scale if own is None else own
 
         def velocity(part: str) -> Tensor:
             keys = micro.keys if part == CURRENT else ()

@@ -1,7 +1,12 @@
+import json
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
 import pytest
 from pydantic import Field, ValidationError
 
-from cosmos_rl_core.canonical import canonical_json, digest, sha256
+from cosmos_rl_core.canonical import canonical_json, digest, require_exchangeable, sha256
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.errors import ConfigError
@@ -148,3 +153,36 @@ def test_a_request_refuses_an_unknown_stage_and_a_missing_input():
 
 def test_config_errors_are_value_errors_so_that_pydantic_reports_them_with_the_others():
     assert issubclass(ConfigError, ValueError)
+
+
+class Named(NamedTuple):
+    name: str
+
+
+class Kind(StrEnum):
+    PICTURE = "picture"
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ({Named("a"): 1}, r"value: key Named Named\(name='a'\)"),
+        ([{"a": [0, (1, 2)]}], r'value\[0\]\["a"\]\[1\]: tuple \(1, 2\)'),
+        ({"a": {3: "three"}}, r'value\["a"\]: key int 3'),
+        ([np.float64(0.5)], r"value\[0\]: float64"),
+        ([np.int64(1)], r"value\[0\]: int64"),
+        ({"kind": Kind.PICTURE}, r'value\["kind"\]: Kind'),
+        (b"bytes", "value: bytes"),
+        ({"a", "b"}, "value: set"),
+    ],
+)
+def test_ranks_do_not_exchange_what_json_would_change(value: Any, place: str):
+    with pytest.raises(TypeError, match=place):
+        require_exchangeable(value)
+
+
+def test_ranks_exchange_plain_values_numbers_that_are_not_finite_included():
+    value = {"rows": [{"t": -0.0, "count": 2**70, "text": "\ud800\u2028"}, None, True, []]}
+    require_exchangeable(value)
+    assert json.loads(json.dumps(value)) == value
+    require_exchangeable([float("nan"), float("-inf")])

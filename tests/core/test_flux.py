@@ -42,6 +42,17 @@ def test_guidance_is_an_input_of_dev_alone(schnell: Family, tmp_path: Path):
         guidance.embedded_scale(schnell.folder, 2.0)
 
 
+def test_losses_on_media_have_a_guidance_of_their_own(schnell: Family, tmp_path: Path):
+    dev = str(tiny_pipelines.save("flux", tmp_path))
+    assert guidance.supervised_scale(dev, None, 3.5) == 1.0
+    assert guidance.supervised_scale(dev, 2.0, 3.5) == 2.0
+    # The same value is none of its own, so runs from before there was one keep their identity.
+    assert guidance.supervised_scale(dev, 3.5, 3.5) is None
+    assert guidance.supervised_scale(schnell.folder, None, None) is None
+    with pytest.raises(ConfigError, match=r"supervised_guidance_scale = 2\.0: the transformer of this FluxPipeline"):
+        guidance.supervised_scale(schnell.folder, 2.0, None)
+
+
 def test_another_embedded_guidance_is_another_velocity(tmp_path: Path):
     family = load_family("flux", str(tiny_pipelines.save("flux", tmp_path)))
     t = torch.tensor([0.3, 0.9])

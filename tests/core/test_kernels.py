@@ -83,6 +83,20 @@ def close(found: Tensor, expected: Tensor, relative: float) -> bool:
     return bool((found - expected).abs().max() <= relative * expected.abs().max())
 
 
+@pytest.mark.parametrize("solver", ["euler", "dpm2", "unipc", "unipc1", "unipc3", "flow_sde", "cps", "edm"])
+def test_the_levels_are_those_at_which_a_rollout_asks_the_model(solver: Any):
+    kernel = kernel_of(SolverConfig(solver=solver, num_steps=10), lambda: SD3)
+    asked: list[float] = []
+
+    def ask(x: Tensor, t: Tensor) -> Tensor:
+        asked.append(float(t[0]))
+        return velocity(x, t)
+
+    sample(ask, start(), kernel, draw=draw)
+    assert [*kernel.levels] == pytest.approx([*asked, 0.0], rel=1e-6)
+    assert (kernel.levels == SD3.sigmas) is (solver != "edm")
+
+
 def test_the_grid_and_the_deviations_of_edm_are_the_known_ones():
     kernel = edm(10)
     grid = (200, 115.26925, 63.37756, 32.95090, 16.01377, 7.16250, 2.88530, 1.01452, 0.29679, 0.06676, 0.01)

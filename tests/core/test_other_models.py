@@ -70,16 +70,16 @@ model_name_or_path = "Qwen/Qwen3-8B"
 epoch = 1
 """
 FILES = {
-    "Qwen SFT": (QWEN_SFT, "supervised fine-tuning of a language model (Qwen/Qwen2.5-7B-Instruct)"),
-    "Qwen GRPO": (QWEN_GRPO, "reinforcement learning (grpo) of a language model (Qwen/Qwen3-8B)"),
+    "Qwen SFT": (QWEN_SFT, "supervised fine-tuning of another model (Qwen/Qwen2.5-7B-Instruct)"),
+    "Qwen GRPO": (QWEN_GRPO, "reinforcement learning (grpo) of another model (Qwen/Qwen3-8B)"),
     "Reason GRPO": (
         REASON_GRPO,
         "reinforcement learning (grpo) of a vision-language model (nvidia/Cosmos-Reason1-7B)",
     ),
     "VLA evaluation": (VLA_EVALUATION, "a vision-language-action model (a/vla-model)"),
     "VLA GRPO": (VLA_GRPO, "a vision-language-action model (a/vla-model)"),
-    "distillation": (DISTILLATION, "distillation of a language model (Qwen/Qwen3-8B)"),
-    "no model": ('redis = "12800"\n[train]\nepoch = 1\n', "supervised fine-tuning of a language model (unnamed)"),
+    "distillation": (DISTILLATION, "distillation of another model (Qwen/Qwen3-8B)"),
+    "no model": ('redis = "12800"\n[train]\nepoch = 1\n', "supervised fine-tuning of another model (unnamed)"),
 }
 
 
@@ -102,7 +102,7 @@ def test_a_file_of_another_kind_of_model_is_refused_in_every_command(tmp_path: P
 def test_one_that_says_so_itself_is_refused_too():
     values = tomllib.loads(QWEN_SFT)
     values["policy"]["is_diffusers"] = False
-    with pytest.raises(ConfigError, match=r"of a language model .*, because policy.is_diffusers is not true"):
+    with pytest.raises(ConfigError, match=r"of another model .*, because policy.is_diffusers is not true"):
         translate(values)
 
 

@@ -14,7 +14,7 @@ from tests.flows import fake_kubernetes, fake_slurm, machines
 
 pytestmark = pytest.mark.slow
 
-SMALL = ("launch.processes=1", "launch.threads=1", f"launch.python={sys.executable}")
+SMALL = ("launch.device=cpu", "launch.processes=1", "launch.threads=1", f"launch.python={sys.executable}")
 SLURM = ("launch.slurm.nodes=1", "launch.slurm.query_s=1", "launch.stage_processes={rollout=1, evaluate=1}")
 KUBERNETES = ("launch.kubernetes.nodes=1", "launch.kubernetes.query_s=1")
 SECOND_REWARD = "iterations/0001/reward-ocr"

@@ -32,6 +32,8 @@ def run(request, context):
     context.outcome.note("at work")
     while not (HERE / "go").exists():
         time.sleep(0.05)
+    if (HERE / "bug").exists():
+        raise TypeError((HERE / "bug").read_text())
     if (HERE / "fail").exists():
         raise MemoryError("it does not fit")
     context.attempt.put_json("done.json", os.environ.get("ASKED_FOR"))

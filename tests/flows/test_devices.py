@@ -13,7 +13,6 @@ import pytest
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, LeaseError
-from flows import launchers
 from flows.launchers import devices
 from flows.launchers.devices import VISIBLE, Need, known_to_driver, visible
 from flows.running.waiting import Waiting
@@ -135,17 +134,25 @@ def test_who_cannot_have_all_holds_none_and_is_told_once_who_has_them(two, start
     assert devices.users(two) == {two[1]: started[0].pid}
 
 
-def test_more_devices_than_are_visible_are_a_mistake_that_lists_them(two, monkeypatch):
+def test_more_devices_than_are_visible_are_a_mistake_that_lists_them(two):
     seen = f"2 visible: {two[0]}, {two[1]}"
     with pytest.raises(ConfigError, match=f"update and rollout need 3 GPUs, one for each process; {seen}"):
         devices.require([Need("update", 1), Need("rollout", 2)], two)
-    monkeypatch.setenv(VISIBLE, ",".join(two))
-    with pytest.raises(ConfigError, match="need 3 GPUs"):
-        launchers.load("run", LaunchConfig(processes=3))
     with pytest.raises(ConfigError, match=f"launch.stage_gpus.rollout has 4, which is no index .*; {seen}"):
-        launchers.load("run", LaunchConfig(stage_gpus={"rollout": (0, 4)}))
-    monkeypatch.setenv(VISIBLE, "")
-    launchers.load("run", LaunchConfig(processes=3, stage_gpus={"rollout": (0, 4, 5)})).close()
+        devices.require([Need("rollout", 2, (0, 4))], two)
+    devices.require([Need("rollout", 2, (0, 4))], [])
+
+
+def test_several_ranks_get_whole_devices_only():
+    parts = ["MIG-a", "MIG-b", "GPU-a"]
+    devices.require([Need("policy", 1)], parts)
+    for need in (Need("rollout", 2), Need("rollout", 2, (0, 2))):
+        with pytest.raises(ConfigError, match="rollout: 2 processes cannot meet on MIG devices; 3 visible"):
+            devices.require([need], parts)
+    mark = secrets.token_hex(8)
+    mixed = [f"MIG-{mark}", f"GPU-{mark}-a", f"GPU-{mark}-b"]
+    with devices.taken([Need("rollout", 2)], mixed, Waiting(pytest.fail, refuse)) as (rollout,):
+        assert rollout.devices == mixed[1:]
 
 
 def test_a_lock_is_freed_when_the_last_process_of_torchrun_is_gone(two, started, tmp_path):
@@ -172,7 +179,7 @@ class Flow:
     """A flow with one stage on the first visible device, as a process."""
 
     def __init__(self, work: Work, name: str, shown: str) -> None:
-        launch = LaunchConfig(stage_gpus={"report": (0,)}).model_dump_json()
+        launch = LaunchConfig(device="cpu", stage_gpus={"report": (0,)}).model_dump_json()
         self.log = work.folder / f"{name}.txt"
         command = [sys.executable, "-m", "tests.flows.allocated", work.run_url, launch]
         with self.log.open("wb") as log:

@@ -4,8 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from cosmos_rl_core.config.launch import LaunchConfig
+from flows.launchers.devices import VISIBLE
 from flows.operations import flight_check
 
 
@@ -25,3 +27,17 @@ def test_a_broken_driver_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     found = flight_check.find("gpus", "", LaunchConfig())
     assert found.word == "failed"
     assert found.detail == "nvidia-smi failed: couldn't communicate with the NVIDIA driver"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens where CUDA cannot be used")
+def test_a_profile_of_gpus_fails_where_cuda_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VISIBLE, "GPU-aaaa1111-0000,GPU-bbbb2222-0000")
+    for launch in (LaunchConfig(device="cuda", processes=2), LaunchConfig(processes=2)):
+        ring = flight_check.find("ring", "", launch)
+        assert ring.word == "failed"
+        assert re.search(r"2 ranks could not sum a tensor: .*launch\.device = 'cuda', and .* cannot use", ring.detail)
+    assert "3 GPUs each" in flight_check.find("gpus", "", LaunchConfig(processes=3)).detail
+    monkeypatch.setenv(VISIBLE, "")
+    missing = flight_check.find("gpus", "", LaunchConfig(device="cuda"))
+    assert (missing.word, "this machine shows no GPU" in missing.detail) == ("failed", True)

@@ -7,23 +7,25 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import yaml
 from safetensors.numpy import save_file
 
 from cosmos_rl_core.config.recipe import read_values
 from cosmos_rl_core.config.vlm.recipe import VLM_SFT, checked
 from cosmos_rl_core.vlms._base import processor_of
+from flows.launchers import fitting
+from flows.launchers.devices import need_of
 from flows.operations.pools import GPUS
+from flows.planning import checks
 from flows.planning.plan import Settings, plan_of
+from flows.planning.run import run_of
+from flows.post_train import post_train
 from flows.vlm.plan import VlmPlan
 from tests import hf_folder
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
-from tests.test_rules import ROOT, VLM_RECIPES
+from tests.test_rules import VLM_RECIPES
+from tests.twins.shrinking import profiled
 
-DEPLOYED = [
-    entry["parameters"] for entry in yaml.safe_load((ROOT / "deployments/prefect.yaml").read_text())["deployments"]
-]
 ROWS = 300
 FRAME = 32 * 32
 """Pixels of a token of Cosmos-Reason2."""
@@ -73,10 +75,14 @@ def test_it_plans_on_four_and_eight_gpus(path: Path, cluster: str, here):
     assert launch.dp_shard_size == launch.processes == (4 if cluster.startswith("four") else 8)
     assert plan.conversations == {"custom": ROWS}
     assert plan.model.adapter == "qwen_vl"
+    used = {step.kind for wave in post_train(run_of(plan, "outputs")) for step in wave.steps}
+    planned = checks.stages_of(plan.recipe)
+    assert {stage for stage in used if need_of(stage, launch).count} <= {*planned}
+    assert fitting.misfits(planned, launch, None) == []
 
 
 def test_each_has_one_deployment_that_shares_the_weights():
-    found = {given["recipe"]: given["cluster"] for given in DEPLOYED if f":{VLM_SFT}/" in given.get("recipe", "")}
+    found = {given["recipe"]: given["cluster"] for given in profiled().values() if f":{VLM_SFT}/" in given["recipe"]}
     assert found == {f"package:{VLM_SFT}/{path.stem}": "package:eight-gpus-sharded" for path in VLM_RECIPES}
 
 

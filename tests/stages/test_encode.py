@@ -122,7 +122,7 @@ def test_latents_are_the_models_own_of_each_item(config: Encode, tmp_path: Path)
 
     found = Latents([source])
     index = found.index
-    assert index.columns.tolist() == ["item_id", "prompt_id", "latents_id", "source"]
+    assert index.columns.tolist() == ["item_id", "prompt_id", "latents_id", "source", "medium"]
     assert index["item_id"].tolist() == list(media.item_ids)
     assert index["prompt_id"].tolist() == [media.item(i)[1].id for i in range(ITEMS)]
     stored = read_table(Artifact(source), "index.parquet")

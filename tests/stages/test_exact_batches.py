@@ -54,7 +54,7 @@ def test_an_audit_knows_the_scorer_whatever_follows_its_version(tmp_path: Path):
     request = request_of(tmp_path, kernel="place")
     manifest, _ = run(request, tmp_path)
     findings = Findings(str(tmp_path))
-    contents.check(manifest, request, lambda source: source, findings)
+    contents.check(manifest, request, lambda source: source, {}, findings)
     assert findings.faults == []
     assert is_of("remote 1, 0123abcd", "remote 1")
     assert not is_of("remote 11", "remote 1")

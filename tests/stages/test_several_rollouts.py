@@ -6,7 +6,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.sampling.solvers import planned_kernel
+from cosmos_rl_core.training.noise_levels import random_times
 from flows.planning import requests
 from flows.planning.run import Run
 from stages import contracts
@@ -17,6 +20,7 @@ from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
 from stages.execution.runner import execute
 from stages.formats.tables import read_table
+from stages.training import draws
 from tests.stages.conftest import FEW_PROMPTS, make
 from tests.stages.test_transitions import LORA, iterate, recipe, started
 
@@ -53,6 +57,20 @@ def on_both(run: Run, slot: str) -> Request:
         role: sum((request.inputs[role] for request in asked), ()) for role in ("rollouts", "behaviours", "scores")
     }
     return asked[1].model_copy(update={"slot": f"{asked[1].slot}-{slot}", "inputs": asked[1].inputs | inputs})
+
+
+def test_nft_trains_at_the_noise_levels_of_its_rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also where the solver has a grid of its own."""
+    values, grids = values_of("nft", LORA), list[tuple[float, ...]]()
+    values["policy"]["diffusers"]["sample"] = {"num_steps": 4, "solver": "edm"}
+
+    def told(sigmas: tuple[float, ...], num_times: int, key: Any) -> list[float]:
+        grids.append(sigmas)
+        return random_times(sigmas, num_times, key)
+
+    monkeypatch.setattr(draws, "random_times", told)
+    iterate(started(tmp_path, values), tmp_path)
+    assert {*grids} == {planned_kernel(SolverConfig(num_steps=4, solver="edm")).levels}
 
 
 def two_iterations(tmp_path: Path, algorithm: str, lora: dict[str, Any] | None = LORA) -> Run:

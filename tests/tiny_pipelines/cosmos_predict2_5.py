@@ -17,15 +17,15 @@ from tests.tiny_pipelines._texts import (
 from tests.tiny_pipelines._vaes import wan_vae
 
 
-def save(folder: Path, seed: int = 0, *, concat_padding_mask: bool = False, latent_channels: int = 4) -> Path:
+def save(folder: Path, seed: int = 0, *, latent_channels: int = 4, **transformer: Any) -> Path:
     """Write a Cosmos2_5_PredictBasePipeline: 8 x 8 x 4 compression, a projection of the text.
 
-    Its index names no safety checker. ``concat_padding_mask`` is what real ones have, and needs torchvision to run;
-    real ones have 16 ``latent_channels``.
+    Its index names no safety checker. Real ones have 16 ``latent_channels``. ``transformer`` are further settings, such
+    as ``concat_padding_mask``, which real ones have, and which needs torchvision to run.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        _pipeline(concat_padding_mask, latent_channels).save_pretrained(folder)
+        _pipeline(latent_channels, transformer).save_pretrained(folder)
     index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
     del index["safety_checker"]
     (folder / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
@@ -43,26 +43,26 @@ class LetsPass:
         return True
 
 
-def _pipeline(concat_padding_mask: bool, latent_channels: int) -> Cosmos2_5_PredictBasePipeline:
+def _pipeline(latent_channels: int, transformer: dict[str, Any]) -> Cosmos2_5_PredictBasePipeline:
     text_encoder, tokenizer = qwen()
+    sizes: dict[str, Any] = {"num_attention_heads": 2, "concat_padding_mask": False} | transformer
     return Cosmos2_5_PredictBasePipeline(
         text_encoder=text_encoder,
         tokenizer=tokenizer,  # pyright: ignore[reportArgumentType]
         transformer=CosmosTransformer3DModel(
             in_channels=latent_channels + 1,
             out_channels=latent_channels,
-            num_attention_heads=2,
             attention_head_dim=16,
             num_layers=2,
             text_embed_dim=16,
             adaln_lora_dim=8,
             max_size=(8, 8, 8),
             rope_scale=(1.0, 3.0, 3.0),
-            concat_padding_mask=concat_padding_mask,
             extra_pos_embed_type=None,
             use_crossattn_projection=True,
             crossattn_proj_in_channels=2 * 16,
             encoder_hidden_states_channels=16,
+            **sizes,
         ),
         vae=wan_vae(latent_channels),
         scheduler=UniPCMultistepScheduler(

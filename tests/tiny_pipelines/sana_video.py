@@ -19,11 +19,15 @@ from tests.tiny_pipelines._texts import (
 from tests.tiny_pipelines._vaes import wan_vae
 
 
-def save(folder: Path, seed: int = 0, **transformer: Any) -> Path:
-    """Write a SanaVideoPipeline: 4 latent channels, 8 x 8 x 4 compression. ``transformer`` are further settings."""
+def save(folder: Path, seed: int = 0, *, latent_channels: int = 4, **transformer: Any) -> Path:
+    """Write a SanaVideoPipeline: 8 x 8 x 4 compression; real ones have 16 ``latent_channels``.
+
+    ``transformer`` are further settings.
+    """
+    channels = {"in_channels": latent_channels, "out_channels": latent_channels}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        _pipeline(transformer).save_pretrained(folder)
+        _pipeline(latent_channels, channels | transformer).save_pretrained(folder)
     return folder
 
 
@@ -58,13 +62,13 @@ def save_ltx2_vae(folder: Path) -> None:
     (folder / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
-def _pipeline(transformer: dict[str, Any]) -> SanaVideoPipeline:
+def _pipeline(latent_channels: int, transformer: dict[str, Any]) -> SanaVideoPipeline:
     return SanaVideoPipeline(
         tokenizer=gemma_tokenizer(),
         text_encoder=gemma(),  # pyright: ignore[reportArgumentType]
         transformer=SanaVideoTransformer3DModel(
             **sana_sizes(sample_size=30, patch_size=(1, 2, 2), rope_max_seq_len=32, **transformer)
         ),
-        vae=wan_vae(),
+        vae=wan_vae(latent_channels),
         scheduler=sana_scheduler(8.0),
     )

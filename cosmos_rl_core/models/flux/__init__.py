@@ -26,6 +26,8 @@ SPEC = ModelSpec(
     max_prompt_length=512,
     guidance_argument="true_cfg_scale",
     embedded_guidance_scale=3.5,
+    # As the commands in diffusers' pages for training FLUX.1 dev set it.
+    supervised_guidance_scale=1.0,
     max_shift=1.15,
     always_shifts=True,
     stock_sigmas=_sigmas,

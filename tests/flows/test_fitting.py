@@ -1,0 +1,206 @@
+"""Whether stages fit the devices: told before anything starts, and waves made in turns. No test needs a GPU."""
+
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.errors import ConfigError
+from flows.launchers import fitting
+from flows.launchers.devices import VISIBLE, device_of
+from flows.ledger import pages
+from flows.ledger.ledger import Ledger
+from flows.running.display import Display
+from flows.running.wave import Waves, standing_manifest
+from stages.artifacts.request import Request
+from tests.flows.allocated import Work
+
+GPUS = [f"GPU-{n}" for n in range(8)]
+JUDGES = ["judge", "judge"]
+EIGHT = LaunchConfig(processes=8)
+
+
+def launch(**settings: object) -> LaunchConfig:
+    return LaunchConfig.model_validate(settings)
+
+
+def slurm(**settings: object) -> LaunchConfig:
+    nodes = {"nodes": 2, "gpus_per_node": 8}
+    return launch(**{"launcher": "slurm", "processes": 16, "slurm": nodes} | settings)
+
+
+@pytest.mark.parametrize(
+    ("stages", "config", "count", "expected"),
+    [
+        (JUDGES, EIGHT, 8, [[0], [1]]),
+        (JUDGES, EIGHT, 16, [[0, 1]]),
+        (JUDGES, EIGHT, None, [[0, 1]]),
+        (["judge", "reward", "judge", "reward"], EIGHT, 8, [[0, 1], [2, 3]]),
+        (["judge"] * 5, launch(processes=8, stage_processes={"judge": 3}), 8, [[0, 1], [2, 3], [4]]),
+        (["update", "fragment", "rollout"], EIGHT, 8, [[0, 1], [2]]),
+        (["update", "fragment", "rollout"], launch(processes=4), 8, [[0, 1, 2]]),
+        (["update", "rollout"], launch(stage_gpus={"update": [0, 1], "rollout": [2]}), 8, [[0, 1]]),
+        (["update", "rollout"], launch(stage_gpus={"update": [0, 1], "rollout": [1]}), 8, [[0], [1]]),
+        (JUDGES, launch(stage_gpus={"judge": [3]}), None, [[0], [1]]),
+        (JUDGES, EIGHT, 4, [[0], [1]]),
+        (JUDGES, slurm(), None, [[0], [1]]),
+        (["reward", "judge", "reward"], slurm(), None, [[0, 1, 2]]),
+        (JUDGES, slurm(slurm={"nodes": 2, "gpus_per_node": 8, "hold": False}), None, [[0, 1]]),
+        (JUDGES, slurm(slurm={"nodes": 2}), None, [[0, 1]]),
+        (JUDGES, slurm(slurm={"nodes": 2}, device="cuda"), None, [[0], [1]]),
+        (["update", "rollout"], slurm(), None, [[0], [1]]),
+        (
+            ["update", "rollout"],
+            slurm(slurm={"nodes": 2, "gpus_per_node": 8, "stages": {"rollout": {"partition": "l40s"}}}),
+            None,
+            [[0, 1]],
+        ),
+        (["update", "rollout"], slurm(processes=2, stage_gpus={"update": [0, 1], "rollout": [2, 3]}), None, [[0, 1]]),
+    ],
+)
+def test_a_wave_is_made_in_turns_that_fit_in_its_order(
+    stages: list[str], config: LaunchConfig, count: int | None, expected: list[list[int]]
+):
+    assert fitting.turns(stages, config, count) == expected
+
+
+def test_the_fewest_devices_that_anything_says_are_those_that_there_are():
+    assert fitting.most(launch(gpus=8), GPUS[:4]) == 4
+    assert fitting.most(launch(gpus=2), GPUS, slots=4) == 2
+    assert fitting.most(launch(gpu_limit="gpus"), [], slots=4) == 4
+    assert fitting.most(launch(), []) is None
+    assert fitting.most(launch(mode="warm"), GPUS[:1]) is None
+
+
+def test_all_stages_that_do_not_fit_are_told_at_once():
+    config = launch(processes=8, stage_processes={"update": 16}, stage_gpus={"encode": [0, 1, 2, 3, 4, 5, 6, 9]})
+    found = fitting.misfits(["policy", "embed", "encode", "rollout", "reward", "update"], config, GPUS[:4])
+    assert [line.split("; ")[0] for line in found] == [
+        "embed, encode, rollout: 8 GPUs each, one for each process",
+        "update: 16 GPUs, one for each process",
+        "launch.stage_gpus.encode has 4, which is no index into the 4 GPUs that there are",
+    ]
+    assert "4 visible: GPU-0, GPU-1, GPU-2, GPU-3" in found[0]
+    assert fitting.misfits(["rollout"], config, None, slots=4) == [
+        f"rollout: 8 GPUs, one for each process; the limit None has 4 slots; {fitting.FEWER}"
+    ]
+    assert fitting.misfits(["rollout"], launch(gpus=8, processes=8), None) == []
+    assert "launch.gpus = 4" in fitting.misfits(["rollout"], launch(gpus=4, processes=8), None)[0]
+    assert fitting.misfits(["rollout"], config, []) == []
+
+
+def test_a_machine_without_gpus_cannot_run_a_profile_of_gpus_but_rehearse_and_plan_it():
+    config = launch(device="cuda", gpus=8, processes=8)
+    (mistake,) = fitting.misfits(["rollout"], config, [])
+    assert mistake.startswith("launch.device = 'cuda', and this machine shows no GPU")
+    assert fitting.misfits(["reward"], config, []) == []
+    assert fitting.misfits(["rollout"], config, None) == []
+    assert fitting.misfits(["rollout"], config.model_copy(update={"device": "cpu"}), []) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "devices", "refused"),
+    [
+        (launch(processes=2), ["MIG-a", "MIG-b"], True),
+        (launch(processes=2), ["MIG-a", "GPU-a", "GPU-b"], False),
+        (launch(processes=2), ["MIG-a", "GPU-a"], True),
+        (launch(stage_gpus={"rollout": [0, 1]}), ["MIG-a", "MIG-b", "GPU-a", "GPU-b"], True),
+        (launch(stage_gpus={"rollout": [2, 3]}), ["MIG-a", "MIG-b", "GPU-a", "GPU-b"], False),
+        (launch(), ["MIG-a", "MIG-b"], False),
+        (launch(processes=2, device="cpu"), ["MIG-a", "MIG-b"], True),
+    ],
+)
+def test_ranks_that_would_meet_on_parts_of_gpus_are_refused(config: LaunchConfig, devices: list[str], refused: bool):
+    found = fitting.misfits(["policy", "rollout"], config, devices)
+    assert [line.split(" (")[0] for line in found] == ["rollout: 2 processes on MIG devices"] * refused
+
+
+def test_nodes_that_ask_for_fewer_gpus_than_they_start_processes_are_refused():
+    found = fitting.misfits(["policy", "rollout", "update"], slurm(slurm={"nodes": 4, "gpus_per_node": 2}), None)
+    assert [line.split("; ")[0] for line in found] == [
+        f"{stage}: 4 processes on each of 4 nodes" for stage in ("rollout", "update")
+    ]
+    assert fitting.misfits(["rollout"], slurm(), None) == []
+    # GPUs may come from options of sbatch.
+    assert fitting.misfits(["rollout"], slurm(slurm={"nodes": 2}, device="cuda"), None) == []
+    pods = {"image": "x", "nodes": 2}
+    for given, refused in (({}, True), ({"gpus_per_node": 8}, False)):
+        config = launch(launcher="kubernetes", device="cuda", processes=16, kubernetes=pods | given)
+        assert bool(fitting.misfits(["rollout"], config, None)) == refused
+    parts = pods | {"gpus_per_node": 8, "gpu_resource": "nvidia.com/mig-1g.10gb"}
+    (mistake,) = fitting.misfits(["rollout"], launch(launcher="kubernetes", processes=16, kubernetes=parts), None)
+    assert "8 processes on each node on MIG devices" in mistake
+
+
+def test_gpus_of_a_stage_are_counted_over_its_nodes():
+    config = slurm(stage_gpus={"update": list(range(16))})
+    assert fitting.resources_of("update", config).gpus_per_node == 8
+    assert fitting.resources_of("rollout", config).gpus_per_node == 8
+
+
+@pytest.mark.parametrize(
+    ("config", "devices", "expected"),
+    [
+        (launch(), [], None),
+        (launch(), GPUS, "cuda"),
+        (launch(device="cpu"), GPUS, "cpu"),
+        (launch(device="cuda"), [], "cuda"),
+        (launch(gpus=8), [], "cuda"),
+        (launch(gpu_limit="gpus"), [], "cuda"),
+        (launch(stage_gpus={"update": [0]}), [], "cuda"),
+        (launch(mode="warm"), GPUS, "cpu"),
+        (slurm(), [], "cuda"),
+        (slurm(slurm={"nodes": 2}), GPUS, None),
+    ],
+)
+def test_ranks_compute_on_gpus_wherever_some_are_named(config: LaunchConfig, devices: list[str], expected: str | None):
+    assert device_of("rollout", config, devices) == expected
+
+
+def test_a_fork_of_one_process_computes_on_the_cpu_and_says_so():
+    with pytest.raises(ValidationError, match="mode = 'warm' is for one process on a CPU"):
+        launch(mode="warm", device="cuda")
+    with pytest.raises(ValidationError, match="gpus needs launcher = 'local'"):
+        slurm(gpus=8)
+
+
+def test_a_limit_that_does_not_exist_stops_a_run_and_no_plan():
+    def slots(_: LaunchConfig) -> int | None:
+        raise ConfigError("there is no limit")
+
+    config = launch(gpu_limit="gpus", device="cpu")
+    assert fitting.misfits_of(config, ["rollout"], slots, runs_here=True) == ["there is no limit"]
+    assert fitting.misfits_of(config, ["rollout"], slots, runs_here=False) == []
+
+
+@pytest.mark.processes
+def test_stages_that_do_not_fit_together_are_one_wave_and_never_run_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(VISIBLE, f"GPU-{secrets.token_hex(8)}")
+    work, held, log = Work(tmp_path, monkeypatch), list[list[str]](), list[str]()
+    work.go()
+    requests = [work.request(name) for name in ("a", "b")]
+    config = LaunchConfig(device="cpu", stage_gpus={"report": (0,)})
+
+    @contextmanager
+    def holding(some: Sequence[Request]) -> Iterator[None]:
+        assert len(some) == 1
+        held.append([one.slot.rpartition("/")[2] for one in some])
+        yield
+
+    with closing(
+        Waves(work.run_url, config, Display(log.append), ledger=Ledger(work.run_url, "", log.append))
+    ) as waves:
+        waves.make("wave", requests, holding=holding)
+    assert all(standing_manifest(one) is not None for one in requests)
+    assert held == [["a"], ["b"]]
+    assert any(line.startswith("wave does not fit the devices at once: ") for line in log)
+    (page,) = pages.pages(work.run_url)
+    first, second = page.entries
+    assert (page.wave, page.state, first.outcome, second.outcome) == ("wave", "closed", "made", "made")
+    assert second.queued_s < first.seconds
