@@ -69,8 +69,8 @@ def name_to_clients(service: UpstreamClient, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("REMOTE_REWARD_TOKEN", TOKEN)
 
 
-def wait_ready(client: UpstreamClient) -> None:
-    deadline_s = time.monotonic() + READY_S
+def wait_ready(client: UpstreamClient, timeout_s: float = READY_S) -> None:
+    deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         try:
             if client.get("/healthz")[0] == 200:
@@ -78,7 +78,7 @@ def wait_ready(client: UpstreamClient) -> None:
         except OSError:
             pass
         time.sleep(0.02)
-    raise TimeoutError(f"not ready within {READY_S} s: {client.get('/healthz')}")
+    raise TimeoutError(f"not ready within {timeout_s} s: {client.get('/healthz')}")
 
 
 @contextmanager
@@ -117,12 +117,14 @@ class Command:
 
     path: Path
     token: str = TOKEN
+    before: tuple[str, ...] = ()
+    """Words before the command, such as ``prlimit --nofile=256``."""
     process: "subprocess.Popen[str] | None" = None
     lines: list[str] = field(default_factory=list[str])
 
     def start(self) -> UpstreamClient:
         """Start it, and return a client of it as soon as it listens."""
-        command = [sys.executable, "-m", "flows", "reward-service", str(self.path)]
+        command = [*self.before, sys.executable, "-m", "flows", "reward-service", str(self.path)]
         with self.path.with_suffix(".log").open("a") as log:
             self.process = subprocess.Popen(
                 command, env=environment(self.token), stdout=subprocess.PIPE, stderr=log, text=True

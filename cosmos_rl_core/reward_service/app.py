@@ -5,6 +5,7 @@ import hmac
 import json
 import logging
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -35,6 +36,8 @@ MAX_FORM_BYTES, MAX_FORM_FIELDS = 2**24, 64
 READ_ANYWAY_BYTES = 2**26
 """Bytes of the body of a refused request that are read, so that its client sees the answer and not a broken pipe."""
 READ_ANYWAY_S = 5.0
+SLOWEST = 4096
+"""Bytes a second at which a body must come, on average, if it takes longer than its timeout."""
 log = logging.getLogger(__name__)
 Form = dict[str, str]
 
@@ -234,16 +237,20 @@ def _too_large(max_mb: float) -> RefusedError:
 
 
 async def _blocks(request: Request, timeout_s: float) -> AsyncIterator[bytes]:
-    """Yield a body as it arrives. Raises :class:`RefusedError` for one that stops arriving."""
-    stream = request.stream()
+    """Yield a body as it arrives. Raises :class:`RefusedError` for one that stops arriving, or hardly arrives."""
+    stream, started_s, received = request.stream(), time.monotonic(), 0
     while True:
+        left_s = timeout_s + received / SLOWEST - (time.monotonic() - started_s)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(min(timeout_s, left_s)):
                 block = await anext(stream)
         except StopAsyncIteration:
             return
         except TimeoutError as error:
-            raise RefusedError(408, f"no byte of the body within {timeout_s:g} s") from error
+            stopped, slow = f"no byte of the body within {timeout_s:g} s", f"the body takes {timeout_s:g} s and comes"
+            slow += f" at less than {SLOWEST} bytes a second"
+            raise RefusedError(408, slow if received and left_s < timeout_s else stopped) from error
+        received += len(block)
         yield block
 
 

@@ -1,7 +1,6 @@
 """Settings of the reward service: cosmos-rl's ``rewards.toml`` as it is, and the table ``[service]`` of our own."""
 
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from cosmos_rl_core import outside_plugins, plugins
+from cosmos_rl_core.config import toml
 from cosmos_rl_core.config.base import Section, UserPath, written
 from cosmos_rl_core.config.recipe import validated
 from cosmos_rl_core.config.train import RewardOptions
@@ -39,8 +39,8 @@ class RewardArgs(Section):
     dtype: str = "float16"
     """Number format, for plugins with an option of this name."""
     device: Device = "cuda"
-    """``cuda``: each process has a GPU of its own, if there are GPUs. ``cuda:1``: the second one. ``cpu``:
-    none."""
+    """``cuda``: each process has a GPU of its own; a model that finds none does not load. ``cuda:1``: the second one.
+    ``cpu``: none. Not written: a GPU each if there are GPUs."""
     endpoint_url: str = ""
     """Server of a judge, for plugins with an option of this name or ``url``."""
     endpoint_api_key: str = Field(default="", repr=False)
@@ -127,7 +127,11 @@ class ServiceSettings(Section):
     max_body_mb: float = Field(default=1024.0, gt=0)
     """Largest body of a request, in MiB."""
     body_timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds without a byte of a body, after which the request is given up."""
+    """Seconds without a byte of a body, after which the request is given up. A body that is not whole after them must
+    have come at 4 KiB a second on average."""
+    max_connections: int = Field(default=2048, ge=16)
+    """Maximum number of open connections; fewer where the system lets the service open fewer files. If all are taken,
+    the one that waits longest without a request is closed for a new one. Requests beyond it are answered 503."""
     drain_s: float = Field(default=60.0, ge=0)
     """Seconds that running work may take after SIGTERM. What waits or is stopped is done after the next start."""
     gpus: tuple[Visible, ...] = ()
@@ -221,11 +225,11 @@ def read(path: Path, environment: Mapping[str, str]) -> Config:
     Raises one :class:`ConfigError` with every mistake of the file.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = toml.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     except ValueError as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from error
+        raise ConfigError(f"{path} cannot be used as TOML: {error}") from error
     settings = validated(Settings, values, str(path))
     outside_plugins.find(settings.service.plugins)
     served, mistakes = _served(settings)
@@ -260,7 +264,8 @@ def _with_plugin(args: RewardArgs) -> Served:
     plugin = plugin_of(args.reward_type)
     options: type[RewardOptions] = plugins.load("rewards", plugin).Options
     given, unused = _given(args, options)
-    chosen = validated(options, {"name": plugin} | given | args.options, f"options of {plugin}")
+    values = {"name": plugin} | dict(options.facts.served) | given | args.options
+    chosen = validated(options, values, f"options of {plugin}")
     if args.batching == "fast" and chosen.facts.groupwise:
         raise ConfigError(f'{plugin} compares the samples of a request, so batching = "fast" cannot mix requests')
     names = (args.name,) if args.name else (plugin, *chosen.facts.also)

@@ -14,7 +14,7 @@ from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.reward_service import frames
 from cosmos_rl_core.reward_service.config import DecodeArgs
-from cosmos_rl_core.reward_service.worker import described
+from cosmos_rl_core.reward_service.worker import described, settle
 from cosmos_rl_core.storage.file_digests import files_digest
 
 CONFIG = "config.json"
@@ -78,7 +78,7 @@ class Decoding:
     def __init__(self, setup: Mapping[str, Any]) -> None:
         self._torch, folders = import_module("torch"), {c: Path(path) for c, path in setup["decoders"].items()}
         self.version = version(folders, setup["dtype"])
-        self._device = self._torch.device("cuda" if self._torch.cuda.is_available() else "cpu")
+        self._device = settle(setup)
         dtype = getattr(self._torch, setup["dtype"])
         self._vaes = {int(c): self._loaded(folder).to(self._device, dtype).eval() for c, folder in folders.items()}
 

@@ -13,7 +13,7 @@ from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.outside_plugins import named_by
 from cosmos_rl_core.reward_service import frames
-from cosmos_rl_core.reward_service.config import KEY, TOKEN, Config, Served
+from cosmos_rl_core.reward_service.config import KEY, TOKEN, Config, DecodeArgs, RewardArgs, Served
 from cosmos_rl_core.reward_service.pool import Pool, Start
 from cosmos_rl_core.reward_service.results import Identity
 from cosmos_rl_core.rewards._answers import brief
@@ -128,7 +128,7 @@ class Devices:
     def environments(self, device: str, gpus: Sequence[str], count: int) -> list[dict[str, str]]:
         """Return the variables of ``count`` processes that show each its device; ``gpus`` come before ``device``.
 
-        ``cuda:1`` is the second of the service's GPUs. Without GPUs, ``cuda`` leaves the choice to the scorer.
+        ``cuda:1`` is the second of the service's GPUs. Without GPUs, ``cuda`` assigns none.
 
         Raises :class:`ConfigError` for a number that the service has no GPU of.
         """
@@ -140,6 +140,11 @@ class Devices:
                 raise ConfigError(f"device = {device!r}: this service has the GPUs {', '.join(self._named)}, from 0 on")
             return [{VISIBLE: self._named[int(number)] if self._named else number}] * count
         return [{VISIBLE: next(turn)} if turn else {} for _ in range(count)]
+
+
+def _asked(args: RewardArgs | DecodeArgs) -> str | None:
+    """Return where models must compute: None, where they find a GPU or none, unless the file says it."""
+    return args.device.partition(":")[0] if "device" in args.model_fields_set else None
 
 
 def _visible(environment: Mapping[str, str]) -> list[str]:
@@ -170,6 +175,7 @@ def scorer_of(served: Served, config: Config, devices: Devices, logs: Path, deco
         "plugin": served.plugin,
         "options": served.options.model_dump(mode="json"),
         "batching": args.batching,
+        "device": _asked(args),
         "plugins": [pin.model_dump(mode="json") for pin in pins],
     }
     base = environment_of(config, served.interpreter)
@@ -185,6 +191,7 @@ def decoder_of(folders: Mapping[str, Path], config: Config, devices: Devices, lo
     """Return the process that decodes latents, yet to be started."""
     args = config.settings.decode_args
     setup = {"decoders": {channels: str(path.resolve()) for channels, path in folders.items()}, "dtype": args.dtype}
+    setup |= {"device": _asked(args)}
     (shown,) = devices.environments(args.device, (), 1)
     command = (sys.executable, "-m", MODULE)
     start = Start(command, environment_of(config, sys.executable) | shown, setup, logs / "decoder.log")

@@ -11,18 +11,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.reward_service.app import app_of
 from cosmos_rl_core.reward_service.config import Config
 from cosmos_rl_core.reward_service.service import Service
 from cosmos_rl_core.reward_service.spool import Spool
+from cosmos_rl_core.serving import connections
 
 TRIED_PORTS = 100
 """Number of ports that are tried, from the one of the settings on."""
 BACKLOG = 2048
 GRACE_S = 5
 """Seconds for answers under way at the end."""
+SPARSE = ("asyncio", "uvicorn.error", connections.__name__, app_of.__module__)
+"""Loggers of what clients can provoke."""
 log = logging.getLogger(__name__)
 
 
@@ -55,30 +59,41 @@ async def serve(config: Config, spool: Spool, listening: socket.socket, stop: as
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     service = Service(config, spool)
-    app = app_of(service, spool.worker_token())
-    settings = uvicorn.Config(
+    most = connections.most(config.settings.service.max_connections, len(service.pools))
+    server = _Server(_settings(connections.bounded(app_of(service, spool.worker_token()), most)))
+    service.start()
+    # It takes no socket: the door gives it connections.
+    serving = asyncio.create_task(server.serve([]))
+    taking = asyncio.create_task(connections.Door(listening, server, most).take())
+    stopped = asyncio.create_task(stop.wait())
+    with connections.logging_sparsely(*SPARSE):
+        try:
+            await asyncio.wait((serving, taking, stopped), return_when=asyncio.FIRST_COMPLETED)
+            log.info("shutting down")
+        finally:
+            # Results can be fetched until the last one is there.
+            await service.drain()
+            server.should_exit = True
+            stopped.cancel()
+            taking.cancel()
+            listening.close()
+            await serving
+            await service.close()
+            with contextlib.suppress(asyncio.CancelledError):
+                await taking
+
+
+def _settings(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         log_config=None,
         log_level="warning",
         access_log=False,
-        backlog=BACKLOG,
         lifespan="off",
+        # Another protocol on a connection would escape its limits.
+        ws="none",
         timeout_graceful_shutdown=GRACE_S,
     )
-    server = _Server(settings)
-    service.start()
-    serving = asyncio.create_task(server.serve([listening]))
-    stopped = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
-        log.info("shutting down")
-    finally:
-        # Results can be fetched until the last one is there.
-        await service.drain()
-        server.should_exit = True
-        stopped.cancel()
-        await serving
-        await service.close()
 
 
 def allow_files() -> None:

@@ -50,6 +50,8 @@ class Scoring:
         module = plugins.load("rewards", setup["plugin"])
         options = module.Options.model_validate(setup["options"])
         self._groupwise, alone = options.facts.groupwise, False
+        if options.facts.torch:
+            settle(setup)
         if setup["batching"] == "exact" and batch_sizes(options):
             self._reward, alone = exact(module.Reward, options, print)
         else:
@@ -89,6 +91,15 @@ class Scoring:
             if len(samples) == 1 or self._groupwise:
                 return [{"error": words(error)} for _ in samples]
             return [entry for sample in samples for entry in self._entries([sample])]
+
+
+def settle(setup: Mapping[str, Any]) -> Any:
+    """Return the device of torch on which this process computes, without TF32, as the stage ``judge`` does.
+
+    Raises :class:`ConfigError` if it cannot.
+    """
+    import_module("cosmos_rl_core.parallel.precision").use_tf32(False)
+    return import_module("cosmos_rl_core.parallel.devices").settled(setup.get("device"), setting="device")
 
 
 def _device_is_lost() -> bool:

@@ -8,6 +8,7 @@ import transformers
 from PIL import Image
 
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.parallel import devices
 from cosmos_rl_core.weights.reading import align, read_module
 
 
@@ -47,7 +48,7 @@ def load(model: str, processor: str, dtype: Literal["float32", "bfloat16"]) -> C
     """
     where = f"the files of the CLIP model {model!r}"
     clip: Any = read_module(transformers.CLIPModel, model, where, dtype=getattr(torch, dtype))
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    device = devices.current()
     align(clip.requires_grad_(False).eval().to(device))
     # The one that computes with PIL, whether or not torchvision is there.
     images: Any = transformers.CLIPImageProcessorPil.from_pretrained(processor, local_files_only=True)

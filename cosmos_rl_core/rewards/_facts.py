@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -30,6 +30,9 @@ class Facts:
     """Other names under which reward services offer it."""
     wire: Mapping[str, str] = field(default_factory=lambda: NOTHING)
     """Names of scores that differ in a service's answers, by the name here."""
+    served: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    """Defaults of options that differ in a reward service, whose scores have the names and the arithmetic of cosmos-rl.
+    """
     evidence: Literal["real weights", "tiny weights", "protocol"] | None = None
     """Weights with which it was run: the real ones (or none are needed), tiny random ones of the true architecture, or
     none: then only its protocol and its loading code are tested. None: nothing is stated."""

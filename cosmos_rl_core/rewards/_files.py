@@ -88,6 +88,8 @@ class FileScorer:
 
     def _sample(self, file: str, prompt: str) -> Sample | Exception:
         asked = Prompt(id=prompt_id(prompt), text=prompt)
+        if not Path(file).is_file():
+            return FileNotFoundError(f"there is no file {file}")
         if (reason := self._reward.check_prompt(asked)) is not None:
             return ValueError(reason)
         try:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers.models.mask2former.modeling_mask2former import Mask2FormerModel, Mask2FormerPreTrainedModel
 
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.parallel import devices
 from cosmos_rl_core.rewards._geneval import CLASSES, THRESHOLD, Detection
 from cosmos_rl_core.weights.reading import align, read_module
 
@@ -100,7 +101,7 @@ def load(folder: str, dtype: Literal["float32", "bfloat16"]) -> Detector:
     if (known := len(model.config.id2label)) != len(CLASSES):
         found = f"the detector {folder!r} knows {known} classes"
         raise ConfigError(f"{found}, expected COCO's {len(CLASSES)} of a Mask2Former for instances")
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    device = devices.current()
     align(model.requires_grad_(False).eval().to(device))
     processor = transformers.Mask2FormerImageProcessorPil.from_pretrained(folder, local_files_only=True)
     return Detector(model, processor)

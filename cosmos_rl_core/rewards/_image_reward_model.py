@@ -14,6 +14,7 @@ from transformers.models.blip.modeling_blip import BlipPreTrainedModel, BlipVisi
 from transformers.models.blip.modeling_blip_text import BlipTextModel
 
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.parallel import devices
 from cosmos_rl_core.weights.reading import align, read_module
 
 MAX_TOKENS = 35
@@ -103,7 +104,7 @@ def load(model: str, tokenizer: str, dtype: Literal["float32", "bfloat16"]) -> I
     """Return the model in a folder. Raises :class:`ArtifactError` if weights are missing."""
     where = f"the files of ImageReward in {model!r}"
     network: Any = read_module(Network, model, where, dtype=getattr(torch, dtype))
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    device = devices.current()
     align(network.requires_grad_(False).eval().to(device))
     return ImageReward(network, transformers.BertTokenizer.from_pretrained(tokenizer, local_files_only=True))
 

@@ -71,7 +71,8 @@ class VlmFiles:
 
 
 def device_and_dtype(param_dtype: str) -> tuple[Any, Any]:
-    """Return torch's current GPU, or the CPU without one, and a type by its name. Imports torch."""
-    torch = import_module("torch")
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    return device, getattr(torch, param_dtype)
+    """Return where this process computes, and a type of torch by its name. Imports torch. Raises like
+    :func:`cosmos_rl_core.parallel.devices.current`.
+    """
+    device = import_module("cosmos_rl_core.parallel.devices").current()
+    return device, getattr(import_module("torch"), param_dtype)

@@ -35,10 +35,15 @@ class Options(RewardOptions):
         scores={"ocr": "1 for the right text, 0 for none of it"},
         source="FlowGRPO, arXiv:2505.05470, with the recognition model of rapidocr",
         wire={"ocr": "ocr_reward"},
+        served={"match": "contained"},
         evidence="real weights",
     )
     name: Literal["ocr"] = "ocr"  # pyright: ignore[reportIncompatibleVariableOverride]
 
+    match: Literal["distance", "contained"] = Field(default="distance", json_schema_extra={"neutral": "distance"})
+    """How the text that is read is compared with the wanted one. ``distance`` counts every character that differs, also
+    those around the wanted text. ``contained`` is the arithmetic of FlowGRPO, DiffusionNFT and cosmos-rl's service,
+    which is the default of a reward service: 1 if the wanted text is anywhere in it."""
     line_width: int = Field(default=320, ge=LINE_HEIGHT, le=2048)
     """Width in pixels to which a line of height 48 is padded; longer lines are not cut. 96 suits images twice as
     wide as high, and is three times faster than the default."""
@@ -54,10 +59,10 @@ class Reward:
 
     @cached_property
     def version(self) -> str:
-        """Return the versions of the packages and the digest of the model file."""
-        path = _model_path()
+        """Return the versions of the packages, the digest of the model file, and the arithmetic unless ``distance``."""
+        path, match = _model_path(), self._options.match
         digest = Remembered.of_user().sha256(path)[:16]
-        return f"{_packages()}, {path.name} sha256:{digest}"
+        return f"{_packages()}, {path.name} sha256:{digest}" + (f", {match}" if match != "distance" else "")
 
     def check_prompt(self, prompt: Prompt) -> str | None:
         """Return why the prompt has no word to render, or None."""
@@ -74,12 +79,13 @@ class Reward:
         for i, sample in enumerate(samples):
             alike.setdefault(np.shape(sample.pixels), []).append(i)
         scores: dict[int, dict[str, float] | Exception] = {}
+        compared = similarity if self._options.match == "distance" else containment
         for indices in alike.values():
             frames = [frame for i in indices for frame in _frames(samples[i])]
             texts = iter(self._read(frames))
             for i in indices:
                 wanted, num_frames = target(samples[i].prompt), len(samples[i].pixels)
-                each = [similarity(text, wanted) for text in itertools.islice(texts, num_frames)]
+                each = [compared(text, wanted) for text in itertools.islice(texts, num_frames)]
                 scores[i] = {"ocr": float(np.mean(each))}
         return [scores[i] for i in range(len(samples))]
 
@@ -122,6 +128,18 @@ def similarity(text: str, wanted: str) -> float:
     """Return ``max(0, 1 - edit distance / length of wanted)``, in [0, 1]; case and white space are ignored."""
     wanted = _plain(wanted)
     return max(0.0, 1.0 - edit_distance(_plain(text), wanted) / len(wanted))
+
+
+def containment(text: str, wanted: str) -> float:
+    """Return 1 if ``wanted`` is in ``text``, else ``1 - edit distance / length of wanted``, in [0, 1].
+
+    Case and spaces are ignored, but the length counts the spaces of ``wanted``, and the distance is at most its length
+    without them. So no text scores 0 for a wanted one that has spaces.
+    Source: the service of cosmos-rl and FlowGRPO, arXiv:2505.05470, in their released code.
+    """
+    found, letters = (part.replace(" ", "").lower() for part in (text, wanted))
+    distance = 0 if letters in found else min(edit_distance(found, letters), len(letters))
+    return 1.0 - distance / max(1, len(wanted))
 
 
 def edit_distance(a: str, b: str) -> int:

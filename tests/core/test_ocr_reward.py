@@ -38,6 +38,38 @@ def test_similarity_is_one_minus_changes_per_wanted_character():
     assert ocr.similarity("HELO", "Hello") == pytest.approx(0.8)
 
 
+@pytest.mark.parametrize(
+    ("text", "wanted", "distance", "contained"),
+    [
+        ("ab", "AB", 1.0, 1.0),
+        ("ABC", "AB", 0.5, 1.0),
+        ("the best coffee in town", "Coffee", 0.0, 1.0),
+        ("cofee", "Coffee", 5 / 6, 5 / 6),
+        # The length counts the space of the wanted text, the distance does not.
+        ("hello", "Hello World", 5 / 10, 6 / 11),
+        ("", "A B", 0.0, 1 / 3),
+        ("xyz", "A B", 0.0, 1 / 3),
+        ("H ello World!", "Hello World", 9 / 10, 1.0),
+        # White space other than spaces counts as characters.
+        ("a b", "a\tb", 1.0, 2 / 3),
+    ],
+)
+def test_the_two_ways_to_compare_texts(text: str, wanted: str, distance: float, contained: float):
+    assert ocr.similarity(text, wanted) == pytest.approx(distance, abs=1e-12)
+    assert ocr.containment(text, wanted) == pytest.approx(contained, abs=1e-12)
+
+
+def test_the_option_decides_which_way_scores_and_the_version_names_it(reward):
+    other = ocr.Reward(ocr.Options(line_width=96, match="contained"))
+    # The sign shows one character more than is wanted.
+    samples = [sample("K", drawn("K7"))]
+    assert reward.score(samples) == [{"ocr": 0.0}]
+    assert other.score(samples) == [{"ocr": 1.0}]
+    assert other.version == f"{reward.version}, contained"
+    assert "match" not in ocr.Options().identity()
+    assert ocr.Options(match="contained").identity()["match"] == "contained"
+
+
 def test_clean_signs_are_read(reward):
     media = rendered.Media(rendered.Options(dirty=0))
     items = [media.item(i) for i in range(32)]

@@ -74,6 +74,12 @@ def test_upstreams_file_is_read_as_it_is_and_what_has_no_effect_is_named(tmp_pat
     }
 
 
+def test_a_service_compares_texts_as_cosmos_rl_does_unless_told_otherwise(tmp_path: Path):
+    text = '[[reward_args]]\nreward_type = "ocr"\ndevice = "cpu"\n'
+    plain, told = (read(tmp_path, text + more).served[0] for more in ("", 'options = { match = "distance" }\n'))
+    assert (plain.options.identity()["match"], "match" in told.options.identity()) == ("contained", False)
+
+
 def test_upstreams_place_of_weights_is_the_plugins_model(tmp_path: Path):
     text = '[[reward_args]]\nreward_type = "clipscore"\nmodel_path = "weights"\ndtype = "float32"\n'
     (served,) = read(tmp_path, text).served

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cosmos_rl_core import outside_plugins
-from cosmos_rl_core.reward_service.worker import Scoring
+from cosmos_rl_core.reward_service.worker import Scoring, settle
 from tests.running_service import PROBE, image_frame
 
 
@@ -36,3 +37,11 @@ def test_a_group_is_never_scored_in_parts(plugins: list[Any], tmp_path: Path):
 def test_a_lack_of_memory_is_no_samples_fault_and_ends_the_process(plugins: list[Any], tmp_path: Path):
     with pytest.raises(MemoryError, match="no room for this one"):
         answered(plugins, tmp_path, "probe", "a", "memory")
+
+
+def test_a_scorer_never_rounds_to_tf32(monkeypatch: pytest.MonkeyPatch):
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn
+    for backend in backends:
+        monkeypatch.setattr(backend, "allow_tf32", True)
+    settle({"device": "cpu"})
+    assert not any(backend.allow_tf32 for backend in backends)
