@@ -2,21 +2,26 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from cosmos_rl_core.errors import ArtifactError, ConfigError, first_line
+from cosmos_rl_core.canonical import differences
+from cosmos_rl_core.errors import ArtifactError, ConfigError, UnreadableError, first_line
 from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.lease import PATIENCE_S
 from flows.auditing import beside, chain, contents, planned
+from flows.auditing.chain import Chain
+from flows.auditing.checks import numbers, samples, tars
 from flows.auditing.faults import Findings
 from flows.auditing.heads import HEADS
 from flows.auditing.slot import Slot
-from flows.ledger.pages import LEDGER, Totals, numbers, pages
+from flows.ledger.pages import LEDGER, Totals, pages
+from flows.ledger.pages import numbers as page_numbers
 from flows.ledger.pages import url_of as url_of_page
-from flows.planning.checks import misnamed
 from flows.planning.plan import PLAN_FILE, run_url
 from flows.planning.run import Run
 from flows.planning.steps import Step, open_run
@@ -30,6 +35,10 @@ from stages.artifacts.records import FileEntry, Pinned, place_of
 from stages.artifacts.request import Input
 from stages.artifacts.slots import one_look
 
+Right = dict[tuple[str, FileEntry], tars.Members | None]
+"""Files whose bytes are right, with their members if they are tars."""
+LOOKS = 3
+"""Looks at a run until the faults are those of the look before."""
 AT_ONCE = 8
 """Files that are hashed at once."""
 DIGEST = re.compile("[0-9a-f]{64}")
@@ -47,6 +56,9 @@ def audit(
 ) -> Findings:
     """Return what is wrong with a run, and how much was looked at. Changes nothing.
 
+    The run may be at work. What came later is looked at first, so that what it was made from is there by the time it is
+    looked at; and a fault is one only if another look finds it in the same place.
+
     ``iteration`` looks at one iteration and at what it reads; ``quick`` compares sizes and hashes no file.
     ``head`` is the digest of a head that somebody kept: one of the run must have it. ``signed_by`` is the key of
     somebody who must have signed one.
@@ -56,6 +68,29 @@ def audit(
         raise ConfigError(
             f"--head {head}: expected the 64 hexadecimal digits that `cosmos-flows audit` prints as the newest head's"
         )
+    right: Right = {}
+    found = _look(store_url, run_id, iteration, head, signed_by, quick, right)
+    for _ in range(LOOKS - 1):
+        places = {(fault.file, fault.field) for fault in found.faults}
+        if not places:
+            break
+        found = _look(store_url, run_id, iteration, head, signed_by, quick, right)
+        found.faults = [fault for fault in found.faults if (fault.file, fault.field) in places]
+        if len({(fault.file, fault.field) for fault in found.faults}) == len(places):
+            break
+    return found
+
+
+def _look(
+    store_url: str,
+    run_id: str,
+    iteration: int | None,
+    head: str | None,
+    signed_by: Ed25519PublicKey | None,
+    quick: bool,
+    right: Right,
+) -> Findings:
+    """Look at a run once. ``right`` are the files whose bytes are known to be right; those found right are added."""
     findings = Findings(store.absolute(store_url).rstrip("/"))
     url = store.join(run_url(store_url, run_id), PLAN_FILE)
     try:
@@ -63,22 +98,29 @@ def audit(
     except ArtifactError as error:
         findings.add(url, "plan", first_line(error))
         return findings
-    except ConfigError:
-        if misnamed(run_id) or not store.names(run_url(store_url, run_id)):
-            raise
-        findings.add(url, "file", "missing, but there are other files of the run")
-        return findings
     with one_look():
-        return Audit(run, findings, head, signed_by, quick=quick).look(iteration)
+        try:
+            return Audit(run, findings, head, signed_by, quick=quick, right=right).look(iteration)
+        except UnreadableError as error:
+            findings.add(run.url, "file", f"{first_line(error)}; nothing was looked at after it")
+            return findings
 
 
 class Audit:
     """A walk from the steps of a run to everything that they were made from."""
 
     def __init__(
-        self, run: Run, findings: Findings, kept: str | None, signed_by: Ed25519PublicKey | None, *, quick: bool
+        self,
+        run: Run,
+        findings: Findings,
+        kept: str | None,
+        signed_by: Ed25519PublicKey | None,
+        *,
+        quick: bool,
+        right: Right,
     ) -> None:
         self._run, self._findings, self._kept, self._signed_by, self._quick = run, findings, kept, signed_by, quick
+        self._right = right
         self._slots: dict[str, Slot] = {}
 
     def look(self, iteration: int | None) -> Findings:
@@ -91,23 +133,31 @@ class Audit:
             raise ConfigError(
                 f"{run_id} has no iteration {iteration}; its iterations and policy versions are 0 to {last}"
             )
+        for step in reversed(chosen):
+            self._look_at(step.slot)
+        self._slots = dict(reversed(self._slots.items()))
         reached = [step for step in chosen if self._look_at(step.slot).standing is not None]
         for step in reached:
             self._follow_reference(step.slot)
             self._follow(self._slots[step.slot].standing, whole=iteration is None)
-        ended = chain.check(self._run.url, self._kept, self._signed_by, self._findings)
+        heads = chain.check(self._run.url, self._kept, self._signed_by, self._findings)
         self._look_at_ledger()
         self._look_beside(every)
         if iteration is None:
-            if ended is not None:
-                self._look_for_missing_heads(every, ended)
+            if heads is not None:
+                self._look_for_missing_heads(every, heads)
             self._look_for_missing(every)
             self._look_at_metrics(every)
         pairs = planned.check(reached, lambda url: self._look_at(self._here(url)), self._findings)
         self._look_at_numerics()
         self._hash(self._listed())
+        rollouts: dict[str, list[dict[str, Any]]] = {}
+        found = {url: members for (url, _), members in self._right.items() if members is not None}
         for made, request in pairs:
-            contents.check(made, request, self._at, self._findings)
+            rows = contents.check(made, request, self._at, found, self._findings)
+            if made.stage == "rollout":
+                rollouts[Manifest.url(made.slot, made.generation)] = rows
+        samples.check_alike(rollouts, self._findings)
         self._findings.artifacts = sum(len(slot.manifests) for slot in self._slots.values())
         return self._findings
 
@@ -145,34 +195,53 @@ class Audit:
                 self._findings.add(url, f"{field}.{name}", f"not that of {self._findings.place(found.slot)}")
 
     def _at(self, source: Input) -> Input:
-        """Return an input where it is now."""
-        return source.model_copy(update={"url": self._here(source.url)})
+        """Return an input where it is now: in the generation that stands, if that has the same contents.
+
+        `gc` deletes files of ended generations.
+        """
+        here = source.model_copy(update={"url": self._here(source.url)})
+        stands = self._look_at(here.url).standing
+        if stands is None or stands.referred or stands.part_content(*source.parts) != source.content:
+            return here
+        own = {"generation": stands.generation, "manifest": stands.digest, "fingerprint": stands.fingerprint}
+        return here.model_copy(update=own)
 
     def _here(self, url: str) -> str:
         """Return where a slot is now: the store may have been moved since it was written down."""
         moved = store.join(self._findings.root, place_of(url))
         return moved if place_of(url) != url and store.size(Manifest.url(moved, 1)) is not None else url
 
+    def _is_own(self, url: str) -> bool:
+        return place_of(url).startswith(f"{place_of(self._run.url)}/")
+
     def _look_for_missing(self, every: list[Step]) -> None:
         """Add the steps without an artifact that others come after."""
-        made = [step.slot for step in every if self._slots[step.slot].standing is not None]
-        last = max((i for i, step in enumerate(every) if step.slot in made), default=-1)
-        for step in every[:last]:
+        last = self._last_begun(every)
+        for step in every[: every.index(last)]:
             slot = self._slots[step.slot]
-            if slot.standing is None and not slot.ended and step.wave != every[last].wave:
-                self._findings.add(Manifest.url(step.slot, 1), "file", f"missing: {every[last].name} came after it")
+            if slot.standing is None and not slot.ended and step.wave != last.wave:
+                self._findings.add(Manifest.url(step.slot, 1), "file", f"missing: {last.name} came after it")
+
+    def _last_begun(self, every: Sequence[Step]) -> Step:
+        """Return the last step with an artifact that no other run can have made; without one, the first step."""
+        own = (step for step in reversed(every) if self._is_own(step.slot))
+        made = ((step, found) for step in own if (found := self._slots[step.slot].standing) is not None)
+        # The report of a shorter run says nothing of the iterations after it.
+        return next((step for step, found in made if step.kind != "report" or _is_last(self._run, found)), every[0])
 
     def _look_at_numerics(self) -> None:
         # What runs share was made under the numerics of the run that made it.
-        own = (slot for slot in self._slots.values() if place_of(slot.url).startswith(place_of(self._run.url)))
+        own = [slot for slot in self._slots.values() if self._is_own(slot.url)]
         stages = {found.stage for slot in own for found in slot.manifests.values()}
         folder = store.join(self._run.url, NUMERICS)
         stages |= {name.removesuffix(".json") for name in store.names(folder) if name.endswith(".json")}
         for stage in sorted(stages):
             url = store.join(folder, f"{stage}.json")
             with self._findings.catching(url, "numerics"):
-                if Pinned.read(url, stage) is None:
+                if (pinned := Pinned.read(url, stage)) is None:
                     raise ArtifactError(f"missing, but there are artifacts of {stage}")
+                for made in (one for slot in own for one in slot.manifests.values() if one.stage == stage):
+                    _compare_numerics(made, pinned, self._findings)
 
     def _look_beside(self, every: Iterable[Step]) -> None:
         """Look at decisions on warnings, and at the scorers of services."""
@@ -188,17 +257,29 @@ class Audit:
     def _look_at_metrics(self, every: Iterable[Step]) -> None:
         url = store.join(self._run.url, FILE)
         with self._findings.catching(url, "lines"):
-            contents.check_metrics(self._run, every, store.read_if_exists(url), url, self._findings)
+            numbers.check(self._run, every, url, self._findings)
 
-    def _look_for_missing_heads(self, every: Iterable[Step], ended: set[int | None]) -> None:
+    def _look_for_missing_heads(self, every: Sequence[Step], heads: Chain) -> None:
         """Add heads that are missing after an iteration that others follow, and after the report."""
+        begun = self._last_begun(every)
+        trained = {step.k: step for step in every if step.kind in TRAINERS}
+        made = {k: found for k, step in trained.items() if (found := self._slots[step.slot].standing) is not None}
+        unnamed: list[str] = []
+        for k in sorted(k for k in made if k is not None):
+            follows = trained[k] in every[: every.index(begun)] and trained[k].wave != begun.wave
+            names = k + 1 not in made or not _reads(made[k + 1], made[k]) or heads.names(made[k])
+            if follows and not (k in heads.ended and names):
+                unnamed.append(f"iteration {k}")
+        report = self._slots[self._run.slots.report].standing
+        if report is not None and _is_last(self._run, report) and not heads.names(report):
+            # Nothing comes after this head, so that only the lease tells whether it is still to come.
+            if (holder := self._run.holder(PATIENCE_S)) is None:
+                unnamed.append("the report")
+            else:
+                self._findings.pending.append(
+                    "the head after the report; process {pid} on {host} works".format(**holder)
+                )
         folder = store.join(self._run.url, HEADS)
-        made = {step.k for step in every if step.kind in TRAINERS and self._slots[step.slot].standing is not None}
-        unnamed = [
-            f"iteration {k}" for k in sorted(k for k in made if k is not None) if k + 1 in made and k not in ended
-        ]
-        if None not in ended and self._slots[self._run.slots.report].standing is not None:
-            unnamed.append("the report")
         for what in unnamed:
             self._findings.add(folder, "file", f"no head was written after {what}; the command `run` writes one")
 
@@ -206,7 +287,7 @@ class Audit:
         """Compare the sums of each page with the pages before it."""
         url = store.join(self._run.url, LEDGER)
         with self._findings.catching(url, "pages"):
-            totals, every = Totals(), numbers(self._run.url)
+            totals, every = Totals(), page_numbers(self._run.url)
             if every != list(range(len(every))):
                 missing = sorted({*range(every[-1])} - {*every})
                 self._findings.add(url_of_page(self._run.url, missing[0]), "file", "missing, but there are later pages")
@@ -258,6 +339,8 @@ class Audit:
     def _wrong(self, listed: tuple[Slot | None, str, FileEntry]) -> str:
         """Return what is wrong with a file; "" if nothing is."""
         _, url, entry = listed
+        if (url, entry) in self._right:
+            return ""
         found = store.size(url)
         if found is None:
             return MISSING
@@ -265,13 +348,42 @@ class Audit:
             return f"{found} bytes, expected {entry.size}"
         if self._quick:
             return ""
-        digest = sha256()
-        for block in _blocks(url, entry.size):
-            digest.update(block)
-        return "" if digest.hexdigest() == entry.sha256 else f"sha256 {digest.hexdigest()}, expected {entry.sha256}"
+        digest, members = _look_into(url, entry.size)
+        if digest != entry.sha256:
+            return f"sha256 {digest}, expected {entry.sha256}"
+        self._right[url, entry] = members
+        return ""
 
 
 MISSING = "missing"
+
+
+def _is_last(run: Run, report: Manifest) -> bool:
+    """Return whether a report is on all iterations."""
+    return len(report.inputs.get("updates", ())) >= run.recipe.train.num_iterations
+
+
+def _compare_numerics(made: Manifest, pinned: Pinned, findings: Findings) -> None:
+    """Compare numerics with the pinned ones; an artifact says how they differ, where somebody allowed that."""
+    told, right = made.summary.get("numerics_changed", ""), ", ".join(differences(pinned.numerics, made.numerics))
+    if not made.referred and told != right:
+        said = f"{right or 'none'} since the pinned ones, its summary says {told or 'none'}"
+        findings.add(Manifest.url(made.slot, made.generation), "numerics", said)
+
+
+def _reads(made: Manifest, source: Manifest) -> bool:
+    """Return whether an artifact was made from another one."""
+    return any(one.manifest == source.digest for some in made.inputs.values() for one in some)
+
+
+def _look_into(url: str, size: int) -> tuple[str, tars.Members | None]:
+    """Return the sha256 of a file, and its members if it is a tar."""
+    if url.endswith(".tar"):
+        return tars.look(_blocks(url, size))
+    digest = sha256()
+    for block in _blocks(url, size):
+        digest.update(block)
+    return digest.hexdigest(), None
 
 
 def _blocks(url: str, size: int) -> Iterator[bytes]:

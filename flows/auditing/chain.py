@@ -1,25 +1,42 @@
 """Checks of a run's heads: their chain, the records that they name, and what somebody kept of them outside."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from hashlib import sha256
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from cosmos_rl_core.errors import UnavailableError
+from cosmos_rl_core.errors import UnreadableError
 from cosmos_rl_core.storage import store
 from flows.auditing import signatures
-from flows.auditing.faults import Findings, is_misplaced
+from flows.auditing.faults import Findings
 from flows.auditing.heads import HEADS, number_in, read_heads, url_of
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.records import place_of
 
 AT_ONCE = 8
 """Records that are read at once."""
 
 
-def check(run_url: str, kept: str | None, key: Ed25519PublicKey | None, findings: Findings) -> set[int | None] | None:
+@dataclass(frozen=True)
+class Chain:
+    """Iterations and records that the heads of a run name."""
+
+    ended: Set[int | None]
+    """The iterations after which heads were written; None for the end of the run."""
+    records: Mapping[str, str]
+    """Digests of records by their path in the store."""
+
+    def names(self, made: Manifest) -> bool:
+        """Return whether a head names the manifest of an artifact of the run's own."""
+        return made.referred or place_of(Manifest.url(made.slot, made.generation)) in self.records
+
+
+def check(run_url: str, kept: str | None, key: Ed25519PublicKey | None, findings: Findings) -> Chain | None:
     """Compare every record that heads name with its bytes, and heads with what somebody kept: a digest, a public key.
 
-    Returns the iterations after which heads were written, None if some heads are missing.
+    Returns what the heads name, None if some heads are missing.
     """
     named: dict[str, str] = {}
     ended: set[int | None] = set()
@@ -42,7 +59,7 @@ def check(run_url: str, kept: str | None, key: Ed25519PublicKey | None, findings
                 findings.add(url, "file", "missing; a head names it")
             elif digest != expected:
                 findings.add(url, "bytes", f"sha256 {digest}, a head names {expected}")
-    return None if _has_gaps(run_url, findings) else ended
+    return None if _has_gaps(run_url, findings) else Chain(ended, named)
 
 
 def _check_kept(run_url: str, kept: str | None, chain: Mapping[int, str], findings: Findings) -> None:
@@ -86,8 +103,6 @@ def _digest(url: str) -> str | None:
     """Return the digest of a record; None if there is no such file."""
     try:
         data = store.read_if_exists(url)
-    except UnavailableError as error:
-        if is_misplaced(error):
-            return None
-        raise
+    except UnreadableError:
+        return None
     return None if data is None else sha256(data).hexdigest()

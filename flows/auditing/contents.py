@@ -1,33 +1,31 @@
 """Checks that samples follow from settings, scores from samples, rewards from scores, and metrics from all."""
 
 import io
-import json
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Number
 from typing import Any, cast
 
 import pandas as pd
 
 from cosmos_rl_core.algorithms._base import algorithm_of
+from cosmos_rl_core.estimates.estimate import mean_of
 from cosmos_rl_core.storage import store
+from flows.auditing.checks import samples
+from flows.auditing.checks.tars import Members
 from flows.auditing.faults import Findings
-from flows.planning.run import Run
-from flows.planning.steps import Step
-from flows.watching.metrics import steps_after, wave_lines
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Input, Request
-from stages.artifacts.slots import standing
-from stages.formats.generating import plan_samples
 from stages.formats.losses import item_losses, summary_of
 from stages.formats.samples import read_index
 from stages.fragment import without_pictures
 from stages.reporting.excerpt import Excerpt
 from stages.scoring.advantages import advantages
+from stages.scoring.rewards import held_back_prompts
 from stages.scoring.scorer import is_of
+from stages.scoring.summaries import OVER_SAMPLES
 from stages.vlm import evaluated
 from stages.vlm.settings import VlmEvaluate
 from stages.warn import evidence_of
@@ -39,24 +37,36 @@ Place = Callable[[Input], Input]
 """Returns an input where it is now: the store may have been moved since it was written down."""
 
 
-def check(made: Manifest, planned: Request, at: Place, findings: Findings) -> None:
+def check(
+    made: Manifest, planned: Request, at: Place, tars: Mapping[str, Members], findings: Findings
+) -> list[dict[str, Any]]:
     """Check what an artifact holds against what it was made from. ``planned`` is the plan's Request of its recipe.
+
+    ``tars`` are the members of tars by URL. Returns the index rows of samples.
 
     Files with wrong bytes are found where they are hashed; here they only stop the check of their artifact.
     """
-    checks = {"rollout": _check_samples, "evaluate": _check_samples, "update": _check_advantages}
+    checks = {"update": _check_advantages}
     checks |= dict.fromkeys(("reward", "judge"), _check_scores) | {"warn": _check_warning, "fragment": _check_fragment}
     checks |= dict.fromkeys(("finetune", "vlm_finetune"), _check_steps)
     checks |= {"validate": _check_losses, "vlm_evaluate": _check_answers}
-    if made.referred or (check_it := checks.get(made.stage)) is None:
-        return
+    if made.referred or (made.stage not in ("rollout", "evaluate") and made.stage not in checks):
+        return []
     if made.stage == "fragment" and made.version != (newest := contracts.Fragment.version):
         told = f"version {made.version} of {made.stage} made it, this is version {newest}"
         findings.unchecked.append(f"{findings.place(made.slot)}: {told}")
-        return
+        return []
     inputs = {role: tuple(map(at, sources)) for role, sources in made.inputs.items()}
     with findings.checking(_url_of(made), "contents"):
-        check_it(Artifact(input_of(made)), planned.model_copy(update={"inputs": inputs}), findings)
+        artifact, request = Artifact(input_of(made)), planned.model_copy(update={"inputs": inputs})
+        if made.stage not in checks:
+            rows = samples.check(artifact, request, tars, findings)
+            counts = {"samples": len(rows)} if "samples" in made.summary else {}
+            finite = [row["finite"] for row in rows]
+            _check_summary(made, counts | {"nonfinite": len(finite) - sum(finite)}, "index", findings)
+            return rows
+        checks[made.stage](artifact, request, findings)
+    return []
 
 
 def input_of(manifest: Manifest) -> Input:
@@ -68,27 +78,6 @@ def input_of(manifest: Manifest) -> Input:
         fingerprint=manifest.fingerprint,
         content=manifest.part_content(),
     )
-
-
-def _check_samples(samples: Artifact, request: Request, findings: Findings) -> None:
-    """Check that a rollout or an evaluation has each planned sample once, in order, from its own seed."""
-    made, config = samples.manifest, request.settings(contracts.Samples)
-    same_noise = bool(getattr(config, "use_same_seed", False))
-    plans = plan_samples(config.prompts, config.n_generation, made.seed, made.iteration, same_noise=same_noise)
-    rows = read_index(samples)
-    url = _url_of(made)
-    if len(rows) != len(plans):
-        findings.add(url, "samples", f"{len(rows)}, expected {len(plans)}")
-    for number, (row, plan) in enumerate(zip(rows.to_dict("records"), plans, strict=False)):
-        expected = {**vars(plan), "prompt_id": plan.prompt.id, "prompt": plan.prompt.text}
-        if wrong := next((name for name, value in expected.items() if row[name] != value), None):
-            findings.add(url, f"samples[{number}].{wrong}", f"{row[wrong]}, expected {expected[wrong]}")
-            break
-    for seed, count in Counter(rows["seed"]).items():
-        if count > 1:
-            findings.add(url, "samples", f"{count} have the seed {seed}")
-    counts = {"samples": len(rows)} if "samples" in made.summary else {}
-    _check_summary(made, counts | {"nonfinite": sum(~rows["finite"])}, "index", findings)
 
 
 def _check_summary(made: Manifest, numbers: Mapping[str, Any], source: str, findings: Findings) -> None:
@@ -139,8 +128,10 @@ def _check_scores(scores: Artifact, request: Request, findings: Findings) -> Non
 def _check_failures(scores: Artifact, table: pd.DataFrame, config: contracts.Reward, findings: Findings) -> None:
     """Check that the summary counts every failure, and that no more samples failed than the settings allow."""
     known = table.loc[table["valid"], "score"].astype("float64")
-    failed, error = len(table) - len(known), known.sem() if len(known) > 1 else None
-    numbers = {config.reward.label: known.mean(), "standard_error": error, "scored": len(known), "failed": failed}
+    failed = len(table) - len(known)
+    numbers = {config.reward.label: known.mean(), "scored": len(known), "failed": failed}
+    if scores.manifest.version > OVER_SAMPLES:
+        numbers["standard_error"] = mean_of(known, table.loc[table["valid"], "prompt_id"]).error
     _check_summary(scores.manifest, numbers, "scores", findings)
     if failed > config.max_failed_fraction * len(table):
         allowed = f"max_failed_fraction = {config.max_failed_fraction}"
@@ -154,6 +145,9 @@ def _check_advantages(update: Artifact, request: Request, findings: Findings) ->
     table = _table(update, contracts.Update.ADVANTAGES)
     url = _url(update, contracts.Update.ADVANTAGES)
     config = request.settings(contracts.Update)
+    if made.version == 1 and any(gate.on_fail == "worst" for gate in config.gates.values()):
+        findings.unchecked.append(f"{findings.place(made.slot)}: version 1 of update took the worst by raw rewards")
+        return
     # How many samples gates may hold back decides whether an update is made, and may be raised until it is.
     gates = {label: gate.model_copy(update={"max_gated_fraction": 1.0}) for label, gate in config.gates.items()}
     request = request.model_copy(update={"config": config.model_copy(update={"gates": gates})})
@@ -171,7 +165,8 @@ def _check_advantages(update: Artifact, request: Request, findings: Findings) ->
         for sample_id, one, other in zip(table["sample_id"], table[column], expected[column], strict=True):
             if not near(one, other):
                 findings.add(url, f"{column}, {sample_id}", f"{one}, its scores give {other}")
-    _check_summary(made, {"excluded": len(table[~table["used"]])}, "table", findings)
+    counts = {"excluded": len(table[~table["used"]]), contracts.Update.HELD_BACK: held_back_prompts(table)}
+    _check_summary(made, counts, "table", findings)
     _check_steps(update, request, findings)
 
 
@@ -187,14 +182,17 @@ def _check_steps(policy: Artifact, request: Request, findings: Findings) -> None
 
 def _check_losses(validation: Artifact, request: Request, findings: Findings) -> None:
     """Check that a held-out loss is the mean over items."""
-    losses = item_losses(validation).to_numpy()
-    _check_summary(validation.manifest, summary_of(losses[:, None]), "table", findings)
+    _check_summary(validation.manifest, summary_of(item_losses(validation)), "table", findings)
 
 
 def _check_answers(answers: Artifact, request: Request, findings: Findings) -> None:
     """Check that loss and shares of correct answers of a VLM are those of its answers."""
     generated = request.settings(VlmEvaluate).max_new_tokens > 0
     found = evaluated.summary_of(_table(answers, VlmEvaluate.ANSWERS), generated=generated)
+    if answers.manifest.version < 3:  # made errors otherwise
+        found = {name: value for name, value in found.items() if not name.endswith("_error")}
+    if answers.manifest.version < 4:
+        found.pop("unfinished", None)  # not counted then
     _check_summary(answers.manifest, found, "table", findings)
 
 
@@ -247,48 +245,6 @@ def near(found: Any, expected: Any) -> bool:
 
 def _is_missing(value: Any) -> bool:
     return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
-
-
-def check_metrics(run: Run, every: Iterable[Step], stored: bytes | None, url: str, findings: Findings) -> None:
-    """Compare ``metrics.jsonl`` with the lines that the artifacts give, up to the first step without one."""
-    lines: list[bytes] = []
-    step, complete = 0, True
-    for wave in _waves(every):
-        pairs = [(one.request(), found) for one in wave if (found := standing(one.slot)[1]) is not None]
-        lines += [line.encode() for line in wave_lines(pairs, step, run.headline_reward)]
-        step = max(step, *(steps_after(request) or 0 for request, _ in pairs)) if pairs else step
-        if len(pairs) < len(wave):
-            complete = False
-            break
-    told = (stored or b"").splitlines(keepends=True)
-    for number, (found, expected) in enumerate(zip(told, lines, strict=False)):
-        if found != expected:
-            findings.add(url, f"line {number + 1}", _difference(found, expected))
-            return
-    if len(told) < len(lines) or (complete and len(told) > len(lines)):
-        findings.add(url, "lines", f"{len(told)}, the artifacts give {len(lines)}")
-
-
-def _waves(every: Iterable[Step]) -> list[list[Step]]:
-    waves: dict[str, list[Step]] = {}
-    for step in every:
-        waves.setdefault(step.wave, []).append(step)
-    return list(waves.values())
-
-
-def _difference(found: bytes, expected: bytes) -> str:
-    """Return the first value that differs between two lines."""
-    try:
-        told, right = json.loads(found), json.loads(expected)
-    except ValueError:
-        return "no JSON"
-    names = [*right, *told] if isinstance(told, dict) else []
-    name = next((name for name in names if (name in told, told.get(name)) != (name in right, right.get(name))), None)
-    return (
-        f"{name} is {told.get(name)}, the artifacts give {right.get(name)}"
-        if name
-        else "other text than the artifacts give"
-    )
 
 
 def _table(artifact: Artifact, name: str) -> pd.DataFrame:

@@ -7,15 +7,10 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from cosmos_rl_core.errors import ArtifactError, CosmosRLError, UnavailableError, first_line
+from cosmos_rl_core.errors import ArtifactError, CosmosRLError, counted, first_line
 
 SHOWN = 50
 """Faults that are listed one by one."""
-
-
-def is_misplaced(error: UnavailableError) -> bool:
-    """Return whether a read failed because a folder lies in place of a file, or a file in place of a folder."""
-    return isinstance(error.__cause__, IsADirectoryError | NotADirectoryError)
 
 
 @dataclass(frozen=True)
@@ -41,6 +36,8 @@ class Findings:
     """What retention deleted, so that nothing about it can be proved any more."""
     unchecked: list[str] = field(default_factory=list[str])
     """Artifacts whose contents were not computed again, because their stage had another version."""
+    pending: list[str] = field(default_factory=list[str])
+    """What is not there yet, because a process works on the run."""
     head: str = ""
     """Number and digest of the newest head; "" without one."""
     signed: str = ""
@@ -62,14 +59,10 @@ class Findings:
 
     @contextmanager
     def catching(self, url: str, name: str) -> Iterator[None]:
-        """Add an :class:`ArtifactError` of the block, or a folder in place of a file, as a fault of ``url``."""
+        """Add an :class:`ArtifactError` of the block as a fault of ``url``."""
         try:
             yield
         except ArtifactError as error:
-            self.add(url, name, first_line(error))
-        except UnavailableError as error:
-            if not is_misplaced(error):
-                raise
             self.add(url, name, first_line(error))
 
     @contextmanager
@@ -82,7 +75,7 @@ class Findings:
 
     def lines(self) -> list[str | Table]:
         """Return what to print: a table of faults, or that there are none."""
-        seen = f"{self.artifacts} artifacts, {self.files} files, {self.size / 1e6:.1f} MB"
+        seen = f"{counted(self.artifacts, 'artifact')}, {counted(self.files, 'file')}, {self.size / 1e6:.1f} MB"
         lines: list[str | Table] = []
         if self.faults:
             # Folded, because a path that is cut off names no file.
@@ -95,9 +88,9 @@ class Findings:
         lines += [f"newest head {self.head}"] * bool(self.head)
         lines += [self.signed] * bool(self.signed)
         lines += [f"deleted by retention, so not provable: {name}" for name in self.gone]
+        lines += [f"not there yet: {name}" for name in self.pending]
         lines += [f"not computed again: {name}" for name in self.unchecked]
-        count = "1 fault" if len(self.faults) == 1 else f"{len(self.faults)} faults"
-        lines.append(f"{count} in {seen}" if self.faults else f"nothing is wrong: {seen}")
+        lines.append(f"{counted(len(self.faults), 'fault')} in {seen}" if self.faults else f"nothing is wrong: {seen}")
         return lines
 
     def as_json(self) -> dict[str, Any]:
@@ -108,6 +101,7 @@ class Findings:
             "faults": faults,
             "gone": self.gone,
             "unchecked": self.unchecked,
+            "pending": self.pending,
             "head": self.head,
             "signed": self.signed,
         } | counts

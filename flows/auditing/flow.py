@@ -5,11 +5,13 @@ from typing import Annotated
 from prefect import flow
 from pydantic import Field
 
-from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.errors import ArtifactError, ConfigError, UnreadableError, counted, first_line
 from cosmos_rl_core.storage import store as stores
 from flows.auditing import audit as auditing
-from flows.auditing.faults import SHOWN
-from flows.defaults import DEFAULT_STORE
+from flows.auditing.faults import SHOWN, Findings
+from flows.defaults import store_of
+from flows.planning.checks import BEFORE_A_PLAN
+from flows.planning.plan import PLAN_FILE, run_url
 from flows.running.session import Place, RunId, ends_in_state
 
 
@@ -19,7 +21,7 @@ def audit(
     run_id: RunId | None = None,
     quick: bool = False,
     head: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None,
-    store: Place = DEFAULT_STORE,
+    store: Place | None = None,
 ) -> str:
     """Audit a run, or all runs of a store. The flow fails if anything is wrong.
 
@@ -27,28 +29,50 @@ def audit(
         run_id: Name of the run. Leave empty for all runs of the store.
         quick: Compare sizes only; read no media and no tensors.
         head: Digest of a head that was kept: the run must still have it.
-        store: Directory or URL (s3://bucket/prefix) of all runs.
+        store: Directory or URL (s3://bucket/prefix) of all runs. Default: COSMOS_FLOWS_STORE where the flow runs, else
+            outputs.
     """
     if head is not None and run_id is None:
         raise ConfigError("head is the digest of a head of one run; name that run in run_id, or leave head out")
+    store = store_of(store)
     names = [run_id] if run_id else _runs(store)
-    found = {name: auditing.audit(store, name, head=head, quick=quick) for name in names}
+    found = {name: _audited(store, name, head, quick=quick) for name in names}
     faults = [fault for one in found.values() for fault in one.faults]
     if faults:
         listed = [f"  {fault.file} {fault.field}: {fault.what}" for fault in faults[:SHOWN]]
-        raise ArtifactError("\n".join([f"{len(faults)} faults in {len(names)} runs", *listed]))
+        raise ArtifactError("\n".join([f"{counted(len(faults), 'fault')} in {counted(len(names), 'run')}", *listed]))
     size = sum(one.size for one in found.values())
-    return f"nothing is wrong with {len(names)} runs, {size / 1e6:.1f} MB"
+    return f"nothing is wrong with {counted(len(names), 'run')}, {size / 1e6:.1f} MB"
+
+
+def _audited(store: str, name: str, head: str | None, *, quick: bool) -> Findings:
+    """Return what is wrong with a run. One whose plan asks for what is not here does not end the audit of others."""
+    try:
+        return auditing.audit(store, name, head=head, quick=quick)
+    except ConfigError as error:
+        findings = Findings(stores.absolute(store).rstrip("/"))
+        findings.add(stores.join(run_url(store, name), PLAN_FILE), "plan", first_line(error))
+        return findings
 
 
 def _runs(store: str) -> list[str]:
-    """Return the names of the runs of a store: folders with files. Raises :class:`ConfigError` if there are none.
+    """Return the names of the runs of a store: what has a plan, or files without one.
+
+    Raises :class:`ConfigError` if there are none.
 
     A schedule with a mistyped store would otherwise report every night that nothing is wrong.
     """
     folder = stores.join(stores.absolute(store), "runs")
-    # A file is listed as itself.
-    names = sorted(name for name in stores.names(folder) if stores.names(stores.join(folder, name)) - {name})
+    names = sorted(name for name in stores.names(folder) if _has_files(stores.join(folder, name)))
     if not names:
         raise ConfigError(f"the store {stores.absolute(store)} has no runs; expected a folder {folder} with some")
     return names
+
+
+def _has_files(url: str) -> bool:
+    """Return whether a folder of runs has more than a run that is being planned; True if it cannot be listed."""
+    try:
+        # A file is listed as itself.
+        return bool(stores.names(url) - BEFORE_A_PLAN - {url.rpartition("/")[2]})
+    except UnreadableError:
+        return True

@@ -33,9 +33,18 @@ def check(steps: Iterable[Step], slot_at: Callable[[str], Slot], findings: Findi
 
 
 def _waits(made: Manifest, request: Request, slot_at: Callable[[str], Slot]) -> bool:
-    """Return whether an artifact waits for `run` to make it again: an input was ended, or its stage has a new version.
+    """Return whether an artifact waits for `run` to make it again.
 
-    A run that goes on ends it when it gets there.
+    An input was ended, its stage has a new version, or it is the report of a shorter run. A run that goes on ends it
+    when it gets there.
     """
+    if request.stage == "report" and _is_of_fewer(made, request):
+        return True
     sources = [source for some in made.inputs.values() for source in some]
     return made.version != request.version or any(one.generation in slot_at(one.url).ended for one in sources)
+
+
+def _is_of_fewer(made: Manifest, request: Request) -> bool:
+    """Return whether a report is on the first of the policy versions that are there now."""
+    of, now = ([source.content for source in one.inputs.get("updates", ())] for one in (made, request))
+    return len(of) < len(now) and of == now[: len(of)]

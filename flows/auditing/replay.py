@@ -16,6 +16,7 @@ from flows.planning.steps import find, open_run
 from flows.post_train import steps
 from flows.running.display import Display
 from flows.running.wave import Waves, standing_manifest
+from flows.terminal.commands import about
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.files import read_entry
@@ -97,7 +98,7 @@ def replay(
     step = find(steps(run), run_id, stage, iteration)
     _, made = standing(step.slot)
     if made is None:
-        raise ConfigError(f"{step.name} has no artifact; `cosmos-flows status {run_id}` shows what stands")
+        raise ConfigError(f"{step.name} has no artifact; `{about(store_url, 'status', run_id)}` shows what stands")
     request = step.request()
     _check_samples(made, samples)
     if (reason := made.why_not(request)) is not None:

@@ -36,7 +36,7 @@ class Slot:
 
     def __init__(self, url: str, findings: Findings) -> None:
         self.url, self._findings = url, findings
-        self._names = store.names(url)
+        self._names = set[str]()
         self.manifests: dict[int, Manifest] = {}
         """The readable manifests by generation; one that refers to another slot is that of the other slot."""
         self.entries: dict[str, FileEntry] = {}
@@ -44,9 +44,11 @@ class Slot:
         self.ended: dict[int, Invalidated] = {}
         self.dropped: set[tuple[int, str]] = set()
         """Generation and name of each part that was deleted for good."""
-        for generation in self._generations():
-            self._look(generation)
-        self._look_at_markers()
+        with findings.catching(url, "file"):
+            self._names = store.names(url)
+            for generation in self._generations():
+                self._look(generation)
+            self._look_at_markers()
 
     @property
     def current(self) -> int:

@@ -69,7 +69,7 @@ def test_a_run_of_an_older_version_goes_on_where_remake_asks_for_it(flows: Flows
     before = flows.manifests()
     said = flows.run(expect=64)
     assert f"report 0 -> {manifest.version}" in said
-    assert "of another version: 1 artifacts, " in said
+    assert "of another version: 1 artifact, " in said
     require_untouched(flows, before)
     assert "report" in flows.command("status")
 

@@ -14,6 +14,8 @@ from safetensors.numpy import save
 
 from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.canonical import canonical_json, digest, sha256
+from cosmos_rl_core.estimates.estimate import mean_of
+from cosmos_rl_core.sampling.solvers import planned_kernel
 from cosmos_rl_core.storage import store as stores
 from flows import post_train
 from flows.auditing.audit import audit
@@ -30,7 +32,7 @@ from stages.artifacts.manifest import Manifest, content_of
 from stages.artifacts.records import FileEntry, Pinned, place_of
 from stages.artifacts.request import Input, Request, fingerprint_of, recipe_of
 from stages.artifacts.slots import standing
-from stages.formats.generating import planned, with_media
+from stages.formats.generating import grid_facts, planned, with_media
 from stages.formats.samples import StoredSample, read_index, unit_files
 from stages.formats.tables import to_parquet
 from stages.fragment import without_pictures
@@ -58,24 +60,38 @@ class Proved:
         """The run."""
         return self.store / "runs" / RUN_ID
 
-    def run(
-        self, run_id: str = RUN_ID, before: Callable[[Run], None] = lambda _: None, keep: tuple[str, ...] = KEPT
-    ) -> Run:
-        """Make a run to its end; ``before`` prepares its slots."""
+    def plan(self, run_id: str = RUN_ID, keep: tuple[str, ...] = KEPT, iterations: int = 3) -> Run:
+        """Freeze the plan of a run."""
         prompts, recipe = self.folder / "prompts.jsonl", self.folder / "tiny.toml"
         lines = (json.dumps({"prompt": f'a sign that says "{word}"'}) for word in WORDS)
         prompts.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         text = RECIPE.replace('name = "ocr"\nlocal_dir = "WORDS"', f'name = "prompts"\npath = "{prompts}"')
         recipe.write_text(text.replace("[[rewards]]", "[[rewards]]\nmax_failed_fraction = 0.3"), encoding="utf-8")
-        settings = Settings(str(recipe), str(self.store), run_id, overrides=("train.num_iterations=3", *keep))
-        run = Run(freeze(plan_of(settings), str(self.store)), str(self.store))
+        settings = Settings(str(recipe), str(self.store), run_id, iterations, overrides=keep)
+        return Run(freeze(plan_of(settings), str(self.store)), str(self.store))
+
+    def run(
+        self,
+        run_id: str = RUN_ID,
+        before: Callable[[Run], None] = lambda _: None,
+        keep: tuple[str, ...] = KEPT,
+        iterations: int = 3,
+        look: Callable[[], None] = lambda: None,
+    ) -> Run:
+        """Make a run to its end; ``before`` prepares its slots, ``look`` is called whenever something was written."""
+        run = self.plan(run_id, keep, iterations)
         before(run)
         notes: list[str] = []
         with Tracker(run, notes.append) as tracker:
 
             def launch(_: str, *requests: Request) -> list[Manifest]:
-                manifests = [standing_manifest(request) or self._make(run, request) for request in requests]
+                look()
+                manifests: list[Manifest] = []
+                for request in requests:
+                    manifests.append(standing_manifest(request) or self._make(run, request))
+                    look()
                 tracker.done(requests, manifests)
+                look()
                 return manifests
 
             post_train.make(run, launch)
@@ -97,13 +113,15 @@ class Proved:
 def rollout(request: Request) -> tuple[dict[str, bytes], Body]:
     """Samples in units of two. The fourth of iteration 1 is not finite."""
     files: dict[str, bytes] = {}
-    plans = planned(request)
+    plans, config = planned(request), request.settings(contracts.Rollout)
+    kernel = planned_kernel(config.sample)
+    facts = {"policy": request.one("policy").content, "trained_steps": []} | grid_facts(kernel)
     lost = [plan.sample_id for plan in plans if plan.sample_id.startswith(FAILED)][3:4]
     for number, unit in enumerate(cut(plans, 2)):
         stored: list[StoredSample] = []
         for plan in unit:
             pixels = np.full((1, 4, 8, 3), plan.seed % 251, np.uint8)
-            stored.append(with_media(plan, None if plan.sample_id in lost else pixels, b"latents", {}))
+            stored.append(with_media(plan, None if plan.sample_id in lost else pixels, b"latents", facts))
         files |= unit_files(number, stored)
     return files, {"samples": len(plans)} | ({"nonfinite": 1} if lost else {})
 
@@ -124,8 +142,8 @@ def scores(request: Request) -> tuple[dict[str, bytes], Body]:
     files = {contracts.Reward.SCORES: to_parquet(table), contracts.Reward.ANSWERS: to_parquet(answers)}
     known = table.loc[table["valid"], "score"]
     failed = {"failed": len(table) - len(known)} if len(known) < len(table) else {}
-    counts = {"standard_error": float(known.sem()), "scored": len(known)} | failed
-    return files, {"ocr": float(known.mean())} | counts
+    error = mean_of(known, table.loc[table["valid"], "prompt_id"]).error
+    return files, {"ocr": float(known.mean()), "standard_error": error, "scored": len(known)} | failed
 
 
 def update(request: Request) -> tuple[dict[str, bytes], Body]:

@@ -23,10 +23,11 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.formats.tables import to_parquet
 from stages.scoring.advantages import advantages
+from stages.scoring.rewards import held_back_prompts
 from tests import hand_made
 from tests.flows.test_early_warning import LIMITS, Loop
 
-GATED = ("[[rewards]]", '[[rewards]]\nrole = "gate"\nmin = 0.1\nfn = { name = "jpeg" }\n\n[[rewards]]')
+GATE = '[[rewards]]\nrole = "gate"\nmin = 0.1\non_fail = "ON_FAIL"\nfn = { name = "jpeg" }\n\n[[rewards]]'
 
 
 def faults(loop: Loop, *words: str) -> list[Fault]:
@@ -134,8 +135,8 @@ def test_scores_by_another_scorer_than_the_run_pinned_are_found(recipe, tmp_path
 SUM, GDPO = "mixing=sum", "mixing=gdpo"
 
 
-@pytest.mark.parametrize(("mixing", "gated"), [(SUM, False), (GDPO, False), (SUM, True)])
-def test_advantages_follow_from_scores(recipe, tmp_path: Path, mixing: str, gated: bool):
+@pytest.mark.parametrize(("mixing", "gated"), [(SUM, ""), (GDPO, ""), (SUM, "exclude"), (GDPO, "worst")])
+def test_advantages_follow_from_scores(recipe, tmp_path: Path, mixing: str, gated: str):
     class Trained(Loop):
         """Its updates have the true advantages, but for two numbers of iteration 1."""
 
@@ -148,9 +149,10 @@ def test_advantages_follow_from_scores(recipe, tmp_path: Path, mixing: str, gate
                 table.loc[1, "advantage"] += 1e-6
                 table.loc[2, "used"] = False
             files = {"current/w": b"1", "old/w": b"2", contracts.Update.ADVANTAGES: to_parquet(table)}
-            return hand_made.make(request, files, excluded=len(table[~table["used"]]))
+            held_back = held_back_prompts(table)
+            return hand_made.make(request, files, excluded=len(table[~table["used"]]), prompts_held_back=held_back)
 
-    loop = Trained(recipe(*[GATED] * gated), tmp_path)
+    loop = Trained(recipe(*[("[[rewards]]", GATE.replace("ON_FAIL", gated))] * bool(gated)), tmp_path)
     loop.run(f"train.train_policy.{mixing}", "train.train_policy.global_std=false")
     first, second = faults(loop, "/update/")
     assert "iterations/0001/update" in first.file
@@ -171,6 +173,6 @@ def test_the_flow_audits_every_run_of_a_store_and_fails_with_the_faults(warned, 
     ended = audit_flow.fn(store=warned.store)
     assert ended.is_failed()
     assert ended.message is not None
-    assert ended.message.partition(" faults in 1 runs")[0] == str(len(audit(warned.store, "hand").faults))
+    assert ended.message.partition(" faults in 1 run")[0] == str(len(audit(warned.store, "hand").faults))
     assert "limits tripped and nothing was decided" in ended.message
     assert ended.message == audit_flow.fn(run_id="hand", store=warned.store).message

@@ -74,7 +74,7 @@ def other_prompt(rows: list[dict[str, Any]]) -> None:
 SAMPLES: dict[str, tuple[Callable[[list[dict[str, Any]]], Any], str]] = {
     "two samples of one seed": (one_seed_twice, "samples: 2 have the seed"),
     "two samples of one noise": (one_noise_twice, "samples[1].noise_seed: "),
-    "two samples swapped": (swap, "samples[0].sample_id: "),
+    "two samples swapped": (swap, "samples[0].member: "),
     "a sample missing": (lambda rows: rows.pop(), "samples: 7, expected 8"),
     "a sample twice": (twice, "samples: 9, expected 8"),
     "another prompt": (other_prompt, "samples[0].prompt: something else, expected a sign that says"),

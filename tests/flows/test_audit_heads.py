@@ -62,7 +62,8 @@ def test_strange_files_beside_heads_end_no_audit(forger: Forger):
     (heads / "00004.json").mkdir()
     (heads / "y.sig").write_bytes(b"")
     assert told(forger) == [
-        f"heads heads: cannot read {heads / '00004.json'}: [Errno 21] Is a directory: '{heads / '00004.json'}'",
+        f"heads heads: cannot read {heads / '00004.json'}: Is a directory; mend what lies there, its rights too, or "
+        "remove it",
         "heads/x.json file: no head has such a name: 00000.json, ...",
     ]
     assert signers(str(forger.root)) == []
@@ -71,4 +72,4 @@ def test_strange_files_beside_heads_end_no_audit(forger: Forger):
 def test_the_flow_leaves_out_what_is_no_run(forger: Forger):
     (forger.root.parent / ".cache").mkdir()
     (forger.root.parent / "notes.txt").write_text("mine", encoding="utf-8")
-    assert str(audit_flow.fn(store=str(forger.store)).message).startswith("nothing is wrong with 1 runs")
+    assert str(audit_flow.fn(store=str(forger.store)).message).startswith("nothing is wrong with 1 run")
