@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LOCK := deployments/requirements.lock
 # Tests compute on one core each.
 WORKERS ?= 2
 # Also those of launchers, servers and clusters, as in .ci/run: make test TESTS="not slow"
@@ -11,9 +12,9 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 # Tests start hundreds of processes, each of which would compile our modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-gpu bench lint format docs install wheel tiny-base replicate-ddrl clean
+.PHONY: demo test test-all test-gpu twins bench kills lint format docs install lock wheel tiny-base replicate-ddrl clean
 
-demo: $(VENV)/installed
+demo: $(VENV)/runs
 	$(BIN)/cosmos-flows run configs/tiny/nft.toml
 
 test: $(VENV)/installed
@@ -21,6 +22,12 @@ test: $(VENV)/installed
 
 test-all: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+# Every deployed recipe with its profile, on tiny weights: run, export, audit, and its last iteration again with a kill.
+# Hours on two cores: make twins PART=1/3. Twins that are ok in the file of results are not run again.
+PART ?= 1/1
+twins: $(VENV)/installed
+	$(BIN)/python -m tests.twins --part $(PART)
 
 # Needs a CUDA device. One process, since all tests share it. The true Cosmos shape also needs torchvision.
 test-gpu: $(VENV)/installed
@@ -40,13 +47,19 @@ format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Seeded kills and full disks in real commands. Cases that are in tests/faults/results are not made again: days add up.
+# More of them: make kills FAULTS="--count 20", or --only "rollout on 2 ranks".
+kills: $(VENV)/installed
+	$(BIN)/python -m tests.faults --fault kills $(FAULTS)
+	$(BIN)/python -m tests.faults --fault full-disks $(FAULTS)
+
 # The pages, in outputs/docs. A warning is an error.
 docs: $(VENV)/installed
 	$(BIN)/python -m sphinx -W -n --keep-going -q -b html docs outputs/docs
 
 # dist/cosmos_rl_flows-VERSION-py3-none-any.whl, of which deployments/Dockerfile makes an image.
-wheel: $(VENV)/installed
-	$(BIN)/python -m pip wheel . --no-deps --wheel-dir dist
+wheel: $(BIN)/uv
+	$(BIN)/uv build --quiet --wheel --build-constraints $(LOCK) --out-dir dist
 
 # Makes the pipeline that ships in cosmos_rl_core/tiny/pipelines/sd3 from nothing: a VAE, then a transformer.
 tiny-base: $(VENV)/installed
@@ -60,13 +73,28 @@ replicate-ddrl: $(VENV)/installed
 
 install: $(VENV)/installed
 
-# One resolution for everything: see the bounds in pyproject.toml.
-# Of its modules only a quarter is ever imported; those are compiled then.
-$(VENV)/installed: pyproject.toml
+# The versions of the lock, whose hashes uv compares. Of their modules only a quarter is ever imported; those are compiled then.
+PIP_INSTALL = $(BIN)/uv pip install --python $(BIN)/python --quiet --constraints $(LOCK) --build-constraints $(LOCK)
+
+# What runs need; without the tools of development.
+$(VENV)/runs: pyproject.toml $(LOCK) | $(BIN)/uv
+	$(PIP_INSTALL) -e .
+	touch $@
+
+$(VENV)/installed: pyproject.toml $(LOCK) | $(BIN)/uv
+	$(PIP_INSTALL) -e '.[dev]'
+	touch $@
+
+$(BIN)/uv:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip install --python $(BIN)/python --quiet -e '.[dev]'
-	touch $@
+
+# After a change of pyproject.toml: pins that still hold stay. `make lock UPGRADE=--upgrade` takes the newest versions.
+# torch has no hashes, since its builds for the CPU and for CUDA share a version.
+lock: $(BIN)/uv
+	UV_FIND_LINKS= $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --generate-hashes $(UPGRADE) \
+		--custom-compile-command "make lock" --output-file $(LOCK) pyproject.toml
+	sed -i '/^torch==/,/# via/ { s/ \\$$//; /--hash=/d }' $(LOCK)
 
 clean:
 	rm -rf $(VENV) outputs

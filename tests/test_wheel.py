@@ -75,6 +75,21 @@ def test_a_shipped_recipe_and_profile_are_planned_in_an_empty_folder(cosmos_flow
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_command_of_the_page_starts_stages_as_the_demo_does(cosmos_flows: Said):
+    """Forked from a warm process: cold starts would take most of the time of the tiny recipes."""
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    (arguments,) = re.findall(r"^cosmos-flows run (package:tiny/nft.*)$", page, re.MULTILINE)
+    demo = CliRunner().invoke(cli.app, ["plan", str(ROOT / "configs/tiny/nft.toml")]).stdout
+    (launch,) = re.findall(r"^launch .*$", demo, re.MULTILINE)
+    assert "warm" in launch
+    assert launch in cosmos_flows("plan", *arguments.split()).splitlines()
+
+
+def test_the_lock_is_in_the_wheel_under_its_name(cosmos_flows: Said):
+    path = Path(cosmos_flows("shipped", "requirements.lock").strip())
+    assert path.read_bytes() == (ROOT / "deployments" / "requirements.lock").read_bytes()
+
+
 def test_every_recipe_profile_and_deployment_is_in_the_wheel(cosmos_flows: Said, environment: tuple[Path, Path]):
     rows = json.loads(cosmos_flows("shipped", "--json"))
     found = {row["name"]: Path(row["path"]) for row in rows if row["kind"] != "pipeline"}
@@ -84,7 +99,7 @@ def test_every_recipe_profile_and_deployment_is_in_the_wheel(cosmos_flows: Said,
         name: path.read_bytes() for name, path in expected.items()
     }
     folders = (ROOT / "configs", ROOT / "deployments")
-    files = [path for folder in folders for path in folder.rglob("*.*") if path.suffix in (".toml", ".yaml")]
+    files = [path for folder in folders for path in folder.rglob("*.*") if path.suffix in (".toml", ".yaml", ".lock")]
     assert sorted(expected.values()) == sorted(files)
 
 
@@ -94,7 +109,9 @@ def test_names_of_shipped_files_are_suggested_and_their_paths_printed(cosmos_flo
     assert "no recipe 'tiny/ntf' ships with this project; did you mean package:tiny/nft? known: ddrl/14b" in (
         cosmos_flows("plan", "package:tiny/ntf", expect=64)
     )
-    with pytest.raises(ConfigError, match="nothing named 'tiny' ships with this project; known: ddrl/14b"):
+    with pytest.raises(
+        ConfigError, match="nothing named 'tiny' ships with this project; did you mean 'tiny/sft'\\? known: ddrl/14b"
+    ):
         shipped.listed("tiny")
     with pytest.raises(ConfigError, match="no cluster profile 'eight' ships"):
         shipped.path_of("package:eight", "cluster profile")
@@ -122,15 +139,18 @@ def test_a_package_that_was_installed_over_ours_is_named(cosmos_flows: Said, env
 
 def instructions(name: str) -> list[str]:
     """Return the arguments of every instruction of one name in the Dockerfile."""
-    lines = DOCKERFILE.read_text(encoding="utf-8").splitlines()
+    lines = DOCKERFILE.read_text(encoding="utf-8").replace("\\\n", "").splitlines()
     return [line.removeprefix(f"{name} ") for line in lines if line.startswith(f"{name} ")]
 
 
 def test_the_image_is_made_of_the_wheel(wheel: Path, environment: tuple[Path, Path], tmp_path: Path):
     """Without a daemon: the instructions that need none are carried out in a virtual environment."""
-    ((pattern, target),) = (line.split() for line in instructions("COPY"))
+    ((pattern, lock, target),) = (line.split() for line in instructions("COPY"))
     assert wheel.match(Path(pattern).name)
-    shutil.copy(wheel, tmp_path)
+    for file in (wheel, ROOT / lock):
+        shutil.copy(file, tmp_path)
+    sent = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    assert {f"!{lock}", "!dist/*.whl"} <= {*sent}
     (install,) = (line.replace(target, f"{tmp_path}/") for line in instructions("RUN") if line.startswith("uv "))
     here = install.replace("--system", f"--python {environment[0] / 'python'} --no-deps --offline")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
