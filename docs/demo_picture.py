@@ -9,6 +9,9 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 
+from cosmos_rl_core.estimates.estimate import mean_of
+from flows.library.opened_run import OpenedRun
+from flows.library.opened_run import open_run as open_at
 from flows.planning.run import Run
 from flows.planning.steps import open_run
 from stages.artifacts.artifact import Artifact
@@ -25,17 +28,18 @@ def main(store: str, run_id: str) -> None:
     mpl.rcParams.update({"svg.hashsalt": "demo", "font.size": 9, "svg.fonttype": "none"})
     figure, (curve, pictures) = plt.subplots(1, 2, figsize=(9, 2.5), width_ratios=(1, 1.15), layout="constrained")
     lines = [json.loads(line) for line in Path(store, "runs", run_id, "metrics.jsonl").read_text().splitlines()]
-    _draw_rewards(curve, lines)
+    _draw_rewards(curve, lines, open_at(run_id, store))
     run = open_run(store, run_id)
     _draw_samples(pictures, run)
     figure.savefig(Path(__file__).with_name("demo.svg"), metadata={"Date": None})
 
 
-def _draw_rewards(axes: Any, lines: list[dict[str, Any]]) -> None:
+def _draw_rewards(axes: Any, lines: list[dict[str, Any]], opened: OpenedRun) -> None:
+    """Draw the training rewards, and the held-out ones with errors over prompts."""
     trained = {line["iteration"]: line["reward/ocr_mean"] for line in lines if "reward/ocr_mean" in line}
-    held_out = {line["policy_version"]: line for line in lines if "val/ocr_mean" in line}
-    means = [line["val/ocr_mean"] for line in held_out.values()]
-    errors = [line["val/ocr_standard_error"] for line in held_out.values()]
+    held_out = [line["policy_version"] for line in lines if "val/ocr_mean" in line]
+    found = [mean_of(table["ocr"], table["prompt_id"]) for table in map(opened.held_out, held_out)]
+    means, errors = ([getattr(one, part) for one in found] for part in ("mean", "error"))
     axes.plot([*trained], [*trained.values()], color="0.6", label="training samples")
     axes.errorbar([*held_out], means, errors, fmt="o", color="C0", capsize=3, label="held-out words")
     for version, mean in zip(held_out, means, strict=True):

@@ -21,7 +21,7 @@ from docs._ext import reward_table
 from flows.cli import app as cli
 from tests.pages import PAGES, ROOT, write_examples
 
-MAX_README_LINES = 150
+MAX_README_LINES = 120
 BLOCK = re.compile(r"^(?:<!-- (?P<mark>[^\n]*?) -->\n)?```bash\n(?P<lines>.*?)^```", re.MULTILINE | re.DOTALL)
 RUNS, TESTED, NOT_RUN = "runs", "tested by ", "not run: "
 

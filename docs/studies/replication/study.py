@@ -21,6 +21,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from cosmos_rl_core import plugins
+from cosmos_rl_core.estimates.estimate import mean_of_independent
 from flows.planning.run import Run
 from flows.planning.steps import open_run
 from stages.artifacts.artifact import Artifact
@@ -165,8 +166,8 @@ def markdown(table: Any) -> str:
     rows.append(["base", *(f"{value:.3f}" for value in table[table["version"] == 0][list(MEASURES)].mean())])
     for arm, title in TITLES.items():
         final = table[(table["version"] == last) & (table["arm"] == arm)][list(MEASURES)]
-        means, errors = final.mean(), final.std(ddof=1) / np.sqrt(len(final))
-        rows.append([title, *(f"{means[name]:.3f} ± {errors[name]:.3f}" for name in MEASURES)])
+        found = {name: mean_of_independent(final[name]) for name in MEASURES}
+        rows.append([title, *(f"{one.mean:.3f} ± {one.error:.3f}" for one in found.values())])
     header = ["", *MEASURES.values()]
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -179,9 +180,10 @@ def draw(table: Any, path: Path) -> None:
     for axes, name in zip(panels, ("reward", "ocr", "loss"), strict=True):
         for arm, title in TITLES.items():
             by_version = table[table["arm"] == arm].groupby("version")[name]
-            means, errors = by_version.mean(), by_version.sem()
-            (line,) = axes.plot(means.index, means, label=title)
-            axes.fill_between(means.index, means - errors, means + errors, color=line.get_color(), alpha=0.2)
+            versions, found = zip(*((k, mean_of_independent(seeds)) for k, seeds in by_version), strict=True)
+            means, errors = (np.array([getattr(one, part) for one in found]) for part in ("mean", "error"))
+            (line,) = axes.plot(versions, means, label=title)
+            axes.fill_between(versions, means - errors, means + errors, color=line.get_color(), alpha=0.2)
         axes.set(title=MEASURES[name], xlabel="iterations", yscale="log" if name == "loss" else "linear")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(TITLES), frameon=False)
     figure.savefig(path, metadata={"Date": None})

@@ -1,0 +1,170 @@
+"""Write the measured figures of the pages: ``python -m docs.figures``.
+
+Scores come from ``docs/measured``, speeds from ``tests/benchmarks/results``. With a store and ids of finished runs,
+``python -m docs.figures STORE RUN...``, their held-out scores are stored first. A test compares the pages with what
+this command would write.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cosmos_rl_core.estimates.estimate import Estimate, mean_of
+from flows.library.opened_run import open_run
+from flows.planning.steps import open_run as plan_at
+from stages.artifacts.slots import standing
+
+ROOT = Path(__file__).parents[1]
+MEASURED = ROOT / "docs" / "measured"
+BENCHMARKS = ROOT / "tests" / "benchmarks" / "results"
+IN_NOTEBOOK = r'(?:</td>\\n",\s+"\s+<td>|\s+)'
+"""Between two columns of a table that a notebook holds, as HTML or as text."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The held-out scores of a finished run."""
+
+    algorithm: str
+    seed: int
+    iterations: int
+    cpu: str
+    first: dict[str, list[float]]
+    """Scores of the base by prompt."""
+    last: dict[str, list[float]]
+    """Scores of the final policy by prompt."""
+
+    @classmethod
+    def read(cls, file: Path) -> "HeldOut":
+        """Return what :func:`store_scores` wrote."""
+        found = json.loads(file.read_text(encoding="utf-8"))
+        scores = {end: {p: [*map(float, some.split())] for p, some in found[end].items()} for end in ("first", "last")}
+        return cls(found["algorithm"], found["seed"], found["iterations"], found["cpu"], **scores)
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Return the scores of the base and of the final policy, with errors over prompts."""
+        before, after = (estimate(one) for one in (self.first, self.last))
+        return before, after
+
+
+def estimate(scores: dict[str, list[float]], most: int | None = None) -> str:
+    """Return the mean with its error over prompts, of at most ``most`` samples each, with three decimals."""
+    pairs = [(score, prompt) for prompt, some in scores.items() for score in some[:most]]
+    found: Estimate = mean_of(*zip(*pairs, strict=True))
+    return f"{found.mean:.3f} ± {found.error:.3f}"
+
+
+def store_scores(store: str, run_id: str) -> Path:
+    """Write the held-out OCR scores of the base and the final policy of a run, by prompt."""
+    run, opened = plan_at(store, run_id), open_run(run_id, store)
+    last = run.recipe.train.num_iterations
+    _, made = standing(run.slots.version(last, "evaluate"))
+    assert made is not None, f"{run_id} is not finished"
+    tables = {end: opened.held_out(k) for end, k in (("first", 0), ("last", last))}
+    groups = {end: table.groupby("prompt_id")["ocr"] for end, table in tables.items()}
+    shown = {end: {str(p): " ".join(f"{one:g}" for one in some) for p, some in each} for end, each in groups.items()}
+    algorithm, seed = run.recipe.train.train_policy.type, run.recipe.train.seed
+    about = {"algorithm": algorithm, "seed": seed, "iterations": last, "cpu": made.numerics["cpu"]}
+    about["packages"] = made.numerics["packages"]
+    path = MEASURED / f"held-out-{algorithm}-{seed}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(about | shown, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def pages() -> dict[Path, str]:
+    """Return the text of each page that has figures, as the results give them.
+
+    Raises :class:`ValueError` if the place of one is not there exactly as often as it should be.
+    """
+    texts: dict[Path, str] = {}
+    for name, pattern, figure, count in _figures():
+        path = ROOT / name
+        text = texts.get(path) or path.read_text(encoding="utf-8")
+        texts[path], found = re.subn(pattern, figure, text)
+        if found != count:
+            raise ValueError(f"{name} has {found} places for {figure!r}, expected {count}: {pattern}")
+    return texts
+
+
+Figure = tuple[str, str, str, int]
+"""Page, pattern of its place, text as a template of ``re.sub``, number of places."""
+RESULTS = "docs/results.md"
+
+
+def _figures() -> Iterator[Figure]:
+    runs = [HeldOut.read(file) for file in sorted(MEASURED.glob("held-out-*.json"))]
+    yield from _of_the_demo([run for run in runs if run.algorithm == "nft"])
+    rows = {"grpo": r"FlowGRPO, KL 0\.01", "ddrl": r"DDRL, diffusion loss 0\.01 on rendered text"}
+    for run in runs:
+        if run.algorithm in rows:
+            title = rows[run.algorithm].replace("\\", "")
+            yield RESULTS, rf"\| {rows[run.algorithm]} \|.*\|", _row(title, *run.ends), 1
+    yield from _of_data()
+    yield from _of_the_service()
+
+
+def _of_the_demo(runs: Sequence[HeldOut]) -> Iterator[Figure]:
+    header = r"\| seed \| base \| after 16 iterations \|\n\|---\|---\|---\|\n(?:\|.*\n)+"
+    lines = [_row("seed", "base", "after 16 iterations"), "|---|---|---|", *(_row(str(r.seed), *r.ends) for r in runs)]
+    demo = next(run for run in runs if run.seed == 0)
+    yield RESULTS, header, "\n".join(lines) + "\n", 1
+    yield "README.md", header, "\n".join(lines[:3]) + "\n", 1
+    means = " -> ".join(end.partition(" ")[0] for end in demo.ends)
+    yield "docs/install.md", r"held-out reward: [\d.]+ -> [\d.]+", f"held-out reward: {means}", 1
+    yield "docs/prefect.md", r"`ocr [\d.]+ -> [\d.]+`", f"`ocr {means}`", 1
+    yield RESULTS, r"[\d.]+ ± [\d.]+ after \(320 images", f"{estimate(demo.first, 8)} after (320 images", 1
+    for scores in (demo.first, demo.last):
+        found = mean_of(*zip(*((one, prompt) for prompt, some in scores.items() for one in some), strict=True))
+        mean, error = f"{found.mean:.6f}", f"{found.error:.6f}"
+        yield "docs/library.ipynb", rf"({re.escape(mean)}{IN_NOTEBOOK})0\.\d+", rf"\g<1>{error}", 2
+
+
+def _of_data() -> Iterator[Figure]:
+    for row in _newest("cpu-data-speed")["measured"]:
+        height, width = row["size"]
+        core = row["core"]
+        rates = f"{core['items_per_s']:.0f}", f"{core['plain_items_per_s']:.0f}", f"{core['ratio']:.2f}"
+        yield _table_row(f"`{row['stage']}`", f"{row['source']}, {height} x {width}", *rates, named=2)
+    for row in _newest("cpu-data-memory")["measured"]:
+        yield _table_row(f"`{row['stage']}`", *(f"{peak / 1e6:.0f} MB" for peak in row["peak_bytes"]), named=1)
+
+
+def _of_the_service() -> Iterator[Figure]:
+    for row in _newest("cpu-rewards")["measured"]:
+        rates = f"{row['scores_per_s']:.1f}", f"{row['plain_scores_per_s']:.1f}", f"{row['ratio']:.2f}"
+        yield _table_row(row["scorer"], str(row["processes"]), *rates, named=2)
+
+
+def _table_row(*cells: str, named: int) -> Figure:
+    """Return a row of the results, found by its first ``named`` cells and the number of the others."""
+    unit = r" MB" if cells[-1].endswith("MB") else ""
+    others = rf" [\d.]+{unit} \|" * (len(cells) - named)
+    return RESULTS, re.escape("| " + " | ".join(cells[:named]) + " |") + others, _row(*cells), 1
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _newest(what: str) -> dict[str, Any]:
+    return json.loads(max(BENCHMARKS.glob(f"*-{what}.json")).read_text(encoding="utf-8"))
+
+
+def main(store: str = "", *runs: str) -> None:
+    """Store the scores of runs, and write the pages."""
+    for run in runs:
+        print(store_scores(store, run))
+    for path, text in pages().items():
+        if text != path.read_text(encoding="utf-8"):
+            path.write_text(text, encoding="utf-8")
+            print(path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
