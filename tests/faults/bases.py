@@ -1,0 +1,117 @@
+"""Stores that cases start from, each made once in a work folder, and copies of them."""
+
+import fcntl
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from flows.operations.rerun import rerun
+from tests.e2e.flow_process import COLD, ITERATIONS, NO_PREFECT, RUN_ID, Flows
+
+LAST = ITERATIONS - 1
+TWO_RANKS = (*COLD, "--set", "launch.stage_processes.rollout=2", "--set", "launch.stage_processes.update=2")
+TWO_RANKS += ("--allow-numerics-change",)
+MEDIA = 67
+"""Pictures of the dataset: captions of one shard, and three more."""
+
+
+class Bases:
+    """Makes a store when it is first asked for; other processes with the same folder wait for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+
+    def copy(self, name: str, to: Path) -> Flows:
+        """A store of its own with what the base of this name has."""
+        base = self.folder / "bases" / name
+        base.mkdir(parents=True, exist_ok=True)
+        with (base / "lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (base / "made").exists():
+                shutil.rmtree(base / "flows", ignore_errors=True)
+                made = plain(base / "flows")
+                parent, make = MAKERS[name]
+                if parent is not None:
+                    self.copy(parent, made.folder)
+                make(made)
+                assert made.nothing_is_left()
+                (base / "made").touch()
+        flows = plain(to)
+        copy_store(base / "flows", flows)
+        return flows
+
+
+def plain(folder: Path) -> Flows:
+    """Commands on a store in a folder, without Prefect."""
+    flows = Flows(folder, {})
+    flows.program = NO_PREFECT
+    return flows
+
+
+def copy_store(folder: Path, flows: Flows) -> None:
+    """Copy a store and the media beside it, with the times of files, by which datasets know them."""
+    for name in ("store", "media"):
+        if (folder / name).exists():
+            shutil.copytree(folder / name, flows.folder / name, dirs_exist_ok=True)
+
+
+def write_media(folder: Path) -> None:
+    """Write small pictures, all different, with a caption beside each."""
+    folder.mkdir(parents=True)
+    for number in range(MEDIA):
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:04d}.png")
+
+
+def _empty(flows: Flows) -> None:
+    Path(flows.store).mkdir()
+
+
+def end(flows: Flows, *stages: str) -> None:
+    """End artifacts of the last iteration, so that the next run makes them again."""
+    for stage in stages:
+        of_policy = stage in ("export", "evaluate", "report")
+        rerun(flows.store, RUN_ID, stage, None if stage == "report" else LAST + of_policy)
+
+
+def _two_ranks(flows: Flows) -> None:
+    """The last iteration by two ranks."""
+    end(flows, "report", "export", "fragment", "update", "rollout")
+    flows.run(*TWO_RANKS)
+
+
+def _garbage(flows: Flows) -> None:
+    """The run with files of attempts that were killed, and of generations that were made again."""
+    for stage, slot in (("rollout", "rollout"), ("reward-ocr", "reward-ocr")):
+        end(flows, stage)
+        run = flows.start()
+        run.wait_until(lambda slot=slot: flows.markers(f"iterations/{LAST:04d}/{slot}", 1))
+        run.kill()
+        assert flows.nothing_is_left()
+    flows.run()
+
+
+def _pool(flows: Flows) -> None:
+    """Two runs of one iteration that share embeddings, and of which one has more."""
+    for run, more in (("first", "1"), ("second", "2")):
+        command = ("run", flows.recipe, "--store", flows.store, "--run-id", run, "--iterations", more)
+        flows.start_command(flows.program, *command).finish()
+
+
+def _media(flows: Flows) -> None:
+    Path(flows.store).mkdir()
+    write_media(flows.folder / "media")
+
+
+MAKERS: dict[str, tuple[str | None, Callable[[Flows], object]]] = {
+    "empty": (None, _empty),
+    "tiny": (None, Flows.run),
+    "two-ranks": ("tiny", _two_ranks),
+    "garbage": ("tiny", _garbage),
+    "pool": (None, _pool),
+    "media": (None, _media),
+}
+"""The base that each begins as a copy of, and what is done then."""
