@@ -2,7 +2,7 @@
 
 import errno
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -14,6 +14,8 @@ RETRYABLE_KINDS = frozenset({"unavailable", "out_of_memory", "killed", "hung", "
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Error numbers of a full disk, an exhausted quota and a file above the size limit."""
+MISPLACED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
+"""Error numbers of a path without permission, or with a file, folder or link in place of another."""
 FREE_SPACE = "`cosmos-flows gc RUN` deletes what killed attempts of a run left; free some space and run again"
 """Advice for a full disk."""
 MAX_MISTAKES = 50
@@ -75,6 +77,19 @@ def listed(first: str, mistakes: Sequence[str]) -> str:
 class Mistakes(list[str]):
     """Messages about a file of settings, each once. The user sees all of them in one error."""
 
+    def __init__(self, known: Iterable[str] = ()) -> None:
+        super().__init__(known)
+        self.unreached: list[str] = []
+        """Messages about services that do not answer. They are no mistakes in the file."""
+
+    def reach(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Return the result of ``work`` like :meth:`catch`, and None if it raises :class:`UnavailableError`."""
+        try:
+            return self.catch(work, *args, **kwargs)
+        except UnavailableError as error:
+            self.unreached.append(str(error))
+            return None
+
     def catch(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Return the result of ``work``. If it raises :class:`ConfigError`, keep the message and return None."""
         try:
@@ -93,6 +108,10 @@ class ArtifactError(CosmosRLError):
     """Damage in the store: a wrong digest, a truncated shard, a wrong manifest. Never retried or rebuilt silently."""
 
     kind = "data"
+
+
+class UnreadableError(ArtifactError):
+    """Something in a local store that cannot be read however often it is tried: no permission, a file for a folder."""
 
 
 class DatasetError(CosmosRLError):
@@ -141,6 +160,17 @@ class LeaseError(CosmosRLError):
     kind = "busy"
 
 
+class StoppedError(CosmosRLError):
+    """A run that somebody asked to end. The same command continues it."""
+
+    kind = "stopped"
+
+    @property
+    def exit_code(self) -> int:
+        """Return the code of a process that SIGTERM ended."""
+        return 143
+
+
 class WarningError(CosmosRLError):
     """Scores that exceed a limit of ``early_warning`` with ``on_trip = "stop"``. Equal scores exceed it again."""
 
@@ -186,18 +216,37 @@ class StageError(CosmosRLError):
 
     log = ""
     """Last lines of the process's log if nothing else explains the failure, otherwise empty."""
+    raised_at = ""
+    """Class and place of the Python exception that ended the process, if it is of no known kind; otherwise empty."""
+    repeated = False
+    """Whether the attempt before ended by the same exception at the same place, so that another one would, too."""
+
+    @property
+    def retryable(self) -> bool:
+        """Return whether another attempt can help."""
+        return not self.repeated and super().retryable
 
     @classmethod
-    def of(cls, kind: str, message: str, log: str = "") -> "StageError":
+    def of(cls, kind: str, message: str, log: str = "", raised_at: str = "") -> "StageError":
         """Build an error with the failed process's kind."""
         error = cls(message)
-        error.kind = kind
-        error.log = log
+        error.kind, error.log, error.raised_at = kind, log, raised_at
+        return error
+
+    def again(self) -> "StageError":
+        """Return the error of an attempt that ended like the one before it."""
+        advice = "the attempt before ended there too, so no other follows; the same command tries again"
+        error = StageError.of(self.kind, f"{self}; {advice}", self.log, self.raised_at)
+        error.repeated = True
         return error
 
     def in_full(self) -> "StageError":
         """Return an equal error whose message ends with the log."""
-        return StageError.of(self.kind, f"{self}:\n{self.log}", self.log) if self.log else self
+        if not self.log:
+            return self
+        error = StageError.of(self.kind, f"{self}:\n{self.log}", self.log, self.raised_at)
+        error.repeated = self.repeated
+        return error
 
     @property
     def summary(self) -> str:
@@ -218,12 +267,41 @@ def no_space(error: BaseException) -> NoSpaceError | None:
     return NoSpaceError(f"no space left: {error}; {remedy}")
 
 
+def misplaced(error: OSError, action: str, url: str) -> CosmosRLError | None:
+    """Return the error of an action on a local path that fails however often it is tried; None for another.
+
+    What cannot be read is :class:`UnreadableError`, what cannot be written :class:`ConfigError`.
+    """
+    if error.errno not in MISPLACED:
+        return None
+    found = f"cannot {action} {url}: {error.strerror}"
+    if action in ("read", "look up", "list"):
+        return UnreadableError(f"{found}; mend what lies there, its rights too, or remove it")
+    return ConfigError(f"{found}; give this user the right, or name another place")
+
+
 def _is_of_a_library(error: BaseException) -> bool:
     """Return whether libraries use the error's class to report errors of the system."""
     if isinstance(error, CosmosRLError):
         return False
     foreign = type(error).__module__ != "builtins" and not isinstance(error, ValueError)
     return foreign or isinstance(error, (OSError, RuntimeError))
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 run``, ``2 runs``, ``0 policies``."""
+    if number != 1:
+        noun = f"{noun.removesuffix('y')}ies" if re.search("[^aeiou]y$", noun) else f"{noun}s"
+    return f"{number} {noun}"
+
+
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that move the cursor, change a terminal, or turn the order of the text around; lone surrogates."""
+
+
+def visible(text: str) -> str:
+    """Return a text for people, its control characters escaped: a newline and a tab stay, ``ESC`` is ``\\x1b``."""
+    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def first_line(message: object) -> str:

@@ -12,9 +12,11 @@ from prefect.artifacts import create_progress_artifact, create_table_artifact, u
 from prefect.runtime import deployment, flow_run
 
 from cosmos_rl_core.config.dataset import read_dataset
-from flows.defaults import DEFAULT_STORE
+from cosmos_rl_core.errors import mistakes_in
+from flows.defaults import store_of
+from flows.launchers.fitting import misfits_of
 from flows.operations import preprocess as operation
-from flows.running import pauses
+from flows.running import gpus, pauses
 from flows.running.display import Display
 from flows.running.launch import launch
 from flows.running.progress import INTERVAL_S, Reporter, slowest_of
@@ -68,7 +70,7 @@ def dataset_name() -> str:
 @ends_in_state
 def preprocess(
     dataset: Place,
-    store: Place = DEFAULT_STORE,
+    store: Place | None = None,
     overrides: list[Override] | None = None,
     cluster: Place | None = None,
     verify: bool = False,
@@ -78,19 +80,24 @@ def preprocess(
 
     Args:
         dataset: Path of the TOML file of the dataset.
-        store: Directory or URL (s3://bucket/prefix) of all datasets and runs.
+        store: Directory or URL (s3://bucket/prefix) of all datasets and runs. Default: COSMOS_FLOWS_STORE where the
+            flow runs, else outputs.
         overrides: Settings of the file to change, one in each line: section.key=value.
         cluster: Path of a cluster profile (TOML).
         verify: Read all files, those too that look unchanged.
         merge: Read all files and make one part of all items.
     """
+    store = store_of(store)
     config = read_dataset(dataset, tuple(overrides or ()), cluster)
+    if wrong := misfits_of(config.launch, operation.stages_of(config), gpus.slots, runs_here=True):
+        raise mistakes_in(dataset, wrong)
     root = snapshots.root_of(store, config.name)
     log = get_run_logger().info if deployment.get_id() else None
     with _Progress(root, config.name) as reporter:
         shown = Display(log, reporter)
         # Parts may be made by other versions and machines: each part says by which.
-        waves = Waves(root, config.launch, shown, allow_numerics_change=True, check=pauses.stop_if_suspended)
+        slots, suspended = gpus.slots(config.launch), pauses.stop_if_suspended
+        waves = Waves(root, config.launch, shown, allow_numerics_change=True, check=suspended, slots=slots)
         with shown, closing(waves):
             make = partial(launch, waves)
             snapshot, added = operation.preprocess(config, store, make, verify=verify, merge=merge)

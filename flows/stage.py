@@ -1,5 +1,7 @@
 """One stage of a run, as a Prefect flow: ``prefect deployment run stage/run``."""
 
+import importlib
+from collections.abc import Sequence
 from typing import Annotated
 
 from prefect import flow
@@ -7,14 +9,17 @@ from prefect.runtime import flow_run
 from pydantic import Field
 
 from cosmos_rl_core.config.recipe import launch_of
-from flows.defaults import DEFAULT_STORE
+from cosmos_rl_core.errors import ConfigError
+from flows.defaults import store_of
 from flows.operations.rerun import rerun
-from flows.planning.steps import find, open_run
+from flows.planning.run import Run
+from flows.planning.steps import Step, find, open_run
 from flows.post_train import steps
 from flows.running.launch import launch
 from flows.running.session import Place, RunId, ends_in_state, working_on
 from flows.warning.gate import pass_gate
 from stages.artifacts.generations import has_begun
+from stages.artifacts.slots import standing
 from stages.execution.runner import require_own_version
 
 
@@ -32,7 +37,7 @@ def run(
     stage: Annotated[str, Field(min_length=1)],
     iteration: Annotated[int, Field(ge=0)] | None = None,
     force: bool = False,
-    store: Place = DEFAULT_STORE,
+    store: Place | None = None,
     cluster: Place | None = None,
     allow_numerics_change: bool = False,
     accept_scorer: bool = False,
@@ -46,14 +51,17 @@ def run(
             stages that a run has once.
         force: Make the stage again although it stands. If its bytes change, the next run of the recipe makes what
             depends on them again.
-        store: Directory or URL (s3://bucket/prefix) of all runs.
+        store: Directory or URL (s3://bucket/prefix) of all runs. Default: COSMOS_FLOWS_STORE where the flow runs, else
+            outputs.
         cluster: Path of a cluster profile (TOML). Default: the profile of the run's plan.
         allow_numerics_change: Continue with other package versions, threads or devices than the run began with.
         accept_scorer: Score what has no scores with another scorer of a reward service than the run began with.
     """
+    store = store_of(store)
     opened = open_run(store, run_id)
     every = steps(opened)
     step = find(every, run_id, stage, iteration)
+    _require_order(opened, every, step)
     config = launch_of(cluster) if cluster else opened.recipe.launch
     accepted = {"allow_numerics_change": allow_numerics_change, "accept_scorer": accept_scorer}
     with working_on(opened, config, **accepted) as waves:
@@ -65,4 +73,20 @@ def run(
         for judge in judges:
             pass_gate(opened, launch(waves, judge.name, judge.request()), waves.display.note)
         launch(waves, step.name, step.request())
+        # Imported here because it needs pandas, and Prefect imports this file again to cancel a flow run.
+        importlib.import_module("flows.watching.recording").record(opened, waves.display.note)
     return f"{step.name} stands"
+
+
+def _require_order(run: Run, every: Sequence[Step], step: Step) -> None:
+    """Raise :class:`ConfigError` if a stage of an earlier wave was never made.
+
+    Heads and numbers name what a run made in the order of its waves; a gap among them is what an audit calls a loss.
+    """
+    for before in every:
+        if before.wave == step.wave:
+            return
+        if before.slot.startswith(f"{run.url}/") and standing(before.slot) == (1, None):
+            raise ConfigError(
+                f"{step.name} comes after {before.name}, which was not made yet; make that first, or continue the run"
+            )

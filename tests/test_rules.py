@@ -23,7 +23,6 @@ ROOT = Path(__file__).parents[1]
 LAYERS = ("cosmos_rl_core", "stages", "flows")
 """From the bottom up: each may import itself and what is below it."""
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_MODULES = 400, 60, 12
-
 PICKLERS = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 PICKLING_CALLS = {"torch.load", "torch.save", "pd.read_pickle", "pandas.read_pickle"}
 PICKLING_NAMES = {"weights_only", "allow_pickle", "to_pickle"}
@@ -52,6 +51,7 @@ READS_ENVIRONMENT = (
     "flows/",
     "cosmos_rl_core/storage/cache.py",
     "cosmos_rl_core/parallel/distributed.py",
+    "cosmos_rl_core/parallel/devices.py",
     "cosmos_rl_core/processes.py",
     "cosmos_rl_core/rewards/_client.py",
     "cosmos_rl_core/chat/service.py",

@@ -1,4 +1,4 @@
-"""Files that ship inside the package: recipes, datasets, cluster profiles, pipelines and deployments.
+"""Files that ship inside the package: recipes, datasets, cluster profiles, pipelines, deployments and the lock.
 
 ``configs`` and ``deployments`` are links to the folders of the repository; a wheel holds their files.
 """
@@ -24,7 +24,7 @@ def files(kind: Kind) -> dict[str, Path]:
         pipelines = sorted(_HERE.parent.glob("tiny/pipelines/*/model_index.json"))
         return {f"tiny-{index.parent.name}": index.parent for index in pipelines}
     if kind == "deployments":
-        return {"prefect.yaml": _HERE / "deployments" / "prefect.yaml"}
+        return {name: _HERE / "deployments" / name for name in ("prefect.yaml", "requirements.lock")}
     folder = _HERE / ("deployments/clusters" if kind == "cluster profile" else "configs")
     paths = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.toml"))}
     if kind == "cluster profile":
@@ -43,8 +43,10 @@ def listed(name: str | None = None) -> list[dict[str, str]]:
             rows.append({"kind": kind, "name": named, "path": str(path.resolve())})
     found = [row for row in rows if name in (None, row["name"])]
     if not found:
-        known = ", ".join(row["name"] for row in rows)
-        raise ConfigError(f"nothing named {name!r} ships with this project; known: {known}")
+        known = [row["name"] for row in rows]
+        close = difflib.get_close_matches(name or "", known, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigError(f"nothing named {name!r} ships with this project; {hint}known: {', '.join(known)}")
     return found
 
 

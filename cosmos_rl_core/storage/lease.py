@@ -2,8 +2,8 @@
 
 ``<url>/<n>.json`` names the process that took the lease for the n-th time; it is written only if absent, which decides
 races. The holder keeps advancing the counter in ``<n>.count``; ``<n>.released`` ends the lease. A process that wants a
-held lease watches the counter by its own clock, so no two clocks are compared. A lease saves work and prevents
-surprises; artifacts stay correct without it.
+held lease watches the counter by its own clock, so no two clocks are compared. ``<n>.stop`` asks the holder to end,
+wherever it works. A lease saves work and prevents surprises; artifacts stay correct without it.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from cosmos_rl_core.errors import ArtifactError, CosmosRLError, LeaseError
+from cosmos_rl_core.errors import ArtifactError, CosmosRLError, LeaseError, StoppedError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
 
@@ -25,7 +25,7 @@ BEAT_S = 2.0
 PATIENCE_S = 20.0
 """Seconds without an advance after which the holder counts as gone."""
 
-KIND = "lease"
+KIND, STOP = "lease", ".stop"
 UNKNOWN = {"host": "an unknown machine", "machine": None, "pid": "?", "started": None}
 """The holder of a lease whose record cannot be read."""
 
@@ -42,6 +42,7 @@ class Lease:
         self._number = 0
         self._left = threading.Event()
         self._successor: dict[str, Any] | None = None
+        self._asked_by: str | None = None
         self._beats = threading.Thread(target=self._keep, name="lease", daemon=True)
 
     def __enter__(self) -> Self:
@@ -64,9 +65,11 @@ class Lease:
             store.write(f"{_place(self._url, self._number)}.released", b"")
 
     def check(self) -> None:
-        """Raise :class:`LeaseError` if another process has taken the lease over."""
+        """Raise :class:`LeaseError` if another process has the lease now, :class:`StoppedError` if asked to end."""
         if self._successor is not None:
             raise self._held_by(self._successor)
+        if self._asked_by is not None:
+            raise StoppedError(f"stopped by {self._asked_by}; the same command continues it")
 
     def _keep(self) -> None:
         place, successor = _place(self._url, self._number), _place(self._url, self._number + 1)
@@ -76,6 +79,8 @@ class Lease:
                 if store.size(f"{successor}.json") is not None:
                     self._successor = _read(successor)
                     return
+                if self._asked_by is None and (asked := store.read_if_exists(f"{place}{STOP}")) is not None:
+                    self._asked_by = asked.decode(errors="replace")
             except CosmosRLError:
                 # The store does not answer, or refuses a token until it is renewed. Meanwhile another process may take
                 # the lease; the next beat that reaches the store finds out.
@@ -102,6 +107,14 @@ def holder_of(url: str, patience_s: float = 2 * BEAT_S) -> dict[str, Any] | None
     if not works_here and not _advances(place, holder, patience_s):
         return None
     return {key: holder[key] for key in ("pid", "host")}
+
+
+def ask_to_stop(url: str, who: str) -> bool:
+    """Ask the lease's newest holder to end, and return whether it has one. It notices with its next beat."""
+    if (newest := _newest(url)) == 0:
+        return False
+    store.write(f"{_place(url, newest)}{STOP}", who.encode())
+    return True
 
 
 def _place(url: str, number: int) -> str:

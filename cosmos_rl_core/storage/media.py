@@ -39,8 +39,9 @@ def playable(pixels: np.ndarray) -> bytes:
     """
     _, height, width, _ = pixels.shape
     pixels = np.pad(pixels, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-    # One thread: how frames are divided between threads changes the bits.
-    codec = {"crf": "20", "preset": "veryfast", "threads": "1", "flags": "+bitexact"}
+    # One thread: how frames are divided between threads changes the bits. x264's tree of macroblocks reads memory of
+    # small pictures that it has not written.
+    codec = {"crf": "20", "preset": "veryfast", "threads": "1", "mbtree": "0", "flags": "+bitexact"}
     return _write(pixels, "mp4", {"fflags": "+bitexact"}, "libx264", "yuv420p", codec)
 
 

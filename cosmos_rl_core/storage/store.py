@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import islice
+from itertools import filterfalse, islice
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, BinaryIO, TypeVar, cast
@@ -26,7 +26,8 @@ import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from cosmos_rl_core.errors import FREE_SPACE, FULL, ConfigError, NoSpaceError, UnavailableError
+from cosmos_rl_core import errors
+from cosmos_rl_core.errors import FREE_SPACE, FULL, ConfigError, NoSpaceError, UnavailableError, UnreadableError
 from cosmos_rl_core.processes import TRAFFIC
 
 
@@ -68,7 +69,8 @@ def absolute(url: str) -> str:
 def read(url: str, start: int | None = None, end: int | None = None) -> bytes:
     """Return the whole object, or its bytes from ``start`` up to ``end``.
 
-    Raises ``FileNotFoundError`` if the object does not exist, :class:`UnavailableError` if the store does not answer.
+    Raises ``FileNotFoundError`` if the object does not exist, :class:`UnavailableError` if the store does not answer,
+    :class:`UnreadableError` for a folder, or without permission.
     """
     fs, path = _resolve(url)
     with TRAFFIC.waiting(), _unavailable("read", url, FileNotFoundError):
@@ -105,7 +107,7 @@ def size(url: str) -> int | None:
 def write(url: str, data: bytes) -> None:
     """Write or replace an object, whole and durably.
 
-    Raises :class:`UnavailableError` if the store is full or does not answer.
+    Raises :class:`UnavailableError` if the store is full or does not answer, :class:`ConfigError` without permission.
     """
     with TRAFFIC.waiting(), _unavailable("write", url):
         _put(url, data, replace=True)
@@ -237,18 +239,17 @@ def _is_being_written(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return True
     except OSError as error:
-        return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+        return error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.ENOENT)
     return False
 
 
 def names(url: str) -> set[str]:
-    """Return the names of objects and folders directly under ``url``; may lag behind writes like :func:`listed`."""
+    """Return the names directly under ``url``, without temporary files; may lag behind writes like :func:`listed`."""
     fs, path = _resolve(url)
     with suppress(FileNotFoundError), _unavailable("list", url, FileNotFoundError):
-        return {str(name).rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False)}
+        found = {str(name).rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False)}
+        return set(filterfalse(is_temporary, found))
     return set()
 
 
@@ -285,12 +286,18 @@ def decides_races(root: str) -> bool:
     put_if_absent(probe, b"first")
     with suppress(OSError):
         _put(probe, b"second", replace=False)
-    return read(probe) == b"first"
+    decides = read(probe) == b"first"
+    with suppress(errors.CosmosRLError):  # a store may allow no deletions
+        remove(probe)
+    return decides
 
 
 def check_readable(root: str) -> None:
     """Raise if the store cannot be read, :class:`ConfigError` for wrong keys or a missing bucket. Write nothing."""
-    read_if_exists(join(root, ".probe", "written"))
+    try:
+        read_if_exists(join(root, ".probe", "written"))
+    except UnreadableError as error:
+        raise ConfigError(f"{root} is no store that can be read: {error}") from error
 
 
 def check_writable(root: str) -> None:
@@ -329,12 +336,14 @@ def ahead(names: Iterable[Name], read: Callable[[Name], Found]) -> Generator[tup
 
 @contextmanager
 def _unavailable(action: str, url: str, passed: type[OSError] | tuple[()] = ()) -> Iterator[None]:
-    """Turn any ``OSError`` except ``passed`` into an :class:`UnavailableError` that names action and URL."""
+    """Turn any ``OSError`` except ``passed`` into one of :func:`errors.misplaced` or an :class:`UnavailableError`."""
     try:
         yield
     except passed:
         raise
     except OSError as error:
+        if (lasting := errors.misplaced(error, action, url)) is not None:
+            raise lasting from error
         if error.errno in FULL:
             full = f"no space left to {action} {url}: {error.strerror}"
             raise NoSpaceError(f"{full}; {FREE_SPACE}") from error

@@ -8,7 +8,7 @@ Exit codes:
 75 something does not answer or is busy: try the same command later
 76 at its limit of device hours: train.max_gpu_hours
 77 suspended by a warning, until `cosmos-flows approve`
-130, 143 ended by Ctrl-C, by SIGTERM: the same command continues
+130, 143 ended by Ctrl-C, by SIGTERM or `stop`: the same command continues
 """
 
 import sys
@@ -22,15 +22,22 @@ from typer import Argument, Option
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError
 from flows.cli.approve import approve
 from flows.cli.command import (
+    DATA,
+    KEEP,
+    LOOK,
+    MAKE,
     PROGRAM,
     ClusterOption,
     JsonOption,
     OwnExitCode,
     StoreOption,
+    accept_all_characters,
     command,
     console,
     print_json,
     print_parts,
+    say,
+    store_named_by,
 )
 from flows.cli.cost import cost_app
 from flows.cli.data import data_app
@@ -39,15 +46,15 @@ from flows.cli.infra import infra_app
 from flows.cli.proof import proof_app
 from flows.cli.report import report_app
 from flows.cli.rewards import rewards_app, score_app
-from flows.cli.runs import runs_app
+from flows.cli.runs import runs_app, show_runs
 from flows.defaults import DEFAULT_STORE, GRACE_H
 
 # Commands import what they need when they run: all imports together take seconds, and help and completion need none.
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
-app.add_typer(infra_app, name="infra")
-app.add_typer(data_app, name="data")
-app.add_typer(rewards_app, name="reward-service")
+app.add_typer(infra_app, name="infra", rich_help_panel=KEEP)
+app.add_typer(data_app, name="data", rich_help_panel=DATA)
+app.add_typer(rewards_app, name="reward-service", rich_help_panel=DATA)
 for group in (proof_app, report_app, cost_app, runs_app, imports_app, score_app):
     app.add_typer(group)
 RecipeArgument = Annotated[str, Argument(help="TOML: a path, package:tiny/nft, or one of cosmos-rl")]
@@ -68,7 +75,7 @@ OLDER_THAN = Option(min=0, help="Hours: keep files of attempts that wrote since 
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"{PROGRAM} {import_module('importlib.metadata').version('cosmos-rl-flows')}")
+        say(f"{PROGRAM} {import_module('importlib.metadata').version('cosmos-rl-flows')}")
         raise typer.Exit
 
 
@@ -82,7 +89,7 @@ def options(
     """Accept ``--version``, the only option without a command."""
 
 
-@command(app)
+@command(app, panel=MAKE)
 def run(
     recipe: RecipeArgument,
     store: StoreOption = DEFAULT_STORE,
@@ -117,11 +124,11 @@ def run(
             message = f"suspended in Prefect; the same command continues {plan.run_id}"
             raise StageError.of("busy", message) from suspended
         except KeyboardInterrupt:
-            typer.echo(f"stopped; the same command continues {plan.run_id}", err=True)
+            say(f"stopped; the same command continues {plan.run_id}", err=True)
             raise
 
 
-@command(app)
+@command(app, panel=DATA)
 def preprocess(
     dataset: Annotated[str, Argument(help="TOML file of a dataset")],
     store: StoreOption = DEFAULT_STORE,
@@ -142,15 +149,16 @@ def preprocess(
     # Without Prefect, whose server takes longer to start than 10,000 files take to be looked at.
     asked = verify or merge
     if not asked and (head := operation.unchanged(config, store)) is not None and not operation.missing(config, store):
-        typer.echo(operation.described(head, None))
+        say(operation.described(head, None))
         return
     with import_module("flows.running.server").prefect_server():
         flow = import_module("flows.preprocess").preprocess
         flow(dataset, store, overrides, cluster, verify, merge)
 
 
-@command(app)
+@command(app, panel=MAKE)
 def plan(
+    context: typer.Context,
     recipe: RecipeArgument,
     store: StoreOption = DEFAULT_STORE,
     run_id: RunIdOption = None,
@@ -171,13 +179,14 @@ def plan(
     asked = (recipe, store, run_id, iterations, overrides or (), cluster)
     planned = _plan_of(*asked, without_weights=True)
     describe = import_module("flows.planning.describe")
+    named_by = store_named_by(context)
     if as_json:
-        print_json(describe.as_json(planned, store))
+        print_json(describe.as_json(planned, store) | {"store_from": named_by})
     else:
-        print_parts(*describe.described(planned, store))
+        print_parts(*describe.described(planned, store, f" (store from {named_by})"))
 
 
-@command(app)
+@command(app, panel=LOOK)
 def status(
     run_id: Annotated[str | None, Argument(help="Id of the run; default: list all")] = None,
     store: StoreOption = DEFAULT_STORE,
@@ -198,9 +207,7 @@ def status(
     if run_id is None:
         if watch:
             raise ConfigError("--watch follows one run: add its id")
-        all_runs = import_module("flows.watching.all_runs")
-        runs = all_runs.all_runs(store)
-        print_json(runs) if as_json else print_parts(*all_runs.rendered(runs, store))
+        show_runs(store, as_json=as_json)
         return
     table = import_module("flows.watching.status_table")
     look = import_module("flows.watching.status").look
@@ -216,7 +223,7 @@ def status(
         table.show(look(store, run_id), terminal)
 
 
-@command(app)
+@command(app, panel=MAKE)
 def rerun(
     run_id: RunArgument,
     stage: Annotated[str, Option(help=STAGE)],
@@ -237,16 +244,16 @@ def rerun(
     print_json(found) if as_json else print_parts(*found.lines())
 
 
-command(app)(approve)
+command(app, panel=MAKE)(approve)
 
 
-@command(app)
+@command(app, panel=LOOK)
 def export(
     run_id: RunArgument,
     directory: Annotated[str, Argument(help="Directory for the files")],
     store: StoreOption = DEFAULT_STORE,
     policy: Annotated[int | None, Option(min=0, help="Policy version; default: the newest that was exported")] = None,
-    best: Annotated[bool, Option("--best", help="The lowest held-out loss, else the highest held-out reward")] = False,
+    best: Annotated[bool, Option("--best", help="The best by validation.best_by of the recipe")] = False,
     every: Annotated[bool, Option("--all", help="Every exported version")] = False,
 ) -> None:
     """Copy a run's newest exported weights, or those of other versions, to a directory that diffusers can load.
@@ -262,7 +269,7 @@ def export(
     print_parts(*import_module("flows.operations.export").export(store, run_id, directory, which))
 
 
-@command(app)
+@command(app, panel=KEEP)
 def schema(
     recipe: Annotated[str | None, Argument(help="A recipe with plugins to include")] = None,
 ) -> None:
@@ -275,7 +282,7 @@ def schema(
     print_json(import_module("cosmos_rl_core.config.schema").recipe_schema(recipe))
 
 
-@command(app)
+@command(app, panel=KEEP)
 def gc(
     run_id: RunArgument,
     store: StoreOption = DEFAULT_STORE,
@@ -298,7 +305,7 @@ def gc(
     print_json(found) if as_json else print_parts(*found.lines())
 
 
-@command(app)
+@command(app, panel=KEEP)
 def shipped(
     name: Annotated[str | None, Argument(help="A name of the list: print its path")] = None,
     as_json: JsonOption = False,
@@ -323,13 +330,26 @@ def _plan_of(recipe: str, *others: Any, without_weights: bool = False) -> Any:
     Prints a note on stderr if the recipe was translated from cosmos-rl.
     """
     if (line := import_module("flows.operations.import_recipe").note(recipe)) is not None:
-        typer.echo(line, err=True)
+        say(line, err=True)
     plan = import_module("flows.planning.plan")
-    return plan.plan_of(plan.Settings(recipe, *others), without_weights=without_weights)
+
+    def misfits(launch: Any, stages: Any) -> list[str]:
+        fitting = import_module("flows.launchers.fitting")
+        return fitting.misfits_of(launch, stages, _slots, runs_here=not without_weights)
+
+    return plan.plan_of(plan.Settings(recipe, *others), without_weights=without_weights, misfits=misfits)
+
+
+def _slots(launch: Any) -> int | None:
+    """Return the slots of the limit of a profile. Imports Prefect only if a server is named."""
+    if not import_module("flows.running.server").named_server():
+        return None
+    return import_module("flows.running.gpus").slots(launch)
 
 
 def main() -> None:
     """Run the command line."""
+    accept_all_characters()
     try:
         app(prog_name=PROGRAM)
     except SystemExit as end:

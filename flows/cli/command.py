@@ -2,7 +2,9 @@
 
 import functools
 import inspect
+import io
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib import import_module
@@ -11,11 +13,14 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from cosmos_rl_core.errors import CosmosRLError, no_space
+from cosmos_rl_core.errors import CosmosRLError, no_space, visible
+from flows.defaults import STORE_VARIABLE
 
 PROGRAM = "cosmos-flows"
 """Program name in usage messages, also with ``python -m flows``."""
 Command = Callable[..., None]
+WRONG_DATA = 65
+"""Exit code of a command that found damage and went on with the rest."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C. Shells report 143 for a process that SIGTERM ended."""
 
@@ -24,12 +29,17 @@ class OwnExitCode(SystemExit):
     """The exit code of a command that has codes of its own."""
 
 
-StoreOption = Annotated[str, Option(help="Directory or URL (s3://bucket/prefix) of all runs")]
+StoreOption = Annotated[str, Option(envvar=STORE_VARIABLE, help="Directory or URL (s3://bucket/prefix) of all runs")]
 ClusterOption = Annotated[str | None, Option(help="Cluster profile: a TOML file, or package:local")]
 JsonOption = Annotated[bool, Option("--json", help="Print only JSON; notes go to stderr")]
 
 
-def command(group: typer.Typer, name: str | None = None) -> Callable[[Command], Command]:
+MAKE, LOOK, PROVE = "Make and end runs", "Look at runs", "Prove and compare"
+DATA, KEEP, TAKE = "Data and rewards", "Keep the house", "Take over from elsewhere"
+"""Titles that `cosmos-flows --help` lists the commands under."""
+
+
+def command(group: typer.Typer, name: str | None = None, panel: str | None = None) -> Callable[[Command], Command]:
     """Register a command. Its docstring is its help; its errors go to stderr and set the exit code."""
 
     def register(body: Command) -> Command:
@@ -43,13 +53,13 @@ def command(group: typer.Typer, name: str | None = None) -> Callable[[Command], 
                 known = _known(error)
                 if known is None:
                     raise
-                typer.echo(str(known), err=True)
+                say(known, err=True)
                 raise typer.Exit(known.exit_code) from error
 
         words, title, examples = (inspect.getdoc(body) or "").partition("Examples:")
         # A paragraph for each example, because typer keeps no other line breaks.
         epilog = "\n\n".join([title, *map(str.strip, examples.strip().splitlines())])
-        return group.command(name, help=words, epilog=epilog)(with_exit_code)
+        return group.command(name, help=words, epilog=epilog, rich_help_panel=panel)(with_exit_code)
 
     return register
 
@@ -61,9 +71,16 @@ def _known(error: Exception) -> CosmosRLError | None:
     return import_module("flows.running.server").not_answering(error) or no_space(error)
 
 
+def store_named_by(context: typer.Context) -> str:
+    """Return what the store of a command was taken from: ``--store``, the environment variable or ``the default``."""
+    source = context.get_parameter_source("store")
+    names = {"COMMANDLINE": "--store", "ENVIRONMENT": STORE_VARIABLE}
+    return names.get("" if source is None else source.name, "the default")
+
+
 def console() -> Any:
-    """Return a console that prints text without colours and markup."""
-    return import_module("rich.console").Console(highlight=False, markup=False, emoji=False)
+    """Return the console that tables and lines are printed on."""
+    return import_module("flows.terminal.console").console()
 
 
 def print_parts(*parts: object) -> None:
@@ -73,6 +90,23 @@ def print_parts(*parts: object) -> None:
         printer.print(part, soft_wrap=isinstance(part, str))
 
 
+def say(message: object, *, err: bool = False) -> None:
+    """Print a line on stdout or stderr, its control characters escaped."""
+    typer.echo(visible(str(message)), err=err)
+
+
 def print_json(value: Any) -> None:
-    """Print a value, which may have dataclasses in it, as indented JSON."""
-    typer.echo(json.dumps(value, indent=1, ensure_ascii=False, default=asdict))
+    """Print a value, which may have dataclasses in it, as indented JSON, with the characters that stdout can encode."""
+    text = json.dumps(value, indent=1, ensure_ascii=False, default=asdict)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=1, default=asdict)
+    typer.echo(text)
+
+
+def accept_all_characters() -> None:
+    """Let stdout and stderr escape what their encoding has no character for, instead of raising."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from flows.cli.command import JsonOption, StoreOption, command, print_json, print_parts
+from flows.cli.command import LOOK, JsonOption, StoreOption, command, print_json, print_parts
 from flows.defaults import DEFAULT_STORE
 
 cost_app = typer.Typer()
 EXAMPLE = "one with the line device_hour = 2.5"
 
 
-@command(cost_app, "cost")
+@command(cost_app, "cost", LOOK)
 def cost(
     run_id: Annotated[str, Argument(metavar="RUN", help="Id of the run")],
     store: StoreOption = DEFAULT_STORE,

@@ -6,7 +6,15 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from flows.cli.command import JsonOption, OwnExitCode, StoreOption, command, print_json, print_parts
+from flows.cli.command import (
+    JsonOption,
+    OwnExitCode,
+    StoreOption,
+    command,
+    print_json,
+    print_parts,
+    say,
+)
 from flows.defaults import DEFAULT_STORE, GRACE_H, SNAPSHOTS_KEPT
 
 data_app = typer.Typer(no_args_is_help=True, help="Look at datasets, delete what nothing reads, write captions.")
@@ -73,5 +81,5 @@ def data_caption_files(
     try:
         print_parts(*operation.write_captions(folder, prompt, is_image=is_image))
     except operation.NoMediaError as error:
-        typer.echo(str(error), err=True)
+        say(error, err=True)
         raise OwnExitCode(error.own_exit_code) from error

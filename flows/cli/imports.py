@@ -4,17 +4,18 @@ import shlex
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
-from flows.cli.command import JsonOption, command, print_json, print_parts
+from flows.cli.command import PROGRAM, TAKE, JsonOption, command, print_json, print_parts, say
 
 imports_app = typer.Typer()
 
 
-@command(imports_app)
+@command(imports_app, panel=TAKE)
 def import_recipe(
     recipe: Annotated[str, Argument(help="A TOML file of cosmos-rl, in either schema")],
     output: Annotated[str | None, Option(help="File for the translation; default: none")] = None,
@@ -36,11 +37,11 @@ def import_recipe(
         importer.check(translation, recipe)
     else:
         importer.write(translation, recipe, output)
-        next_command = f"cosmos-flows plan {shlex.quote(output)}"
-        typer.echo(f"written to {output}; next: {next_command}", err=as_json)
+        next_command = shlex.join([PROGRAM, "plan", str(Path(output).resolve())])
+        say(f"written to {output}; next: {next_command}", err=as_json)
 
 
-@command(imports_app)
+@command(imports_app, panel=TAKE)
 def import_weights(
     weights: Annotated[str, Argument(help="A .pt file of the original cosmos code")],
     base: Annotated[str, Argument(help="A diffusers pipeline of the same model")],
@@ -57,7 +58,7 @@ def import_weights(
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
-@command(imports_app)
+@command(imports_app, panel=TAKE)
 def import_embeddings(
     folder: Annotated[str, Argument(help="A folder with t5_xxl/ or text_embedding/, and metas/")],
     directory: Annotated[str, Argument(help="A new directory for the safetensors files")],

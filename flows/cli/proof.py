@@ -7,14 +7,23 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from flows.cli.command import JsonOption, OwnExitCode, StoreOption, command, print_json, print_parts
+from flows.cli.command import (
+    PROVE,
+    WRONG_DATA,
+    JsonOption,
+    OwnExitCode,
+    StoreOption,
+    command,
+    print_json,
+    print_parts,
+    say,
+)
 from flows.defaults import DEFAULT_STORE
 
 proof_app = typer.Typer()
-WRONG_DATA = 65
 
 
-@command(proof_app, "audit")
+@command(proof_app, "audit", PROVE)
 def audit(
     run_id: Annotated[str, Argument(metavar="RUN", help="Id of the run")],
     store: StoreOption = DEFAULT_STORE,
@@ -46,7 +55,7 @@ def audit(
         raise OwnExitCode(WRONG_DATA)
 
 
-@command(proof_app, "sign")
+@command(proof_app, "sign", PROVE)
 def sign(
     run_id: Annotated[str, Argument(metavar="RUN", help="Id of the run")],
     key: Annotated[Path, Option(help="PEM file with an ed25519 private key")],
@@ -57,10 +66,10 @@ def sign(
     Examples:
         cosmos-flows sign RUN --key key.pem
     """
-    typer.echo(import_module("flows.auditing.signatures").sign(store, run_id, key))
+    say(import_module("flows.auditing.signatures").sign(store, run_id, key))
 
 
-@command(proof_app, "replay")
+@command(proof_app, "replay", PROVE)
 def replay(
     run_id: Annotated[str, Argument(metavar="RUN", help="Id of the run")],
     stage: Annotated[str, Option(help="Name in `cosmos-flows status`: rollout, reward-ocr, update, export ...")],
@@ -88,7 +97,7 @@ def replay(
         raise OwnExitCode(WRONG_DATA)
 
 
-@command(proof_app, "diff")
+@command(proof_app, "diff", PROVE)
 def diff(
     run_a: Annotated[str, Argument(metavar="RUN_A", help="Id or URL of a run")],
     run_b: Annotated[str, Argument(metavar="RUN_B", help="Id or URL of another one")],
@@ -108,4 +117,4 @@ def diff(
     found: Any = import_module("flows.comparing.comparison").compare(run_a, run_b, store)
     print_json(found.as_json()) if as_json else print_parts(*found.parts())
     if html is not None:
-        typer.echo(import_module("flows.comparing.page").write_page(found, str(html)), err=as_json)
+        say(import_module("flows.comparing.page").write_page(found, str(html)), err=as_json)

@@ -8,13 +8,18 @@ import typer
 from typer import Argument, Option
 
 from cosmos_rl_core.errors import ConfigError
-from flows.cli.command import StoreOption, command
+from flows.cli.command import (
+    LOOK,
+    StoreOption,
+    command,
+    say,
+)
 from flows.defaults import DEFAULT_STORE
 
 report_app = typer.Typer()
 
 
-@command(report_app, "report")
+@command(report_app, "report", LOOK)
 def report(
     run_id: Annotated[str, Argument(metavar="RUN", help="Id of the run")],
     store: StoreOption = DEFAULT_STORE,
@@ -31,6 +36,6 @@ def report(
     if open_it and "://" in store:
         raise ConfigError(f"--open needs a page on this machine, the store is {store}; leave --open out")
     address = import_module("flows.reporting.report").write_report(store, run_id)
-    typer.echo(address)
+    say(address)
     if open_it:
         import_module("webbrowser").open(Path(address).as_uri())

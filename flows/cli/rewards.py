@@ -13,7 +13,15 @@ import typer
 from typer import Argument, BadParameter, Option
 from typer.core import TyperGroup
 
-from flows.cli.command import JsonOption, OwnExitCode, command, print_json, print_parts
+from flows.cli.command import (
+    DATA,
+    JsonOption,
+    OwnExitCode,
+    command,
+    print_json,
+    print_parts,
+    say,
+)
 
 SERVE = "serve"
 
@@ -42,13 +50,13 @@ def serve(config: Annotated[Path, Argument(help="TOML: cosmos-rl's rewards.toml,
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     settings: Any = import_module("cosmos_rl_core.reward_service.config").read(config, os.environ)
-    import_module("cosmos_rl_core.reward_service.server").run(settings, lambda line: typer.echo(line))
+    import_module("cosmos_rl_core.reward_service.server").run(settings, say)
 
 
 score_app = typer.Typer()
 
 
-@command(score_app, "score")
+@command(score_app, "score", DATA)
 def score(
     files: Annotated[list[str], Argument(help="Pictures and videos")],
     reward: Annotated[str, Option(help="The reward: ocr, pixel_statistics, clip_score, ..., or one of --plugin")],
@@ -123,7 +131,7 @@ def prepare(
         cosmos-flows reward-service prepare aesthetic sac+logos+ava1-l14-linearMSE.pth weights/aesthetic
     """
     import_module("cosmos_rl_core.rewards._files").prepare(reward, source, target)
-    typer.echo(f"{target}: the weights of {reward} from {source}")
+    say(f"{target}: the weights of {reward} from {source}")
 
 
 @command(rewards_app, "check")

@@ -8,6 +8,7 @@ from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import RESTORE, unseal
 from cosmos_rl_core.storage.store import Listed
+from flows.planning.checks import BEFORE_A_PLAN
 from flows.planning.plan import PLAN_FILE, run_url
 from flows.planning.run import Run
 from flows.planning.steps import open_run
@@ -25,8 +26,6 @@ from stages.contracts import STAGES
 MANIFEST = re.compile(r"manifest\.([1-9][0-9]*)\.json")
 _SLOT = re.compile(r"[0-9a-f]{64}")
 _SNAPSHOT = re.compile(r"([^/]+)/snapshots/([1-9][0-9]*)\.json")
-_BEFORE_A_PLAN = {".probe", "lease"}
-"""Folders of a run that may be there before its plan is."""
 Numbers = dict[str, list[int]]
 """Numbers of snapshots by dataset."""
 
@@ -50,15 +49,15 @@ class Roots:
         Raises :class:`ArtifactError` or :class:`ConfigError` if one cannot be read.
         """
         for name in sorted(store.names(store.join(store.absolute(self._store_url), "runs")) - self._read):
-            if self._is_planned(name):
-                try:
+            try:
+                if self._is_planned(name):
                     self.add(open_run(self._store_url, name))
-                except (ArtifactError, ConfigError) as error:
-                    raise type(error)(
-                        f"nothing is deleted while it is not known what the run {name!r} reads: {error}\n"
-                        f"mend it, or remove {run_url(self._store_url, name)} if nobody needs the run"
-                    ) from error
-                self._read.add(name)
+                    self._read.add(name)
+            except (ArtifactError, ConfigError) as error:
+                raise type(error)(
+                    f"nothing is deleted while it is not known what the run {name!r} reads: {error}\n"
+                    f"mend it, or remove {run_url(self._store_url, name)} if nobody needs the run"
+                ) from error
         for dataset in self._newest:
             while (snapshot := Snapshot.read(self._store_url, dataset, self._newest[dataset] + 1)) is not None:
                 self._add_snapshot(snapshot)
@@ -70,12 +69,9 @@ class Roots:
         if store.size(plan := store.join(url, PLAN_FILE)) is not None:
             return True
         # Looked at in this order: a run that is being planned has its first other file after its plan.
-        found = {one for one in store.names(url) - _BEFORE_A_PLAN if not store.is_temporary(one)}
+        found = store.names(url) - BEFORE_A_PLAN
         if found and store.size(plan) is None:
-            raise ArtifactError(
-                f"nothing is deleted while it is not known what the run {name!r} reads: {plan} is missing, but there "
-                f"is {min(found)}; {RESTORE}, or remove {url} if nobody needs the run"
-            )
+            raise ArtifactError(f"{plan} is missing, but there is {min(found)}; {RESTORE}")
         return bool(found)
 
     def add(self, run: Run) -> None:

@@ -71,7 +71,8 @@ def gc(store_url: str, run_id: str, *, superseded: bool, dry_run: bool, older_th
 
     A stage may outlive its flow, so an attempt that wrote less than ``older_than_h`` hours ago by the store's clock
     keeps its files. So does a stage that an allocation has orders for. With ``superseded`` the files of generations
-    that were made again go too. Runs share datasets: only half-written files older than ``GRACE_H`` are deleted there.
+    that were made again go too. Runs share datasets and this machine's temporary folder: what may be another run's is
+    deleted there once it is older than ``GRACE_H``.
 
     Raises :class:`LeaseError` while a process works on the run.
     """
@@ -96,7 +97,7 @@ def gc(store_url: str, run_id: str, *, superseded: bool, dry_run: bool, older_th
             half = store.abandoned(url).items()
             sizes = {path: entry.size for path, entry in half if entry.written_s <= end_s}
             found += _deleted(f"half-written{name}", url, sizes, dry_run=dry_run)
-    folders = _folders(HOUR_S * older_than_h, dry_run=dry_run)
+    folders = _folders(run.url, older_than_h, dry_run=dry_run)
     total = sum(each.bytes for each in (*found, *folders))
     return Garbage(run_id, run.url, not dry_run, older_than_h, found, folders, kept, ordered, total)
 
@@ -149,9 +150,9 @@ def _ordered(run: Run) -> dict[str, str]:
     return found
 
 
-def _folders(older_than_s: float, *, dry_run: bool) -> list[Files]:
+def _folders(run_url: str, older_than_h: float, *, dry_run: bool) -> list[Files]:
     """Delete the folders that ended flows left on this machine. Return their number and size."""
-    found = work_folders.abandoned(older_than_s)
+    found = work_folders.abandoned(run_url, HOUR_S * older_than_h, HOUR_S * max(GRACE_H, older_than_h))
     for folder in () if dry_run else found:
         shutil.rmtree(folder, ignore_errors=True)
     return _files(f"folders in {next(iter(found)).parent}" if found else "", found.values())

@@ -11,7 +11,7 @@ from rich.table import Table
 from cosmos_rl_core.config.clusters import PricesConfig
 from cosmos_rl_core.config.train import SupervisedOptions
 from cosmos_rl_core.config.vlm.recipe import VlmSftOptions
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ConfigError, counted
 from flows.ledger.pages import HOUR_S, LEDGER, Entry, Page, entries, pages
 from flows.planning.plan import read_plan
 from flows.planning.run import Run, run_of
@@ -123,7 +123,7 @@ class RunCost:
             yield from self._means()
         lost_s = sum(entry.seconds for entry in self.total.entries if entry.failed)
         if lost_s:
-            yield f"{self.total.retries} attempts left no artifact: {duration(lost_s)} of processes"
+            yield f"{counted(self.total.retries, 'attempt')} left no artifact: {duration(lost_s)} of processes"
 
     def _means(self) -> Iterator[str]:
         each = self._of_iterations()

@@ -92,8 +92,8 @@ def like_run(run: Run, shape: str) -> Like | None:
 
 
 def _first_page(url: str) -> Page | None:
-    data = store.read_if_exists(url_of(url, 0))
     try:
+        data = store.read_if_exists(url_of(url, 0))
         return None if data is None else Page.unsealed(data, url, 0)
     except ArtifactError:
         return None

@@ -9,7 +9,17 @@ from flows.planning.plan import Plan
 from flows.planning.run import Run
 from flows.vlm.plan import VlmPlan
 
-_LAUNCH = {"launcher", "mode", "processes", "stage_processes", "dp_shard_size", "cp_size", "compile", "threads"}
+_LAUNCH = {
+    "launcher",
+    "mode",
+    "device",
+    "processes",
+    "stage_processes",
+    "dp_shard_size",
+    "cp_size",
+    "compile",
+    "threads",
+}
 
 
 def shape_of(plan: Plan) -> str:
@@ -30,7 +40,7 @@ def shape_of(plan: Plan) -> str:
         "samples": recipe.train.train_batch_per_replica,
         "dtype": recipe.train.param_dtype,
         "rewards": [reward.fn.label for reward in Run(plan, "").scored],
-        "launch": recipe.launch.model_dump(mode="json", include=_LAUNCH),
+        "launch": recipe.launch.model_dump(mode="json", include=_LAUNCH, exclude_none=True),
     }
     return digest(shape)[:32]
 
@@ -54,6 +64,6 @@ def _shape_of_vlm(plan: VlmPlan) -> str:
         "dtype": recipe.train.param_dtype,
         "data": plan.data_digest,
         "held_out": plan.held_out_digest,
-        "launch": recipe.launch.model_dump(mode="json", include=_LAUNCH),
+        "launch": recipe.launch.model_dump(mode="json", include=_LAUNCH, exclude_none=True),
     }
     return digest(shape)[:32]

@@ -8,11 +8,12 @@ import pandas as pd
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store as stores
-from flows.defaults import DEFAULT_STORE
+from flows.defaults import store_of
 from flows.library.picture import Picture
 from flows.library.policy import Policy
 from flows.planning import steps
 from flows.planning.run import Run
+from flows.terminal.commands import about
 from flows.watching.metrics import FILE
 from flows.watching.status import states
 from stages import contracts
@@ -23,12 +24,13 @@ from stages.formats.samples import read_index
 from stages.formats.tables import read_table
 
 
-def open_run(run: str, store: str = DEFAULT_STORE) -> "OpenedRun":
+def open_run(run: str, store: str | None = None) -> "OpenedRun":
     """Open a run to read it: by its id, or by its URL, which the flow prints (``s3://bucket/prefix/runs/RUN``).
 
+    Without ``store``, an id is looked up in the store that ``COSMOS_FLOWS_STORE`` names, else in ``outputs``.
     Raises :class:`ConfigError` if there is no such run, :class:`ArtifactError` if its plan is damaged.
     """
-    return OpenedRun(run_at(run, store))
+    return OpenedRun(run_at(run, store_of(store)))
 
 
 def run_at(run: str, store: str) -> Run:
@@ -123,7 +125,8 @@ class OpenedRun:
 
     def _made(self, slot: str, what: str) -> str:
         if standing(slot)[1] is None:
-            raise ConfigError(f"{self.id} has no {what}; `cosmos-flows status {self.id}` shows what stands")
+            shown_by = about(self._run.store_url, "status", self.id)
+            raise ConfigError(f"{self.id} has no {what}; `{shown_by}` shows what stands")
         return slot
 
     def _scored(self, slot: str, what: str, scores: dict[str, str]) -> pd.DataFrame:

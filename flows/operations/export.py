@@ -5,10 +5,11 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
-from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.errors import FREE_SPACE, FULL, ArtifactError, ConfigError, NoSpaceError, counted
 from cosmos_rl_core.storage.file_digests import Remembered
 from flows.planning.run import Run
 from flows.planning.steps import open_run
+from flows.terminal.commands import about
 from flows.watching.best import Best, best_of, judge_of
 from flows.watching.status import State, states
 from stages.artifacts.artifact import Artifact
@@ -25,15 +26,15 @@ def export(store_url: str, run_id: str, output_dir: str, which: Which = "newest"
     """Copy exports and check every byte. Return the lines to print.
 
     A LoRA goes to ``safetensors/step_<N>/lora/`` below ``output_dir``, a whole pipeline to ``safetensors/step_<N>/``;
-    N is the number of optimizer steps. ``best`` is the lowest held-out loss, in a run without it the highest held-out
-    reward. Raises :class:`ArtifactError` if an export or one of its inputs is damaged, :class:`ConfigError` if there is
-    no such export, it does not stand, or the target holds other files.
+    N is the number of optimizer steps. ``best`` is what ``validation.best_by`` ranks first. Raises
+    :class:`ArtifactError` if an export or one of its inputs is damaged, :class:`ConfigError` if there is no such
+    export, it does not stand, or the target holds other files, :class:`NoSpaceError` on a full disk.
     """
     run = open_run(store_url, run_id)
     found = states(run)
     exports, made = _made(found, "export")
     if not made:
-        raise ConfigError(f"{run_id} has no export yet; run it, or {_see(run_id)}")
+        raise ConfigError(f"{run_id} has no export yet; run it, or {_see(run)}")
     best = _best(run, found) if which == "best" else None
     wanted = list(made) if which == "all" else [_version(which, best, max(made))]
     if unknown := [k for k in wanted if k not in made]:
@@ -43,15 +44,17 @@ def export(store_url: str, run_id: str, output_dir: str, which: Which = "newest"
         )
     for k in wanted:
         name = made[k].step.name
-        _check_stands(found, made[k], f"{name}, the newest export," if which == "newest" else name, run_id)
-    lines = [] if best is None else [f"best of {_listed(_made(found, best.stage)[1])}: {best}"]
+        _check_stands(run, found, made[k], f"{name}, the newest export," if which == "newest" else name)
+    judge = judge_of(run)
+    ranks = judge.stages[0] if judge is not None else ""
+    lines = [] if best is None else [f"best of {_listed(_made(found, ranks)[1])}: {best}"]
     for k in wanted:
         target = Path(output_dir, "safetensors", f"step_{optimizer_steps(run, k)}")
         count = _copy(Artifact(input_of(made[k].step.slot)), target)
-        lines.append(f"policy {k} of {run_id}: {count} files in {target}")
+        lines.append(f"policy {k} of {run_id}: {counted(count, 'file')} in {target}")
     if isinstance(which, int):
         return lines
-    to_come = exports if best is None else _made(found, best.stage)[0]
+    to_come = exports if best is None else _made(found, ranks)[0]
     return [*lines, *(f"{state.step.name} was not made yet" for k, state in to_come.items() if k > max(made))]
 
 
@@ -71,8 +74,8 @@ def _listed(known: dict[int, State]) -> str:
     return ", ".join(map(str, known))
 
 
-def _see(run_id: str) -> str:
-    return f"see `cosmos-flows status {run_id}`"
+def _see(run: Run) -> str:
+    return f"see `{about(run.store_url, 'status', run.plan.run_id)}`"
 
 
 def _best(run: Run, found: list[State]) -> Best:
@@ -83,14 +86,15 @@ def _best(run: Run, found: list[State]) -> Best:
             f"nothing judges the policies of {run_id}: its recipe has neither validation.data nor [[rewards]] with "
             "validation.dataset; name a policy"
         )
-    for state in _made(found, judge[0])[1].values():
-        _check_stands(found, state, state.step.name, run_id)
+    for stage in judge.stages:
+        for state in _made(found, stage)[1].values():
+            _check_stands(run, found, state, state.step.name)
     if (best := best_of(run, found)) is None:
-        raise ConfigError(f"no {judge[1]} of {run_id} is known; {_see(run_id)}")
+        raise ConfigError(f"no {judge.by} of {run_id} is known; {_see(run)}")
     return best
 
 
-def _check_stands(found: list[State], state: State, name: str, run_id: str) -> None:
+def _check_stands(run: Run, found: list[State], state: State, name: str) -> None:
     """Raise if a state does not stand, so that no other version is taken for it."""
     if state.word == "stands":
         return
@@ -98,7 +102,7 @@ def _check_stands(found: list[State], state: State, name: str, run_id: str) -> N
         if earlier.word == "damaged":
             raise ArtifactError(f"{name} cannot be used: {earlier.step.name}: {earlier.why}")
     because = f" ({state.why})" if state.why else ""
-    raise ConfigError(f"{name} is {state.word}{because}; run the recipe again to make it, or {_see(run_id)}")
+    raise ConfigError(f"{name} is {state.word}{because}; run the recipe again to make it, or {_see(run)}")
 
 
 def optimizer_steps(run: Run, k: int) -> int:
@@ -125,6 +129,8 @@ def _copy(artifact: Artifact, target: Path) -> int:
             copy(artifact.url, artifact.entry(name), partial / path)
         partial.rename(target)
     except OSError as error:
+        if error.errno in FULL:
+            raise NoSpaceError(f"no space left to write {target}: {error.strerror}; {FREE_SPACE}") from error
         raise ConfigError(f"cannot write {target}: {error.strerror}; name another") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

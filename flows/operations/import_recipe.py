@@ -1,6 +1,7 @@
 """The translation of a cosmos-rl file, printed in one line or in full, and written as a recipe."""
 
 import itertools
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from rich.text import Text
 from cosmos_rl_core import shipped
 from cosmos_rl_core.config import toml
 from cosmos_rl_core.config.recipe import read_toml
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ConfigError, NoSpaceError, UnavailableError
 from cosmos_rl_core.importers.cosmos_rl import translation
+from cosmos_rl_core.storage import store
 
 EXAMPLE = "one of cosmos-rl's configs"
 LONGEST = 120
@@ -85,17 +87,21 @@ def _brief(text: str) -> str:
 
 
 def write(translation: translation.Translation, source: str, output: str) -> None:
-    """Write the recipe. Raises :class:`ConfigError` if a key is unknown or refused, or the file exists."""
+    """Write the recipe whole, or not at all.
+
+    Raises :class:`ConfigError` if a key is unknown or refused, the file exists or cannot be written, and
+    :class:`NoSpaceError` on a full disk.
+    """
     check(translation, source)
+    first = f"# Translated from cosmos-rl's {Path(source).name} by `cosmos-flows import-recipe`.\n\n"
+    data = (first + toml.dumps(translation.values)).encode()
     try:
-        with Path(output).open("x", encoding="utf-8") as stream:
-            file = Path(source).name
-            stream.write(f"# Translated from cosmos-rl's {file} by `cosmos-flows import-recipe`.\n\n")
-            stream.write(toml.dumps(translation.values))
-    except FileExistsError as error:
-        raise ConfigError(f"{output} exists; name another file") from error
-    except OSError as error:
-        raise ConfigError(f"cannot write {output}: {error.strerror}") from error
+        if os.path.lexists(output) or not store.put_if_absent(os.path.abspath(output), data):
+            raise ConfigError(f"{output} exists; name another file")
+    except NoSpaceError:
+        raise
+    except UnavailableError as error:
+        raise ConfigError(str(error)) from error
 
 
 def check(translation: translation.Translation, source: str) -> None:

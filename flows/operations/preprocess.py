@@ -124,16 +124,28 @@ def missing(config: DatasetConfig, store_url: str) -> list[tuple[str, Request]]:
 
 
 def described(snapshot: Snapshot, added: Added | None) -> str:
-    """Return what has become of a dataset, as one line."""
+    """Return what has become of a dataset: a line, and one for each item that is left out or differs."""
     words = f"{snapshot.dataset}: snapshot {snapshot.number}"
     if added is None:
         return f"{words}, nothing new"
     found = ", ".join(f"{count} {word}" for word, count in counts(added).items())
     found = f"{words}: {found}".replace("left_out", "left out")
+    told = left_out(added)[:SHOWN]
+    found += "".join(f"\n  left out: {name}: {reason}" for name, reason in told)
+    if more := added.left_out - len(told):
+        found += f"\n  {more} more are left out; `cosmos-flows data show {snapshot.dataset}` says which and why"
     if names := differing(added):
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         found += f"\n{len(names)} differ though their files look unchanged: {', '.join(names[:SHOWN])}{more}"
     return found
+
+
+def left_out(added: Added) -> list[tuple[str, str]]:
+    """Return the items of the newest part that are left out, and why."""
+    if added.index is None or contracts.Index.LEFT_OUT not in added.index.files:
+        return []
+    table = read_table(Artifact(input_of(added.index.slot)), contracts.Index.LEFT_OUT)
+    return [(str(unit), str(reason)) for unit, reason in zip(table["unit"], table["reason"], strict=True)]
 
 
 def differing(added: Added) -> list[str]:
@@ -203,6 +215,12 @@ def _captioner(config: DatasetConfig) -> str | None:
 def _stage_of(captioner: CaptionerOptions) -> type[contracts.Caption]:
     """Return the stage that runs a captioner."""
     return contracts.Describe if captioner.torch else contracts.Caption
+
+
+def stages_of(config: DatasetConfig) -> list[str]:
+    """Return the stages that may need devices: of the captioner, and of what the recipes of a dataset need."""
+    captions = [] if config.caption is None else [_stage_of(config.caption).name]
+    return [*captions, *(["embed", "encode"] if config.recipes else [])]
 
 
 def _captioned(config: DatasetConfig) -> bool:

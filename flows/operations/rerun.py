@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.errors import ArtifactError, ConfigError, counted
 from cosmos_rl_core.storage import store
 from flows.planning.run import Run
 from flows.planning.steps import Step, find, open_run
@@ -102,7 +102,7 @@ def listed(what: str, artifacts: Sequence[Made]) -> list[str]:
     if not artifacts:
         return []
     total = sum(made.seconds or 0 for made in artifacts)
-    lines = [f"{what}: {len(artifacts)} artifacts, {total:.0f} s to make again"]
+    lines = [f"{what}: {counted(len(artifacts), 'artifact')}, {total:.0f} s to make again"]
     for made in artifacts[:SHOWN]:
         seconds = "?" if made.seconds is None else f"{made.seconds:.0f}"
         lines.append(f"  {made.name:<28} {seconds} s")

@@ -20,6 +20,7 @@ from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.snapshots import Snapshot
 from stages.formats.parts import Parts
+from stages.reporting.page import shown
 
 MAX_SIDE = 256
 """Pixels of the longer side of a picture. A page of 100 images has about 2 MB."""
@@ -133,7 +134,9 @@ def _pictures(sources: Mapping[str, Source], row: dict[str, Any]) -> tuple[list[
 
 def _template() -> Any:
     loader = PackageLoader("stages.reporting")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment = Environment(
+        loader=loader, autoescape=True, finalize=shown, undefined=StrictUndefined, trim_blocks=True
+    )
     return environment.get_template("dataset.html")
 
 

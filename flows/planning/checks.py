@@ -1,26 +1,54 @@
 """Checks of a recipe against its model, its prompts and its rewards, and the choice of its solver."""
 
+import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config import early_warning
 from cosmos_rl_core.config.early_warning import EarlyWarningConfig
+from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.policy import Solver
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import RewardConfig, SnapshotOptions
+from cosmos_rl_core.config.vlm.recipe import VlmRecipe
 from cosmos_rl_core.datasets._base import Prompt
-from cosmos_rl_core.errors import ConfigError, Mistakes
+from cosmos_rl_core.errors import ArtifactError, ConfigError, CosmosRLError, Mistakes
 from cosmos_rl_core.parallel import sequence_shares
 from cosmos_rl_core.pipelines import checkpoints, directories, guidance, sizes
 from cosmos_rl_core.pipelines.buckets import Size, buckets
 from cosmos_rl_core.rewards._base import LabelledReward, Reward
 from cosmos_rl_core.sampling.schedule import check_flow
 from cosmos_rl_core.sampling.solvers import solver_of
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.sealed import RESTORE
 from flows.planning import costs
 
 SHOWN = 5
 """Prompts that an error lists."""
+Misfits = Callable[[LaunchConfig, Sequence[str]], Sequence[str]]
+"""Returns a message for each mistake by which stages do not fit the devices."""
+
+
+def stages_of(recipe: Recipe | VlmRecipe) -> list[str]:
+    """Return the stages with torch that a run of this recipe may have."""
+    if isinstance(recipe, VlmRecipe):
+        judged = ["vlm_evaluate"] if recipe.validation is not None else []
+        return ["vlm_policy", "vlm_tokenize", "vlm_finetune", "vlm_export", *judged]
+    validation = recipe.validation
+    asked = {
+        "policy": True,
+        "embed": True,
+        "encode": costs.needs_data(recipe) or (validation is not None and validation.data is not None),
+        "rollout": recipe.train.train_policy.rewarded,
+        "judge": any(reward.fn.facts.torch for reward in recipe.rewards),
+        "update": recipe.train.train_policy.rewarded,
+        "finetune": not recipe.train.train_policy.rewarded,
+        "export": True,
+        "validate": validation is not None and validation.data is not None,
+        "evaluate": recipe.evaluates,
+    }
+    return [stage for stage, runs in asked.items() if runs]
 
 
 def check_training(recipe: Recipe, prompts: Sequence[Prompt], mistakes: Mistakes) -> None:
@@ -222,3 +250,26 @@ def misnamed(run_id: str) -> list[str]:
     """Return what is wrong with the name of a run; nothing if it can be one."""
     is_name = re.fullmatch(r"[.-]*\w[\w.-]*", run_id) is not None
     return [] if is_name else [f"run id {run_id!r} must be letters, digits, '-', '_' and '.'"]
+
+
+BEFORE_A_PLAN = {".probe", "lease"}
+"""Folders of a run that may be there before its plan is."""
+LISTED = 10
+"""Runs that an error lists."""
+
+
+def no_plan(root: str, run_id: str, url: str) -> CosmosRLError:
+    """Return the error for a run of the store ``root`` without a plan at ``url``.
+
+    It is an :class:`ArtifactError` if the run has other files, else a :class:`ConfigError` that lists the runs.
+    """
+    runs = store.join(root, "runs")
+    if others := {one for one in store.names(store.join(runs, run_id)) - BEFORE_A_PLAN if not store.is_temporary(one)}:
+        return ArtifactError(f"{url} is missing, but there is {min(others)}; {RESTORE}")
+    found = sorted(store.names(runs) - {run_id})
+    more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
+    known = f"it has {', '.join(found[:LISTED])}{more}" if found else "it has no run at all"
+    hint = "name another --store, or start it with `cosmos-flows run`"
+    if close := difflib.get_close_matches(run_id, found, n=1):
+        hint = f"did you mean {close[0]!r}?"
+    return ConfigError(f"there is no run {run_id!r} in the store {root}; {known}; {hint}")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.config.toml import MAX_TEXT
 from cosmos_rl_core.config.train import DatasetOptions, SnapshotOptions
 from cosmos_rl_core.datasets._base import MediaPlugin, Prompt
 from cosmos_rl_core.datasets._shares import Share, most
@@ -20,6 +21,8 @@ from stages.artifacts.snapshots import Snapshot
 from stages.contracts import Split
 
 TRAINED = "train.train_policy.dataset"
+SHOWN = 60
+"""Characters that a message shows of a prompt."""
 
 
 class Media(NamedTuple):
@@ -83,17 +86,18 @@ class Datasets(NamedTuple):
 def read_datasets(recipe: Recipe, store_url: str, mistakes: Mistakes) -> Datasets:
     """Return the contents of the recipe's datasets. Add what cannot be read, and what does not fit together."""
     policy, validation = recipe.train.train_policy, recipe.validation
-    data = mistakes.catch(_trained_media, recipe, store_url) or Media()
-    in_store = isinstance(policy.dataset, SnapshotOptions)
-    trained_on = PromptSet(data.prompts) if in_store else mistakes.catch(_prompts, policy.dataset) or PromptSet()
+    data = mistakes.reach(_trained_media, recipe, store_url) or Media()
+    in_store = isinstance(policy.dataset, SnapshotOptions) and not policy.rewarded
+    trained_on = PromptSet(data.prompts) if in_store else mistakes.reach(_prompts, policy.dataset, TRAINED)
+    judged_on = mistakes.reach(_prompts, validation and validation.dataset, "validation.dataset") or PromptSet()
     found = Datasets(
-        *trained_on,
-        validation_prompts=(mistakes.catch(_prompts, validation and validation.dataset) or PromptSet()).prompts,
+        *(trained_on or PromptSet()),
+        validation_prompts=judged_on.prompts,
         data=data,
-        held_out=mistakes.catch(_media, recipe, held_out_of(recipe), "validation.data", store_url) or Media(),
+        held_out=mistakes.reach(_media, recipe, held_out_of(recipe), "validation.data", store_url) or Media(),
     )
     wanted, available = recipe.prompts_per_iteration if policy.rewarded else 0, len(found.prompts)
-    if 0 < available < wanted:
+    if trained_on is not None and available < wanted:
         mistakes.append(f"one iteration needs {wanted} prompts, the dataset has {available}")
     all_needed = most(found.shares, wanted) if found.shares else []
     for number, (share, needed) in enumerate(zip(found.shares, all_needed, strict=True), 1):
@@ -132,17 +136,38 @@ def _ids(prompts: tuple[Prompt, ...]) -> set[str]:
     return {prompt.id for prompt in prompts}
 
 
-def _prompts(dataset: DatasetOptions | None) -> PromptSet:
-    """Return the prompts of a dataset; none for None."""
+def _prompts(dataset: DatasetOptions | None, place: str) -> PromptSet:
+    """Return the prompts of a dataset; none for None.
+
+    Raises :class:`ConfigError` naming ``place`` for a dataset without prompts, and for prompts that are too long.
+    """
     if dataset is None:
         return PromptSet()
     plugin = plugins.load("datasets", dataset.name)
+    if not (hasattr(plugin, "weighted") or hasattr(plugin, "prompts")):
+        able = ", ".join(_with("weighted", "prompts"))
+        raise ConfigError(f"{place}: the dataset {dataset.name!r} has media and no prompts; with prompts: {able}")
     with plugins.errors_of("datasets", dataset.name):
         if not hasattr(plugin, "weighted"):
-            return PromptSet(plugin.prompts(dataset))
+            return PromptSet(_of_length(plugin.prompts(dataset), place))
         sets = plugin.weighted(dataset)
     every = tuple(prompt for _, prompts in sets for prompt in prompts)
-    return PromptSet(every, tuple(Share(weight=weight, num_prompts=len(prompts)) for weight, prompts in sets))
+    shares = tuple(Share(weight=weight, num_prompts=len(prompts)) for weight, prompts in sets)
+    return PromptSet(_of_length(every, place), shares)
+
+
+def _of_length(prompts: tuple[Prompt, ...], place: str) -> tuple[Prompt, ...]:
+    """Return prompts. Raises :class:`ConfigError` naming ``place`` for those that no text encoder takes."""
+    if long := [prompt for prompt in prompts if len(prompt.text) > MAX_TEXT]:
+        first = f"e.g. {long[0].id} has {len(long[0].text)}, {long[0].text[:SHOWN]!r}..."
+        raise ConfigError(f"{place}: {len(long)} prompts have more than {MAX_TEXT} characters, {first}")
+    return prompts
+
+
+def _with(*names: str) -> list[str]:
+    """Return the datasets whose plugins have one of some functions."""
+    every = {name: plugins.load("datasets", name) for name in plugins.known("datasets")}
+    return [name for name, plugin in every.items() if any(hasattr(plugin, one) for one in names)]
 
 
 def data_of(recipe: Recipe) -> DatasetOptions | None:
@@ -200,7 +225,7 @@ def _media(recipe: Recipe, data: DatasetOptions | None, place: str, store_url: s
     diffusers = recipe.policy.diffusers
     with plugins.errors_of("datasets", data.name):
         media = plugin.Media(data)
-        found, planned = media.shape, Media(media.prompts, plugin.digest(data))
+        found, planned = media.shape, Media(_of_length(media.prompts, place), plugin.digest(data))
     if found != (expected := (diffusers.train_frames, *diffusers.inference_size)):
         raise ConfigError(
             f"{place} gives media of {_times(found)} (frames, height, width), policy.diffusers trains "
@@ -238,6 +263,7 @@ def _of_snapshot(recipe: Recipe, options: SnapshotOptions, store_url: str) -> Me
     _check_weights(items, options.weights, f"snapshot {head.number} of {name!r}")
     texts = dict(zip(items["prompt_id"], items["caption"], strict=True))
     prompts = tuple(Prompt(id=prompt, text=text) for prompt, text in sorted(texts.items()))
+    _of_length(prompts, f"snapshot {head.number} of {name!r}")
     counts = {"items": len(items), "prompts": len(prompts)}
     later = tuple(every.later()) if any(every.later()) else ()
     return Media(prompts, snapshot=Pinned(dataset=name, number=head.number, digest=head.digest, later=later, **counts))
@@ -293,7 +319,6 @@ def _times(shape: tuple[int, ...]) -> str:
 def _media_plugin(dataset: DatasetOptions) -> MediaPlugin:
     plugin = plugins.load("datasets", dataset.name)
     if not hasattr(plugin, "Media"):
-        every = {name: plugins.load("datasets", name) for name in plugins.known("datasets")}
-        able = ", ".join(name for name, each in every.items() if hasattr(each, "Media"))
+        able = ", ".join(_with("Media"))
         raise ConfigError(f"the dataset {dataset.name!r} has prompts only; with media: {able}")
     return cast("MediaPlugin", plugin)

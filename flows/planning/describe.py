@@ -11,6 +11,8 @@ from rich.table import Table
 
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import RewardOptions
+from cosmos_rl_core.errors import counted
+from cosmos_rl_core.estimates.estimate import FEWEST
 from cosmos_rl_core.pipelines import directories, weight_files
 from cosmos_rl_core.pipelines.memory import Bytes
 from flows.ledger import estimates
@@ -24,19 +26,19 @@ from flows.vlm.plan import VlmPlan
 MIB, GIB = 2**20, 2**30
 
 
-def describe_plan(plan: Plan, store_url: str) -> str:
-    """Return what a run would do, a line a subject."""
+def describe_plan(plan: Plan, store_url: str, named_by: str = "") -> str:
+    """Return what a run would do, a line a subject. ``named_by`` says what the store was taken from."""
     recipe, train, launch = plan.recipe, plan.recipe.train, plan.recipe.launch
     total, trained = (humanize.intword(count, "%.3g") for count in costs.parameters(recipe))
     weights = f"LoRA of rank {recipe.policy.lora.r}" if recipe.policy.lora else "all weights"
     files = plan.model.digest[:12] or "not all files are here"
     subjects: dict[str, str | list[str]] = {
         "run": plan.run_id,
-        "store": run_url(store_url, plan.run_id),
+        "store": run_url(store_url, plan.run_id) + named_by,
         "model": f"{plan.model.path} ({plan.model.adapter}, {files}), {weights}",
         "begins": f"with {plan.lineage}" if plan.lineage else [],
         "trains": f"{trained} of {total} parameters",
-        "algorithm": f"{train.train_policy.type}, {train.num_iterations} iterations, seed {train.seed}",
+        "algorithm": f"{train.train_policy.type}, {counted(train.num_iterations, 'iteration')}, seed {train.seed}",
         "prompts": f"{plan.num_prompts} to train on, {len(plan.validation_prompts)} held out",
         "data": [f"{p.items} items, {p.dataset}@{p.number}" for p in plan.snapshots],
         "buckets": ", ".join(f"{height} x {width}" for height, width in plan.buckets) or [],
@@ -88,7 +90,12 @@ def _warns(plan: Plan) -> str | list[str]:
         return []
     then = {"mark": "marks it", "suspend": "suspends the run until it is approved", "stop": "ends the run"}
     names = ", ".join(dict.fromkeys(limit.name for limit in warning.limits))
-    return f"before each update, a mean outside its limits {then[warning.on_trip]}: {names}"
+    lines = [f"before each update, a mean outside its limits {then[warning.on_trip]}: {names}"]
+    count, on_drift = plan.recipe.prompts_per_iteration, any(limit.fall or limit.rise for limit in warning.limits)
+    if on_drift and count < FEWEST:
+        prompts = "1 prompt" if count == 1 else f"{count} prompts"
+        lines.append(f"no verdict on drift (fall, rise): an iteration has {prompts}, which takes at least {FEWEST}")
+    return lines
 
 
 def _writes(recipe: Recipe) -> list[str]:
@@ -159,16 +166,19 @@ def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
     }
 
 
-def described(plan: Plan, store_url: str) -> Iterator[str | Table]:
-    """Yield what a run would do, a table of the memory of one rank, a column a stage, and notes."""
+def described(plan: Plan, store_url: str, named_by: str = "") -> Iterator[str | Table]:
+    """Yield what a run would do, a table of the memory of one rank, a column a stage, and notes.
+
+    ``named_by`` says what the store was taken from.
+    """
     if isinstance(plan, VlmPlan):
-        yield vlm.described(plan, store_url)
+        yield vlm.described(plan, store_url, named_by)
         if found := vlm.memory_of(plan, store_url):
             yield ""
             yield _memory_table(found)
             yield f"\n{vlm.UNCOUNTED}"
         return
-    yield f"{describe_plan(plan, store_url)}\n"
+    yield f"{describe_plan(plan, store_url, named_by)}\n"
     yield _memory_table(_memory(plan, store_url))
     yield "\nActivations are not counted, nor files in transit, nor CUDA itself: leave room."
 

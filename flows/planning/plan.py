@@ -1,6 +1,5 @@
 """The plan of a run: its recipe with everything resolved, checked before anything runs, written once."""
 
-import difflib
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pydantic import Field
 
 from cosmos_rl_core import outside_plugins, seeds, shipped
 from cosmos_rl_core.canonical import differences, digest
+from cosmos_rl_core.config import effects
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.early_warning import EarlyWarningConfig
 from cosmos_rl_core.config.policy import LoraConfig
@@ -21,7 +21,7 @@ from cosmos_rl_core.config.vlm import recipe as vlm_recipe
 from cosmos_rl_core.datasets import _shares
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.datasets._shares import Share
-from cosmos_rl_core.errors import ArtifactError, ConfigError, Mistakes
+from cosmos_rl_core.errors import ArtifactError, ConfigError, CosmosRLError, Mistakes, UnavailableError
 from cosmos_rl_core.outside_plugins import Pin
 from cosmos_rl_core.pipelines import directories, guidance, weight_files
 from cosmos_rl_core.storage import store
@@ -132,7 +132,18 @@ class Plan(Section):
     @property
     def base(self) -> ModelRef:
         """Return the model for stages that do not run its transformer."""
-        return self.model.model_copy(update={"embedded_guidance_scale": None})
+        return self.model.model_copy(update={"embedded_guidance_scale": None, "supervised_guidance_scale": None})
+
+    @property
+    def sampled(self) -> ModelRef:
+        """Return the model for stages that make samples, or train on them alone."""
+        return self.model.model_copy(update={"supervised_guidance_scale": None})
+
+    @property
+    def supervised(self) -> ModelRef:
+        """Return the model for stages whose loss is one on media."""
+        scale = self.model.supervised_guidance_scale
+        return self.sampled if scale is None else self.sampled.model_copy(update={"embedded_guidance_scale": scale})
 
     @property
     def below(self) -> LoraConfig | None:
@@ -176,11 +187,11 @@ class Plan(Section):
         )
 
 
-def plan_of(settings: Settings, *, without_weights: bool = False) -> Plan:
+def plan_of(settings: Settings, *, without_weights: bool = False, misfits: checks.Misfits | None = None) -> Plan:
     """Return the plan for these settings and write nothing. Raises :class:`ConfigError` with every mistake.
 
     With ``without_weights`` files of the base model may be absent, except configs. The plan can then be described, not
-    run: its model has no digest, and its default name is unknown.
+    run: its model has no digest, and its default name is unknown. ``misfits`` looks for stages that fit no device.
     """
     overrides = list(settings.overrides)
     if settings.iterations:
@@ -196,6 +207,8 @@ def plan_of(settings: Settings, *, without_weights: bool = False) -> Plan:
     except ConfigError as error:
         raise ConfigError("\n  ".join([str(error), *mistakes])) from error
     mistakes.extend(idle)
+    if misfits is not None:
+        mistakes.extend(misfits(recipe.launch, checks.stages_of(recipe)))
     source, known = settings.recipe, tuple(mistakes)
     if not isinstance(recipe, Recipe):
         vlm = importlib.import_module("flows.vlm.plan")
@@ -237,7 +250,7 @@ def make_plan(
         checks.check_model(recipe, costs.embedded_prompts(recipe, trained) + len(others), mistakes)
     elif not damages:
         mistakes.append(checks.nothing_to_size(recipe.policy.model_name_or_path))
-    if mistakes or model is None:
+    if mistakes or mistakes.unreached or model is None:
         raise _refusal(source, mistakes, damages)
     plan = Plan(
         run_id="?",
@@ -262,16 +275,19 @@ def make_plan(
     return plan.model_copy(update={"run_id": name})
 
 
-def _refusal(source: str, mistakes: list[str], damages: list[str]) -> ConfigError | ArtifactError:
-    """Return the error with every mistake. Damaged files alone are no mistake in the recipe."""
+def _refusal(source: str, mistakes: Mistakes, damages: list[str]) -> CosmosRLError:
+    """Return the error with every mistake. Damaged files, and what could not be reached, are none in the recipe."""
     advice = ["fetch the model again, or another copy of these files"] if damages else []
-    lines = [f"{source}:", *(f"  {mistake}" for mistake in [*mistakes, *damages, *advice])]
-    return (ConfigError if mistakes else ArtifactError)("\n".join(lines))
+    lines = [f"{source}:", *(f"  {mistake}" for mistake in [*mistakes, *mistakes.unreached, *damages, *advice])]
+    kind = ConfigError if mistakes else ArtifactError if damages else UnavailableError
+    return kind("\n".join(lines))
 
 
 def _model(recipe: Recipe, *, whole: bool) -> ModelRef:
     name, diffusers = recipe.policy.model_name_or_path, recipe.policy.diffusers
     path = directories.resolve_path(name)
+    embedded = guidance.embedded_scale(path, diffusers.embedded_guidance_scale)
+    supervised = guidance.supervised_scale(path, diffusers.supervised_guidance_scale, embedded)
     guarded = directories.spec(path).guardrail_package is not None and diffusers.guardrail != "off"
     return ModelRef(
         # A shipped pipeline keeps its name, so that a run can continue where the package is installed elsewhere.
@@ -280,7 +296,8 @@ def _model(recipe: Recipe, *, whole: bool) -> ModelRef:
         digest=directories.pipeline_digest(path) if whole else "",
         guardrail=("guardrail",) if guarded else (),
         complex_human_instruction=diffusers.complex_human_instruction,
-        embedded_guidance_scale=guidance.embedded_scale(path, diffusers.embedded_guidance_scale),
+        embedded_guidance_scale=embedded,
+        supervised_guidance_scale=supervised if effects.has_losses_on_media(recipe) else None,
     )
 
 
@@ -352,7 +369,7 @@ def freeze(plan: Plan, store_url: str) -> Plan:
 def read_plan(store_url: str, run_id: str) -> Plan:
     """Return the plan of a run.
 
-    Raises :class:`ConfigError` if there is none, and :class:`ArtifactError` if it is damaged.
+    Raises :class:`ConfigError` if there is no run, and :class:`ArtifactError` if its plan is missing or damaged.
     """
     if mistakes := checks.misnamed(run_id):
         raise ConfigError(*mistakes)
@@ -360,7 +377,7 @@ def read_plan(store_url: str, run_id: str) -> Plan:
     url = store.join(root, PLAN_FILE)
     data = store.read_if_exists(url)
     if data is None:
-        raise _no_run(store.absolute(store_url), run_id)
+        raise checks.no_plan(store.absolute(store_url), run_id, url)
     body = unseal(data, PLAN, url)
     # A run can be inspected with an edited plugin; the stages refuse it.
     outside_plugins.use(body.get("plugins", []), verify=False)
@@ -378,18 +395,3 @@ def _kind_of(body: dict[str, Any]) -> type[Plan]:
     """Return the class of a written plan."""
     # A plan of a VLM is one of these plans, so its file imports this one.
     return importlib.import_module("flows.vlm.plan").VlmPlan if vlm_recipe.is_vlm(body.get("recipe", {})) else Plan
-
-
-SHOWN = 10
-"""Runs that an error lists."""
-
-
-def _no_run(store_url: str, run_id: str) -> ConfigError:
-    """Return the error for a run that is absent. It lists the runs of the store."""
-    found = sorted(store.names(store.join(store_url, "runs")) - {run_id})
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    known = f"it has {', '.join(found[:SHOWN])}{more}" if found else "it has no run at all"
-    hint = "name another --store, or start it with `cosmos-flows run`"
-    if close := difflib.get_close_matches(run_id, found, n=1):
-        hint = f"did you mean {close[0]!r}?"
-    return ConfigError(f"there is no run {run_id!r} in the store {store_url}; {known}; {hint}")

@@ -37,7 +37,7 @@ def rollout(run: Run, k: int) -> Request:
     settings, given_frames = run.recipe.rollout, run.recipe.train.train_policy.given_frames
     bare = _samples_the_base(run)
     config = contracts.Rollout(
-        model=run.plan.model,
+        model=run.plan.sampled,
         lora=run.recipe.policy.lora,
         below=None if bare else run.plan.below,
         param_dtype=run.recipe.train.param_dtype,
@@ -116,7 +116,7 @@ def update(run: Run, k: int) -> Request:
     trained = [reward for reward in recipe.rewards if reward.role == "train"]
     gates = [reward for reward in recipe.rewards if reward.role == "gate"]
     config = contracts.Update(
-        model=run.plan.model,
+        model=run.plan.model if run.needs.data_term is not None else run.plan.sampled,
         lora=recipe.policy.lora,
         below=run.plan.below,
         param_dtype=recipe.train.param_dtype,
@@ -150,7 +150,7 @@ def finetune(run: Run, k: int) -> Request:
     recipe, options = run.recipe, run.recipe.train.train_policy
     assert isinstance(options, SupervisedOptions)
     config = contracts.Finetune(
-        model=run.plan.model,
+        model=run.plan.supervised,
         lora=recipe.policy.lora,
         below=run.plan.below,
         param_dtype=recipe.train.param_dtype,
@@ -189,7 +189,7 @@ def validate(run: Run, k: int) -> Request:
     validation = run.recipe.validation
     assert validation is not None
     config = contracts.Validate(
-        model=run.plan.model,
+        model=run.plan.supervised,
         lora=run.recipe.policy.lora,
         below=run.plan.below,
         param_dtype=run.recipe.train.param_dtype,
@@ -213,7 +213,7 @@ def evaluate(run: Run, k: int) -> Request:
     validation, diffusers = run.recipe.validation, run.recipe.policy.diffusers
     assert validation is not None
     config = contracts.Evaluate(
-        model=run.plan.model,
+        model=run.plan.sampled,
         param_dtype=run.recipe.train.param_dtype,
         prompts=run.plan.validation_prompts,
         n_generation=validation.n_generation,
@@ -280,6 +280,7 @@ def report(run: Run, iterations: int, judged: list[int]) -> Request:
         about=facts.about(run.plan),
         settings=facts.settings(run.plan, identity=True),
         roles=facts.roles(run.plan),
+        staleness=run.recipe.train.staleness,
     )
     return run.plan.request(run.slots.report, config, None, inputs)
 

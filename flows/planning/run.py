@@ -274,6 +274,15 @@ class Run:
         every = self.recipe.train.ckpt.export_every
         return self.is_due(k) or bool(every and k % every == 0)
 
+    @property
+    def is_made(self) -> bool:
+        """Return whether its last wave was made: the report on all of its policy versions.
+
+        Raises :class:`ArtifactError` if the report's manifest is damaged.
+        """
+        _, report = standing(self.slots.report)
+        return report is not None and len(report.inputs.get("updates", ())) >= self.recipe.train.num_iterations
+
     def going_to(self, iterations: int) -> "Run":
         """Return the same run with another number of iterations."""
         train = self.recipe.train.model_copy(update={"num_iterations": iterations})
@@ -282,17 +291,18 @@ class Run:
 
     def lease(self) -> Lease:
         """Return the lease, held by at most one process, that allows to make or delete artifacts of this run."""
-        return Lease(self._lease_url)
+        return Lease(self.lease_url)
 
     def holder(self, patience_s: float) -> dict[str, Any] | None:
         """Return ``pid`` and ``host`` of the process that holds the lease; None if nobody does.
 
         Waits up to ``patience_s`` for a heartbeat of a process on another machine.
         """
-        return holder_of(self._lease_url, patience_s)
+        return holder_of(self.lease_url, patience_s)
 
     @property
-    def _lease_url(self) -> str:
+    def lease_url(self) -> str:
+        """Return where its lease is."""
         return store.join(self.url, "lease")
 
     def drop_old_state(self, newest: int) -> list[str]:

@@ -96,6 +96,12 @@ class Collected:
             if found is not None and found.decision is not None:
                 yield found.k, str(found.decision)
 
+    @property
+    def decided(self) -> str:
+        """Return what was decided last on the newest warning, a word of :data:`flows.warning.decisions.Word`; or ""."""
+        found = Warned.of(self.tripped[-1]) if self.tripped else None
+        return "" if found is None or found.decision is None else found.decision.word
+
     def _folder(self, made: Manifest) -> str:
         """Return the address of a fragment's files, relative to the page."""
         entry = made.files[contracts.Fragment.FRAGMENT]

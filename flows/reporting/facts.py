@@ -55,13 +55,14 @@ def _about_vlm(plan: VlmPlan) -> Rows:
 
 
 def settings(plan: Plan, *, identity: bool) -> Rows:
-    """Return the settings of the recipe that differ from their defaults, in its order.
+    """Return the settings of the recipe that differ from their defaults, sorted by name.
 
+    A plan that was read has the keys of free tables, such as those of media, in another order than the recipe.
     With ``identity`` without those that do not decide the result: machines, numbers of files that are kept, logging.
     """
     decides = dict(flat(plan.recipe.identity()))
     changed = flat(plan.recipe.model_dump(mode="json", exclude_defaults=True))
-    return tuple((name, json.dumps(value)) for name, value in changed if not identity or name in decides)
+    return tuple(sorted((name, json.dumps(value)) for name, value in changed if not identity or name in decides))
 
 
 def roles(plan: Plan) -> dict[str, str]:

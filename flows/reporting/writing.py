@@ -1,6 +1,5 @@
 """Write the page of a run to its stable address, ``runs/RUN/report/index.html``, replaced whole."""
 
-import shlex
 import time
 from calendar import timegm
 from collections.abc import Callable, Iterator, Sequence
@@ -10,15 +9,15 @@ from typing import Any, Self
 
 import humanize
 
-from cosmos_rl_core.errors import ApprovalError, BudgetError, CosmosRLError, first_line
+from cosmos_rl_core.errors import ApprovalError, BudgetError, CosmosRLError, StoppedError, first_line
 from cosmos_rl_core.storage import store
-from cosmos_rl_core.storage.sealed import seal, unseal
 from flows.ledger.costs import duration
 from flows.ledger.pages import HOUR_S, newest_page
-from flows.planning.plan import PLAN_FILE, Settings
+from flows.planning.plan import PLAN_FILE
 from flows.planning.run import Run
 from flows.reporting import facts
 from flows.reporting.collecting import Collected
+from flows.terminal import commands
 from flows.watching.metrics import FILE as NUMBERS
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
@@ -26,7 +25,6 @@ from stages.contracts import Report
 from stages.reporting.book import Book, Now
 from stages.reporting.page import report_page
 
-COMMAND = "command"
 SHARE = 20
 """A page is written after an iteration only if this many times as long has passed as the last page took."""
 ENDINGS = {
@@ -58,6 +56,8 @@ def page(collected: Collected, state: str, error: str = "") -> bytes:
         about=facts.about(run.plan),
         settings=facts.settings(run.plan, identity=False),
         roles=facts.roles(run.plan),
+        # Recipes of VLMs have none.
+        staleness=getattr(run.recipe.train, "staleness", 0),
         iterations=[piece for _, piece in sorted(collected.iterations.items())],
         judged=[piece for _, piece in sorted(collected.judged.items())],
         trained=[one for _, one in sorted(collected.trained.items())],
@@ -75,7 +75,7 @@ def _now(collected: Collected, state: str, error: str) -> Now:
         words=f"{ENDINGS[state]}: {trained} of {total} iterations are trained.",
         written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         error=error,
-        command=read_command(run),
+        command=commands.to_go_on(run, collected.decided),
         versions=list(_versions(collected)),
         dates=[*_dates(collected), *_ledger(run, trained)],
         troubles=collected.troubles,
@@ -131,33 +131,13 @@ def _ledger(run: Run, trained: int) -> Iterator[tuple[str, str]]:
     yield "attempts", f"{totals.attempts}, of which {totals.failed} left no artifact"
     sizes = (humanize.naturalsize(size) for size in (totals.read_bytes, totals.written_bytes))
     yield "store", "read {}, written {}".format(*sizes)
-    yield "more", f"cosmos-flows cost {run.plan.run_id}"
+    yield "more", commands.about(run.store_url, "cost", run.plan.run_id)
 
 
 def _links(run: Run) -> Iterator[tuple[str, str]]:
     for name, words in ((PLAN_FILE, "the frozen plan, with the whole recipe"), (NUMBERS, "all numbers")):
         if store.size(store.join(run.url, name)) is not None:
             yield f"{name}: {words}", f"../{name}"
-
-
-def keep_command(run: Run, settings: Settings) -> None:
-    """Write down the command that continues the run, for its page."""
-    options = ["--store", settings.store, "--run-id", run.plan.run_id]
-    options += ["--iterations", str(settings.iterations)] if settings.iterations else []
-    options += [word for override in settings.overrides for word in ("--set", override)]
-    options += ["--cluster", settings.cluster] if settings.cluster else []
-    command = shlex.join(["cosmos-flows", "run", settings.recipe, *options])
-    store.write(_command_url(run), seal(COMMAND, {"command": command}))
-
-
-def read_command(run: Run) -> str:
-    """Return the command that began or last continued the run; "" if it is not known."""
-    data = store.read_if_exists(_command_url(run))
-    return "" if data is None else str(unseal(data, COMMAND, _command_url(run))["command"])
-
-
-def _command_url(run: Run) -> str:
-    return store.join(run.url, f"{COMMAND}.json")
 
 
 class Pages:
@@ -194,6 +174,7 @@ class Pages:
         state = "failed" if isinstance(error, Exception) else "stopped"
         state = "suspended" if isinstance(error, ApprovalError) else state
         state = "limited" if isinstance(error, BudgetError) else state
+        state = "stopped" if isinstance(error, StoppedError) else state
         self.collected.fill()
         self._write(state, str(error) if isinstance(error, CosmosRLError) else first_line(error))
 

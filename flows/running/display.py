@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
 from rich import progress
-from rich.console import Console
 
+from cosmos_rl_core.errors import visible
 from flows.running.progress import Reporter, slowest_of
+from flows.terminal.console import can_redraw, console
 from stages.artifacts.manifest import Manifest
 from stages.execution.outcome import Status
 
@@ -28,7 +29,7 @@ class Display:
 
     def __init__(self, log: Log | None = None, reporter: Reporter | None = None) -> None:
         """Print lines by ``log``, or on the console without it. ``reporter`` writes progress to the store."""
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = console()
         self._log = log
         self._followers: list[Follower] = [] if reporter is None else [reporter]
         self._progress = progress.Progress(
@@ -39,7 +40,7 @@ class Display:
             console=self.console,
             transient=True,
             # Elsewhere its end would print an empty line.
-            disable=not self.console.is_terminal,
+            disable=not can_redraw(self.console),
         )
         self._bar = self._progress.add_task("", visible=False)
 
@@ -76,9 +77,9 @@ class Display:
     def note(self, message: str) -> None:
         """Print a line."""
         if self._log is None:
-            self.console.print(message, markup=False)
+            self.console.print(message, soft_wrap=True)
         else:
-            self._log(message)
+            self._log(visible(message))
 
 
 def _numbers(manifest: Manifest) -> str:

@@ -4,14 +4,14 @@ Nothing depends on this file. The lease tells who works on a run, and the manife
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Literal, Self
 
 from pydantic import Field, ValidationError
 
 from cosmos_rl_core.config.base import Section
-from cosmos_rl_core.errors import ApprovalError, ArtifactError, BudgetError, CosmosRLError
+from cosmos_rl_core.errors import ApprovalError, ArtifactError, BudgetError, CosmosRLError, StoppedError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
 from stages.execution.outcome import Status
@@ -45,27 +45,43 @@ class Progress(Section):
 
 
 class Reporter:
-    """A writer of a run's progress, from ``with`` to its end. Failures to write are ignored."""
+    """A writer of a run's progress, from ``with`` to its end. Failures to write are ignored.
 
-    def __init__(self, run_url: str) -> None:
-        self._url = store.join(run_url, FILE)
+    ``is_made``, if it is given, is asked when the work ends well: a process that made one stage of a run says that the
+    run is done only if nothing is left of it, and otherwise leaves what the process before it said.
+    """
+
+    def __init__(self, run_url: str, is_made: Callable[[], bool] | None = None) -> None:
+        self._run_url, self._url = run_url, store.join(run_url, FILE)
+        self._is_made = is_made
+        self._before: Progress | None = None
         self._now = Progress()
         self._wave_s = self._written_s = time.monotonic()
 
     def __enter__(self) -> Self:
+        if self._is_made is not None:
+            with suppress(CosmosRLError):
+                self._before = read_progress(self._run_url)
         self._write()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
-            self._now = Progress(end="done")
+            self._now = self._ended_well()
         else:
             end: End = "failed" if isinstance(error, Exception) else "stopped"
             end = "suspended" if isinstance(error, ApprovalError) else end
             end = "limited" if isinstance(error, BudgetError) else end
+            end = "stopped" if isinstance(error, StoppedError) else end
             why = str(error) or type(error).__name__
             self._now = self._now.model_copy(update={"end": end, "error": why})
         self._write()
+
+    def _ended_well(self) -> Progress:
+        with suppress(CosmosRLError):
+            if self._is_made is not None and self._before is not None and not self._is_made():
+                return self._before
+        return Progress(end="done")
 
     def working(self, wave: str, statuses: Sequence[Status]) -> None:
         """Write the progress of a wave. Cheap enough to call many times a second."""

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import httpx
 
-from cosmos_rl_core.errors import UnavailableError
+from cosmos_rl_core.errors import FULL, CosmosRLError, NoSpaceError, UnavailableError
 from cosmos_rl_core.processes import PARENT
 
 OWN = "COSMOS_FLOWS_OWN_SERVER"
@@ -20,6 +21,8 @@ OWN = "COSMOS_FLOWS_OWN_SERVER"
 OVERLOADED = {429, 500, 502, 503, 504}
 """HTTP statuses: too many requests, internal error, bad gateway, service unavailable, gateway timeout."""
 UVICORN = "-m uvicorn --factory prefect.server.api.server:create_app --log-level error --fd"
+ROOM = 2**20
+"""Bytes that a disk must have left: about the first growth of the database."""
 STARTUP_S = 120.0
 """Wait for the server in seconds: its first start on a machine creates the database."""
 
@@ -48,6 +51,9 @@ def prefect_server() -> Iterator[None]:
     if named_server() is not None:
         yield
         return
+    print(
+        "starting a Prefect server for this command, at the first time for half a minute", file=sys.stderr, flush=True
+    )
     # The server gets an open socket: nobody else can take the port, and requests wait until the server is ready.
     with socket.create_server(("127.0.0.1", 0)) as listening:
         # Connections inherit it. Uvicorn takes the socket for a Unix one and does not set it; answers take 40 ms then.
@@ -68,7 +74,13 @@ def prefect_server() -> Iterator[None]:
         # A thread sends log lines late, possibly after this server has ended.
         os.environ.setdefault("PREFECT_LOGGING_TO_API_ENABLED", "false")
         os.environ |= {"PREFECT_API_URL": url, OWN: "1"}
-        yield
+        try:
+            yield
+        except Exception as error:
+            # Here, because only here the server is known.
+            if not isinstance(error, CosmosRLError) and (known := not_answering(error)) is not None:
+                raise known from error
+            raise
     finally:
         for name in ("PREFECT_API_URL", OWN):
             os.environ.pop(name, None)
@@ -106,6 +118,8 @@ def not_answering(error: BaseException) -> UnavailableError | None:
         cause = cause.__cause__ or cause.__context__
     if cause is None:
         return None
+    if server_is_own() and (full := _full_disk("Prefect's server failed")) is not None:
+        return full
     server = f"Prefect's server at {named_server()}"
     if isinstance(cause, httpx.HTTPStatusError):
         status = HTTPStatus(cause.response.status_code)
@@ -123,5 +137,25 @@ def _require_healthy(url: str) -> None:
     try:
         httpx.get(f"{url}/health", timeout=STARTUP_S).raise_for_status()
     except httpx.HTTPError as error:
-        why = f"Prefect's server did not start ({error}); set PREFECT_API_URL to a running one"
-        raise UnavailableError(why) from error
+        why = f"Prefect's server did not start ({error})"
+        more = "set PREFECT_API_URL to a running one"
+        raise (_full_disk(why) or UnavailableError(f"{why}; {more}")) from error
+
+
+def _full_disk(what: str) -> NoSpaceError | None:
+    """Return an error that names a disk of the own server without room, None if all have some.
+
+    They hold its database and what SQLite writes beside it. What the server itself says is not kept.
+    """
+    home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
+    for folder in (home, Path(os.environ.get("TMPDIR", "/tmp"))):
+        try:
+            with TemporaryFile(dir=folder) as file:
+                file.write(bytes(ROOM))
+        except OSError as error:
+            if error.errno in FULL:
+                return NoSpaceError(
+                    f"{what}: no space left in {folder}; free some, or set PREFECT_HOME and TMPDIR to folders with "
+                    "room, or PREFECT_API_URL to a running server; then run again"
+                )
+    return None

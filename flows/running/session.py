@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -16,15 +15,16 @@ from prefect.client.schemas.objects import State
 from prefect.context import TagsContext
 from prefect.exceptions import Pause
 from prefect.runtime import deployment, flow_run
-from prefect.states import Completed, Failed
+from prefect.states import Cancelled, Completed, Failed
 from pydantic import Field
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.vlm.recipe import VLM_SFT
-from cosmos_rl_core.errors import ApprovalError, ConfigError, CosmosRLError, StageError
+from cosmos_rl_core.errors import ApprovalError, ConfigError, CosmosRLError, StageError, StoppedError, counted
 from cosmos_rl_core.rewards._base import ServedReward
-from flows.defaults import DEFAULT_STORE
+from flows.defaults import store_of
+from flows.launchers.fitting import misfits_of
 from flows.ledger.budget import Budget
 from flows.ledger.ledger import Ledger
 from flows.ledger.shape import shape_of
@@ -33,16 +33,18 @@ from flows.planning import requests
 from flows.planning.plan import Plan, Settings, freeze, plan_of
 from flows.planning.run import Run, run_of
 from flows.post_train import make
-from flows.running import pauses
+from flows.running import gpus, pauses
 from flows.running.display import Display
 from flows.running.launch import grouped, launch
 from flows.running.progress import Reporter
 from flows.running.tags import tags_of
 from flows.running.wave import Waves
+from flows.terminal import commands
 from flows.warning.gate import pass_gate
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing
+from stages.scoring.summaries import known_error
 
 P = ParamSpec("P")
 RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=100)]
@@ -64,6 +66,7 @@ def working_on(
 ) -> Iterator[Waves]:
     """Hold the run's lease, and report progress to its store and to people.
 
+    The work may be a part of the run: it is said to be done once its last wave is made.
     On a worker the lines go to the flow run's log in the UI, elsewhere to the console.
     """
     log = get_run_logger().info if deployment.get_id() else None
@@ -71,7 +74,7 @@ def working_on(
     # Prefect asks the server for a concurrency limit for each tag of each task, so tasks get no tags.
     untagged = TagsContext(current_tags=set())
     try:
-        with untagged, run.lease() as lease, Reporter(run.url) as reporter:
+        with untagged, run.lease() as lease, Reporter(run.url, lambda: run.is_made) as reporter:
 
             def check() -> None:
                 lease.check()
@@ -79,7 +82,8 @@ def working_on(
 
             shown = Display(log, reporter)
             ledger = Ledger(run.url, shape_of(run.plan), shown.note)
-            waves = Waves(run.url, config, shown, allow_numerics_change, check, accept_scorer, ledger)
+            slots = gpus.slots(config)
+            waves = Waves(run.url, config, shown, allow_numerics_change, check, accept_scorer, ledger, slots)
             with shown, closing(waves):
                 yield waves
     except Pause:
@@ -110,7 +114,8 @@ def ends_in_state(work: Callable[P, str]) -> Callable[P, State[None]]:
                 # Now that the lease is free: Resume may follow at once.
                 pauses.suspend(error.evidence, str(error))
             message = error.summary if isinstance(error, StageError) else str(error)
-            return Failed(message=message, data=error)
+            ended = Cancelled if isinstance(error, StoppedError) else Failed
+            return ended(message=message, data=error)
 
     return flow_of_states
 
@@ -147,7 +152,7 @@ def flow_of(title: str, description: str | None, algorithm: str | None = None) -
     @ends_in_state
     def run(
         recipe: Place,
-        store: Place = DEFAULT_STORE,
+        store: Place | None = None,
         run_id: RunId | None = None,
         iterations: Annotated[int, Field(ge=1, le=1_000_000)] | None = None,
         overrides: list[Override] | None = None,
@@ -160,7 +165,8 @@ def flow_of(title: str, description: str | None, algorithm: str | None = None) -
 
         Args:
             recipe: Path of the TOML recipe. It names the model.
-            store: Directory or URL (s3://bucket/prefix) of all runs.
+            store: Directory or URL (s3://bucket/prefix) of all runs. Default: COSMOS_FLOWS_STORE where the flow runs,
+                else outputs.
             run_id: Name of the run; the same name continues the same run. Default: a name with this flow run's id,
                 so that its retries continue the run.
             iterations: Number of iterations, instead of the recipe's.
@@ -172,7 +178,7 @@ def flow_of(title: str, description: str | None, algorithm: str | None = None) -
         """
         run_id, changes = run_id or default_run_id(title, recipe), tuple(overrides or ())
         others = (iterations, changes, cluster, allow_numerics_change, remake, accept_scorer)
-        return train(Settings(recipe, store, run_id, *others), algorithm)
+        return train(Settings(recipe, store_of(store), run_id, *others), algorithm)
 
     return run
 
@@ -182,7 +188,7 @@ def train(settings: Settings, algorithm: str | None) -> str:
 
     With ``algorithm``, raises :class:`ConfigError` for recipes of another one.
     """
-    plan = plan_of(settings)
+    plan = plan_of(settings, misfits=partial(misfits_of, slots_of=gpus.slots, runs_here=True))
     if algorithm is not None and plan.recipe.train.train_policy.type != algorithm:
         raise ConfigError(
             f"{settings.recipe} trains with {plan.recipe.train.train_policy.type!r}, this flow with {algorithm!r}"
@@ -201,7 +207,7 @@ def train(settings: Settings, algorithm: str | None) -> str:
         # Imported here because it needs pandas, and Prefect imports this file again to cancel a flow run.
         late = ("watching.tracking", "reporting.writing", "showing.showing")
         tracking, writing, showing = (importlib.import_module(f"flows.{name}") for name in late)
-        writing.keep_command(run, settings)
+        commands.keep(run, settings)
         note(f"report: {writing.address(run)}, written after each iteration")
         with ExitStack() as open_ones:
             tracker = open_ones.enter_context(tracking.Tracker(run, note))
@@ -224,7 +230,7 @@ def train(settings: Settings, algorithm: str | None) -> str:
                 return manifests
 
             make(run, launch_and_track, grouped)
-        note(f"continue: {command_to_continue(run, settings)}")
+        note(f"continue: {commands.to_run(settings, plan.run_id, 2 * run.recipe.train.num_iterations)}")
         for line in held_out_lines(run):
             note(line)
     return result_line(run)
@@ -238,42 +244,32 @@ def _check_services(plan: Plan) -> None:
             scorer.check_service()
 
 
-def command_to_continue(run: Run, settings: Settings) -> str:
-    """Return the command that makes as many iterations again."""
-    options = ["--store", settings.store, "--run-id", run.plan.run_id]
-    options += ["--iterations", str(2 * run.recipe.train.num_iterations)]
-    options += [word for override in settings.overrides for word in ("--set", override)]
-    options += ["--cluster", settings.cluster] if settings.cluster else []
-    options += ["--allow-numerics-change"] if settings.allow_numerics_change else []
-    return shlex.join(["cosmos-flows", "run", settings.recipe, *options])
-
-
 def held_out_lines(run: Run) -> list[str]:
     """Return the held-out reward of the base policy and of the final one, with standard errors; none without them."""
     name = run.headline_reward
     scores = _judged(run, f"evaluate-{name}")
     if not scores:
         return []
-    means = [f"{score[name]:.3f}" for score in scores]
-    # A single sample has no standard error.
-    errors = ["?" if score["standard_error"] is None else f"{score['standard_error']:.3f}" for score in scores]
-    before, after = (f"{mean} ± {error}" for mean, error in zip(means, errors, strict=True))
-    count = f"{scores[1]['scored']} held-out samples each"
+    means = [f"{score.summary[name]:.3f}" for score in scores]
+    errors = ["" if (error := known_error(score)) is None else f" ± {error:.3f}" for score in scores]
+    before, after = (f"{mean}{error}" for mean, error in zip(means, errors, strict=True))
+    count = f"{scores[1].summary['scored']} held-out samples each, errors over prompts"
     return [f"{before} before, {after} after, {count}", f"held-out reward: {' -> '.join(means)}"]
 
 
 def result_line(run: Run) -> str:
-    """Return the change of held-out reward and loss, ``ocr 0.615 -> 0.786``; without them the number of iterations."""
-    reward, found = run.headline_reward, []
-    for name, stage, key in ((reward, f"evaluate-{reward}", reward), ("held-out loss", "validate", "loss")):
-        numbers = [summary[key] for summary in _judged(run, stage)]
+    """Return the changes of held-out rewards and loss, ``ocr 0.615 -> 0.786``; without any, how many iterations."""
+    others = [reward.fn.label for reward in run.recipe.rewards if reward.fn.label != run.headline_reward]
+    rewards, found = filter(None, [run.headline_reward, *others]), list[str]()
+    for name, stage, key in (*((r, f"evaluate-{r}", r) for r in rewards), ("held-out loss", "validate", "loss")):
+        numbers = [manifest.summary[key] for manifest in _judged(run, stage)]
         if numbers and None not in numbers:
             found.append(f"{name} {numbers[0]:.3f} -> {numbers[1]:.3f}")
-    return ", ".join(found) or f"{run.recipe.train.num_iterations} iterations, nothing held out"
+    return ", ".join(found) or f"{counted(run.recipe.train.num_iterations, 'iteration')}, nothing held out"
 
 
-def _judged(run: Run, stage: str) -> list[dict[str, Any]]:
-    """Return the summaries of a stage that judges policies, for the base policy and the final one; none without it."""
+def _judged(run: Run, stage: str) -> list[Manifest]:
+    """Return what a stage that judges policies made of the base policy and of the final one; nothing without both."""
     slots = (run.slots.version(k, stage) for k in (0, run.recipe.train.num_iterations))
-    judged = [manifest.summary for slot in slots if (manifest := standing(slot)[1]) is not None]
+    judged = [manifest for slot in slots if (manifest := standing(slot)[1]) is not None]
     return judged if len(judged) == 2 else []

@@ -4,6 +4,7 @@ A flow locks each of its folders, and a cold stage locks its log, so that abando
 """
 
 import fcntl
+import json
 import os
 import shutil
 import tempfile
@@ -11,6 +12,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
+
+from stages.artifacts.request import REQUEST
 
 PREFIX = "cosmos-flows-"
 """Prefix of the folders' names in ``TMPDIR``."""
@@ -37,19 +40,32 @@ def hold(file: int | IO[bytes]) -> None:
         fcntl.flock(file, fcntl.LOCK_SH)
 
 
-def abandoned(older_than_s: float) -> dict[Path, int]:
-    """Return the size in bytes of each folder of this user that no process uses or has written to for so long."""
+def abandoned(run_url: str, older_than_s: float, others_s: float) -> dict[Path, int]:
+    """Return the size in bytes of each folder of this user that no process uses or has written to for so long.
+
+    A folder with a Request of the run has to be ``older_than_s``, any other one ``others_s``: its flow may not have
+    written its Request yet, or be one of another run that has just begun.
+    """
     found: dict[Path, int] = {}
     for folder in sorted(_place().glob(f"{PREFIX}*")):
         with suppress(FileNotFoundError):
             stat = folder.lstat()
             files = [path for path in folder.rglob("*") if path.is_file()]
             newest_s = max(path.lstat().st_mtime for path in (folder, *files))
-            old = newest_s <= time.time() - older_than_s
+            old = newest_s <= time.time() - (older_than_s if _is_of(run_url, folder) else others_s)
             mine = folder.is_dir() and stat.st_uid == os.getuid()
             if mine and old and not any(map(_in_use, (folder, *files))):
                 found[folder] = sum(path.lstat().st_size for path in files)
     return found
+
+
+def _is_of(run_url: str, folder: Path) -> bool:
+    """Return whether a folder has a Request of the run. Folders without a whole Request belong to no run."""
+    try:
+        slot = json.loads((folder / REQUEST).read_bytes())["slot"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return str(slot).startswith(f"{run_url}/")
 
 
 def _place() -> Path:

@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
+from cosmos_rl_core.estimates.estimate import Estimate, mean_of_estimates
 from flows.planning.run import Run
 from flows.reporting.collecting import Collected
 from stages.reporting.book import Piece
 from stages.reporting.choosing import evenly
 from stages.reporting.excerpt import Picture
-from stages.reporting.numbers import Estimate
 
 NEWEST, BLOCKS = 50, 50
 """Iterations that have rows of their own, and blocks at most of all older ones."""
@@ -78,12 +78,11 @@ def row(
 
 
 def _mean(estimates: Sequence[Estimate]) -> str:
-    """Return the mean of independent estimates and its standard error, without it if one has none."""
-    known = [one for one in estimates if math.isfinite(one.mean)]
-    if not known:
+    """Return the mean of iterations and its standard error, without it if one has none."""
+    found = mean_of_estimates(estimates)
+    if not found.n:
         return ""
-    mean, error = fmean(one.mean for one in known), math.hypot(*(one.error for one in known)) / len(known)
-    return f"{mean:.4g} ± {error:.2g}" if math.isfinite(error) else f"{mean:.4g}"
+    return f"{found.mean:.4g} ± {found.error:.2g}" if math.isfinite(found.error) else f"{found.mean:.4g}"
 
 
 def _tripped(pieces: Sequence[Piece]) -> str:

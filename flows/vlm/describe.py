@@ -20,15 +20,15 @@ UNCOUNTED = (
 )
 
 
-def described(plan: VlmPlan, store_url: str) -> str:
-    """Return what a run would do, a line a subject."""
+def described(plan: VlmPlan, store_url: str, named_by: str = "") -> str:
+    """Return what a run would do, a line a subject. ``named_by`` says what the store was taken from."""
     recipe, train, launch = plan.recipe, plan.recipe.train, plan.recipe.launch
     options, stages = train.train_policy, _stages(plan, store_url)
     files = plan.model.digest[:12] or "not all files are here"
     weights = f"LoRA of rank {recipe.policy.lora.r}" if recipe.policy.lora else "all weights"
     subjects: dict[str, str | list[str]] = {
         "run": plan.run_id,
-        "store": run_url(store_url, plan.run_id),
+        "store": run_url(store_url, plan.run_id) + named_by,
         "model": f"{plan.model.path} ({plan.model.adapter}, {files})",
         "trains": f"{weights} of {', '.join(recipe.policy.trains)}{_share(plan)}",
         "algorithm": f"{options.type}, {train.num_iterations} iterations, seed {train.seed}",

@@ -12,6 +12,7 @@ from cosmos_rl_core.canonical import differences
 from cosmos_rl_core.errors import ArtifactError, ConfigError, first_line
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import BEAT_S
+from cosmos_rl_core.storage.sealed import RESTORE
 from flows.ledger.costs import duration
 from flows.ledger.pages import Page, newest_page
 from flows.planning.plan import read_plan
@@ -39,7 +40,7 @@ class RunLine:
     """Number of planned iterations."""
     reward_name: str = ""
     reward: float | None = None
-    """Mean of the newest scores; None without scores."""
+    """Mean of the newest scores, on held-out prompts if there are any; None without scores."""
     first_reward: float | None = None
     """Mean of the first ones, of the policy before training."""
     left_s: float | None = None
@@ -53,7 +54,8 @@ class RunLine:
 def all_runs(store_url: str, names: Sequence[str] = ()) -> list[RunLine]:
     """Return every run of the store, sorted by name, or those that are named, in their order.
 
-    Raises :class:`ConfigError` if the store or a named run does not exist.
+    A run that cannot be read has a line like the others. Raises :class:`ConfigError` if the store or a named run does
+    not exist.
     """
     store.check_readable(store_url)
     for name in names:
@@ -109,7 +111,7 @@ def _line(run: Run, reward: str) -> RunLine:
     try:
         life, progress, _ = life_of(run, 2 * BEAT_S)
         iterations = _iterations(run)
-        scores = _scores(run, reward) if reward else ()
+        label, scores = _scores(run, reward) if reward else ("", [])
         newest = newest_page(run.url)
         return RunLine(
             run=name,
@@ -117,7 +119,7 @@ def _line(run: Run, reward: str) -> RunLine:
             algorithm=run.recipe.train.train_policy.type,
             iterations=iterations,
             num_iterations=run.recipe.train.num_iterations,
-            reward_name=reward,
+            reward_name=label,
             reward=scores[-1] if scores else None,
             first_reward=scores[0] if len(scores) > 1 else None,
             left_s=_left_s(run, iterations, newest),
@@ -142,12 +144,21 @@ def _left_s(run: Run, iterations: int, newest: Page | None) -> float | None:
     return round(left * newest.totals.iterations_s / iterations, 1)
 
 
-def _scores(run: Run, reward: str) -> list[float]:
-    """Return the mean scores of the first and the newest rollout; of evaluations in a run without rollouts."""
-    if run.trains_on_rewards:
-        slots = [run.slots.iteration(k, f"reward-{reward}") for k in _newest_first(run, "iterations")]
-    else:
-        slots = [run.slots.version(k, f"evaluate-{reward}") for k in _newest_first(run, "exports")]
+def _scores(run: Run, reward: str) -> tuple[str, list[float]]:
+    """Return the name of the reward and the mean scores of the first and the newest policy that was judged.
+
+    They are those on held-out prompts, if there are any, else those of rollouts.
+    """
+    if run.evaluates:
+        held_out = [run.slots.version(k, f"evaluate-{reward}") for k in _newest_first(run, "exports")]
+        if scores := _first_and_newest(held_out, reward):
+            return f"held-out {reward}", scores
+    rollouts = _newest_first(run, "iterations") if run.trains_on_rewards else []
+    return reward, _first_and_newest([run.slots.iteration(k, f"reward-{reward}") for k in rollouts], reward)
+
+
+def _first_and_newest(slots: Sequence[str], reward: str) -> list[float]:
+    """Return the mean scores in the last and the first of the slots that have one, once if it is the same slot."""
     newest = next(filter(None, (_score(slot, reward) for slot in slots)), None)
     first = _score(slots[-1], reward) if slots else None
     return [score for score, _ in dict.fromkeys(filter(None, (first, newest)))]
@@ -161,4 +172,7 @@ def _score(slot: str, reward: str) -> tuple[float, str] | None:
 
 
 def _newest_first(run: Run, folder: str) -> list[int]:
-    return sorted((int(name) for name in store.names(store.join(run.url, folder)) if name.isdecimal()), reverse=True)
+    found = store.names(url := store.join(run.url, folder))
+    if found == {folder}:  # a file is listed as itself
+        raise ArtifactError(f"{url} is a file, expected a folder; {RESTORE}")
+    return sorted((int(name) for name in found if name.isdecimal()), reverse=True)

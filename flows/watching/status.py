@@ -139,8 +139,9 @@ class Overview:
 
         Keys: ``run``, ``url``, ``init`` (what policy version 0 begins with, "" for the base), ``state``
         (:data:`Life`), ``error`` ("" unless failed), ``holder`` (``pid`` and ``host``, or null), ``wave``, ``phase``,
-        ``step``, ``total`` and ``wave_seconds`` of the newest wave, ``standing``, ``best`` (``k``, ``by`` and
-        ``figure`` of the best policy version, or null), ``warnings`` (:meth:`Warned.as_json`), ``z_scores`` of the
+        ``step``, ``total`` and ``wave_seconds`` of the newest wave, ``standing``, ``best`` (``k``, ``by``,
+        ``figure``, ``rewards`` and ``passed`` of the best policy version, or null), ``warnings``
+        (:meth:`Warned.as_json`), ``z_scores`` of the
         newest iteration that was judged (by reward, or null), ``outlook`` (:class:`flows.watching.outlook.Outlook`),
         and ``stages``. Each stage has ``name``, ``stage``,
         ``k`` (iteration or policy version, or null), ``slot``, ``state`` (:data:`Word`), ``why``, ``generation``,
@@ -155,7 +156,7 @@ class Overview:
             **_fields(self.progress, "error wave phase step total"),
             "wave_seconds": self.progress.seconds,
             "standing": self.standing,
-            "best": None if self.best is None else _fields(self.best, "k by figure"),
+            "best": None if self.best is None else _fields(self.best, "k by figure rewards passed"),
             "warnings": [warned.as_json() for warned in self.warnings],
             "z_scores": None if self.z_scores is None else self.z_scores[1],
             "outlook": self.outlook,
@@ -198,7 +199,17 @@ def life_of(run: Run, patience_s: float) -> tuple[Life, Progress, dict[str, Any]
         return "running", Progress() if said is None or said.end else said, holder
     if said is None:
         return "idle", Progress(), None
+    if said.end == "done" and not _is_made(run):
+        # Its last process made a part, or some of it is to be made again.
+        return "idle", Progress(), None
     return said.end or "interrupted", said, None
+
+
+def _is_made(run: Run) -> bool:
+    try:
+        return run.is_made
+    except ArtifactError:
+        return False
 
 
 def _states(every: Sequence[Step], kept: dict[str, State]) -> list[State]:
@@ -223,9 +234,10 @@ def _states(every: Sequence[Step], kept: dict[str, State]) -> list[State]:
 
 def state_of(step: Step, in_doubt: set[str]) -> State:
     """Return the state of one stage. ``in_doubt`` are the slots of earlier stages that do not stand."""
-    logs, folders = (len(store.names(store.join(step.slot, name))) for name in ("logs", "attempts"))
-    found = State(step, "waits", logs=logs, folders=folders)
+    found = State(step, "waits")
     try:
+        logs, folders = (len(store.names(store.join(step.slot, name))) for name in ("logs", "attempts"))
+        found = replace(found, logs=logs, folders=folders)
         generation, manifest = standing(step.slot)
         found = replace(found, generation=generation, manifest=manifest)
         if manifest is None:

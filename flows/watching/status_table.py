@@ -9,6 +9,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Column, Table
 
+from flows.terminal import commands
+from flows.terminal.console import can_redraw
 from flows.watching.status import Overview, State, look
 
 LOOK_S = 1.0
@@ -41,7 +43,7 @@ def watch(store_url: str, run_id: str, console: Console) -> Overview:
     On a terminal the table is updated in place. Elsewhere each wave prints a line, and the table comes at the end.
     """
     overview, wave = look(store_url, run_id), ""
-    live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+    live = Live(console=console, auto_refresh=False, transient=True) if can_redraw(console) else None
     with live or nullcontext():
         while overview.life == "running":
             if live is not None:
@@ -82,7 +84,7 @@ def _warnings(overview: Overview) -> Iterator[str]:
     for warned in warnings[-WARNINGS:]:
         yield from warned.lines()
     if overview.life == "suspended" and any(one.waits for one in warnings):
-        yield f"to go on: cosmos-flows approve {overview.run.plan.run_id} --store {overview.run.store_url}"
+        yield f"to go on: {commands.about(overview.run.store_url, 'approve', overview.run.plan.run_id)}"
 
 
 def _life(overview: Overview) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self
 
-from cosmos_rl_core.errors import ArtifactError, CosmosRLError
+from cosmos_rl_core.errors import ArtifactError, CosmosRLError, UnreadableError
 from cosmos_rl_core.storage import store
 from flows.planning.run import Run
 from flows.watching.metrics import FILE, Line, MetricsFile, steps_after, wave_lines
@@ -60,15 +60,15 @@ class Tracker:
                 self._note(f"  {'  '.join(_shown(key, value) for key, value in line.known)}")
 
     def _try(self, action: Callable[[], Any]) -> Any:
-        """Return the action's result; warn and return None if the store does not answer.
+        """Return the action's result; warn and return None if the store does not answer or the file cannot be read.
 
         Raises :class:`ArtifactError` if a table is damaged.
         """
         try:
             return action()
-        except ArtifactError:
-            raise
         except CosmosRLError as error:
+            if isinstance(error, ArtifactError) and not isinstance(error, UnreadableError):
+                raise
             advice = "the same command again completes it"
             self._note(f"warning: {FILE} is not complete; {advice}: {error}")
             return None

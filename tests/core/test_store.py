@@ -2,14 +2,16 @@ import os
 import secrets
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from cosmos_rl_core.errors import ArtifactError, UnavailableError
+from cosmos_rl_core.errors import ArtifactError, ConfigError, UnavailableError, UnreadableError
 from cosmos_rl_core.storage import store
 from tests.seaweed import BUCKET
 
@@ -95,6 +97,7 @@ def test_one_of_two_processes_wins_each_of_many_races(racing_url):
 
 def test_both_stores_decide_races(racing_url):
     assert store.decides_races(racing_url)
+    assert store.listed(racing_url) == {}
 
 
 def test_what_is_not_there_is_absent_and_no_error(store_url):
@@ -288,3 +291,45 @@ def test_reading_ahead_ends_with_its_reader():
     coming.close()
     assert threading.active_count() == threads
     assert len(read) <= 1 + store.AT_ONCE
+
+
+def test_what_no_other_try_can_read_is_damage(tmp_path):
+    (tmp_path / "file").write_bytes(b"no folder")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "folder").mkdir()
+    for name in ("file/object", "loop", "folder"):
+        with pytest.raises(UnreadableError, match=f"cannot read .*{name}"):
+            store.read(str(tmp_path / name))
+    for name in ("file/object", "loop/object"):
+        with pytest.raises(UnreadableError, match=f"cannot look up .*{name}"):
+            store.size(str(tmp_path / name))
+    with pytest.raises(ConfigError, match="no store that can be read"):
+        store.check_readable(str(tmp_path / "file"))
+
+
+def test_a_folder_without_permission_is_damage_to_who_reads_and_a_wrong_place_to_who_writes():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        store.write(f"{folder}/run/object", b"1")
+        os.chmod(f"{folder}/run", 0)
+        with another_user():
+            with pytest.raises(UnreadableError, match=r"cannot read .*Permission denied"):
+                store.read(f"{folder}/run/object")
+            with pytest.raises(UnreadableError, match=r"cannot list .*Permission denied"):
+                store.names(f"{folder}/run")
+            with pytest.raises(ConfigError, match=r"cannot write .*Permission denied"):
+                store.write(f"{folder}/run/other", b"1")
+        os.chmod(f"{folder}/run", 0o755)
+
+
+@contextmanager
+def another_user() -> Iterator[None]:
+    """Give up the rights of root for a while: root may read everything."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)

@@ -131,7 +131,7 @@ def test_a_stage_by_hand_exits_as_documented(flows: Flows) -> None:
     assert "slot" in flows.start_command("stages.execution.runner", str(path)).finish(expect=64)
 
     elsewhere = request.model_copy(update={"slot": f"{flows.folder}/broken.json/reward"})
-    assert "broken.json/reward" in by_hand(flows, elsewhere).finish(expect=75)
+    assert "broken.json/reward" in by_hand(flows, elsewhere).finish(expect=65)
 
     flows.forget(REWARD)
     _, rollout = standing(str(flows.root / ROLLOUT))

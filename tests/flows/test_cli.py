@@ -112,7 +112,8 @@ def test_status_as_json_names_every_stage(recipe, tmp_path):
         "loss": None,
         "slot": run.slots.iteration(1, "reward-ocr"),
     }
-    assert found["best"] == {"k": 0, "by": "held-out ocr", "figure": 0.25}
+    rewards = {"jpeg": 0.25, "ocr": 0.25}
+    assert found["best"] == {"k": 0, "by": "held-out ocr", "figure": 0.25, "rewards": rewards, "passed": None}
     assert invoke("status", "hand", "--store", run.store_url, "--json", "--watch").exit_code == 64
 
 
@@ -167,12 +168,12 @@ def test_status_without_a_run_lists_those_of_the_store(recipe, tmp_path):
     unreadable = store.join(store.absolute(run.store_url), "runs", "unreadable", "plan.json")
     store.write(unreadable, b"{")
     ended = invoke("status", "--store", run.store_url)
-    assert ended.exit_code == 0, ended.stderr
+    assert ended.exit_code == 65, ended.stderr
     rows = [line.split() for line in ended.stdout.splitlines()]
     assert rows[:4] == [
         ["run", "algorithm", "state", "iterations", "reward", "left", "devices"],
         ["begun", "nft", "idle", "0/2"],
-        ["hand", "nft", "idle", "2/2", "ocr", "0.250", "->", "0.250"],
+        ["hand", "nft", "idle", "2/2", "held-out", "ocr", "0.250", "->", "0.250"],
         ["unreadable", "damaged"],
     ]
     assert ended.stdout.splitlines()[4].startswith(f"unreadable is damaged: {unreadable} ")
@@ -184,7 +185,7 @@ def test_status_without_a_run_lists_those_of_the_store(recipe, tmp_path):
         "algorithm": "nft",
         "iterations": 2,
         "num_iterations": 2,
-        "reward_name": "ocr",
+        "reward_name": "held-out ocr",
         "reward": 0.25,
         "first_reward": 0.25,
         "left_s": None,

@@ -1,7 +1,6 @@
 """Pages that show a dataset, and captions that are written into files."""
 
 import json
-import resource
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from flows.operations.caption_files import write_captions
 from flows.operations.show_data import show
 from stages.artifacts import snapshots
 from tests.flows.test_preprocess import add, config_of, prepare
+from tests.little_room import little_room
 
 PROMPT = "A video of sks teal robot."
 
@@ -125,13 +125,8 @@ def test_captions_go_into_files_where_there_are_none_byte_for_byte(tmp_path: Pat
 def test_a_disk_that_is_full_leaves_no_caption_that_is_cut_short(tmp_path: Path):
     (tmp_path / "videos").mkdir()
     (tmp_path / "videos/a.mp4").touch()
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4, before[1]))
-    try:
-        with pytest.raises(NoSpaceError):
-            list(write_captions(str(tmp_path), PROMPT, is_image=False))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with little_room(4), pytest.raises(NoSpaceError):
+        list(write_captions(str(tmp_path), PROMPT, is_image=False))
     assert list((tmp_path / "metas").iterdir()) == []
 
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
-from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.errors import ArtifactError, ConfigError, NoSpaceError
 from cosmos_rl_core.storage import store
 from flows.cli import app as cli
 from flows.operations.export import export, optimizer_steps
@@ -14,6 +14,7 @@ from flows.planning import requests
 from stages.artifacts.slots import standing
 from tests.flows.by_hand import make_all, make_one, whole_run
 from tests.hand_made import make, planned
+from tests.little_room import little_room
 
 FILES = {"lora/model.safetensors": b"weights", "lora/adapter_config.json": b"{}"}
 
@@ -52,6 +53,15 @@ def test_a_damaged_file_leaves_nothing_there(recipe, tmp_path):
     with pytest.raises(ArtifactError, match="is not what was committed"):
         export(run.store_url, "hand", str(tmp_path / "out"))
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+
+
+def test_a_full_disk_is_told_from_a_wrong_folder_and_the_same_command_goes_on(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    out = tmp_path / "out"
+    with little_room(0), pytest.raises(NoSpaceError, match=f"no space left to write {out}/safetensors/step_"):
+        export(run.store_url, "hand", str(out))
+    assert not [path for path in out.rglob("*") if path.is_file()]
+    assert "1 file in" in export(run.store_url, "hand", str(out))[0]
 
 
 def damage(slot, size=None):
@@ -98,5 +108,5 @@ def test_of_a_run_at_work_the_newest_that_was_made_is_given(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     shutil.rmtree(run.slots.version(2, "export"))
     said, to_come = export(run.store_url, "hand", str(tmp_path / "out"))
-    assert said.startswith("policy 0 of hand: 1 files in ")
+    assert said.startswith("policy 0 of hand: 1 file in ")
     assert to_come == "policy-0002/export was not made yet"

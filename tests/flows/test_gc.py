@@ -1,6 +1,7 @@
 """Garbage: what a killed attempt left goes; what an artifact holds, or a retry would adopt, stays."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -243,10 +244,14 @@ def test_what_was_being_written_goes_when_its_writer_is_gone(recipe, tmp_path):
 
 
 FLOW = """
+import json
+import sys
+
 from flows.running.work_folders import WorkFolder
 
 folder = WorkFolder("rollout")
-print((folder.path / "request.json").write_text("{}"), flush=True)
+(folder.path / "request.json").write_text(json.dumps({"slot": sys.argv[1]}))
+print("written", flush=True)
 input()
 """
 
@@ -254,17 +259,24 @@ input()
 def test_folders_of_flows_that_were_killed_go_and_those_of_others_stay(recipe, tmp_path, temporary):
     run = whole_run(recipe, tmp_path)
     ours = WorkFolder("update")
-    flow = subprocess.Popen(
-        [sys.executable, "-c", FLOW], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
-    )
-    assert flow.stdout is not None
-    assert flow.stdout.readline() == "2\n"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    slots = (f"{run.url}/iterations/0000/rollout", f"{run.url}-2/iterations/0000/rollout")
+    flows = [subprocess.Popen([sys.executable, "-c", FLOW, slot], **pipes, cwd=Path.cwd()) for slot in slots]
+    for flow in flows:
+        assert flow.stdout is not None
+        assert flow.stdout.readline() == "written\n"
     assert collect(run) == [f"nothing to delete in {run.url}"]
-    flow.kill()
-    flow.communicate()
+    for flow in flows:
+        flow.kill()
+        flow.communicate()
     assert collect(run, older_than_h=GRACE_H) == [f"nothing to delete in {run.url}"]
     assert collect(run)[0].split() == ["folders", "in", str(temporary), "1", "files", "0.0", "MB"]
-    assert list(temporary.iterdir()) == [ours.path]
+    # Another run may have just begun.
+    (other,) = set(temporary.iterdir()) - {ours.path}
+    assert json.loads((other / "request.json").read_text())["slot"] == slots[1]
+    for path in (other, other / "request.json"):
+        written(str(path), GRACE_H + 0.1)
+    assert collect(run)[0].split() == ["folders", "in", str(temporary), "1", "files", "0.0", "MB"]
     ours.remove()
     assert list(temporary.iterdir()) == []
 

@@ -14,6 +14,7 @@ from flows.cli import app as cli
 from tests import hf_folder
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
+from tests.little_room import little_room
 
 FOLDER = Path(__file__).parents[1] / "core/upstream_recipes"
 VLMS = Path(__file__).parents[1] / "core/upstream_vlm_recipes"
@@ -70,6 +71,14 @@ def test_an_upstream_file_is_planned_as_it_is_with_one_line_about_it(run, small,
     assert of_theirs == of_ours
     again = run("import-recipe", small, "--output", output)
     assert (again.exit_code, "exists; name another" in again.stderr) == (64, True)
+
+
+def test_a_recipe_that_a_full_disk_cut_short_is_not_there(run, small, tmp_path):
+    output = tmp_path / "ours.toml"
+    with little_room(100):
+        full = run("import-recipe", small, "--output", output)
+    assert (full.exit_code, "no space left to write" in full.stderr) == (75, True)
+    assert run("import-recipe", small, "--output", output).exit_code == 0
 
 
 @pytest.mark.parametrize("command", ["plan", "run", "import-recipe"])

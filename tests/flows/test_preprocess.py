@@ -185,9 +185,10 @@ def test_one_damaged_file_among_many_is_left_out_until_it_is_mended(clips: Path,
     prepare(config, tmp_path)
     whole = (clips / "0007.png").read_bytes()
     (clips / "0007.png").write_bytes(whole[:50])
-    assert prepare(config, tmp_path) == "clips: snapshot 2: 0 new, 1 removed, 1 left out"
+    said = prepare(config, tmp_path)
+    assert said.startswith("clips: snapshot 2: 0 new, 1 removed, 1 left out\n  left out: ")
     add(clips, 20)
-    assert prepare(config, tmp_path) == "clips: snapshot 3: 1 new, 0 removed, 1 left out"
+    assert prepare(config, tmp_path) == said.replace("2: 0 new, 1 removed", "3: 1 new, 0 removed")
     (clips / "0007.png").write_bytes(whole)
     assert prepare(config, tmp_path) == "clips: snapshot 4: 1 new, 0 removed, 0 left out"
 
@@ -210,10 +211,12 @@ def test_a_verification_finds_edits_that_stamps_do_not_show(clips: Path, tmp_pat
     add(clips, 3)
     made = list[str]()
     assert prepare(config, tmp_path, made, verify=True) == (
-        "clips: snapshot 3: 1 new, 1 removed, 1 left out\n1 differ though their files look unchanged: mine/0002"
+        "clips: snapshot 3: 1 new, 1 removed, 1 left out\n"
+        "  left out: mine/0002: cannot be read: cannot identify image file; expected one of JPEG, PNG, WEBP, GIF, BMP\n"
+        "1 differ though their files look unchanged: mine/0002"
     )
     assert names_of(tmp_path) == ["0000", "0001", "0003"]
-    assert prepare(config, tmp_path, made, verify=True) == "clips: snapshot 4: 0 new, 0 removed, 1 left out"
+    assert prepare(config, tmp_path, made, verify=True).startswith("clips: snapshot 4: 0 new, 0 removed, 1 left out")
     assert made == ["index", "index"]
     assert names_of(tmp_path, 1) == ["0000", "0001", "0002"]
 
@@ -263,7 +266,9 @@ def test_under_other_settings_all_files_are_read_again(clips: Path, tmp_path: Pa
     prepare(config_of(clips), tmp_path)
     assert unchanged(config_of(clips, max_left_out=1.0), str(tmp_path / "store")) is not None
     other = config_of(clips, min_size=(9, 9), max_left_out=1.0)
-    assert prepare(other, tmp_path) == "clips: snapshot 2: 0 new, 3 removed, 3 left out"
+    left_out = (f"  left out: mine/000{number}: 8 x 8 pixels, expected at least 9 x 9" for number in range(3))
+    said = ["clips: snapshot 2: 0 new, 3 removed, 3 left out", *left_out]
+    assert prepare(other, tmp_path).splitlines() == said
     assert names_of(tmp_path) == []
     assert names_of(tmp_path, 1) == ["0000", "0001", "0002"]
 

@@ -16,6 +16,7 @@ from flows.planning.run import Run
 from flows.reporting import writing
 from flows.reporting.collecting import Collected
 from flows.reporting.report import write_report
+from flows.terminal import commands
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.generations import invalidate
 from stages.artifacts.slots import input_of, standing
@@ -114,14 +115,15 @@ def test_a_page_on_demand_tells_of_a_killed_run_and_of_failed_attempts(run: Run,
     update = run.slots.iteration(1, "update")
     store.write(store.join(update, "logs", "20250131T120000-aaaa.log"), LOG)
     store.remove(writing.address(run))
-    writing.keep_command(run, Settings("tiny.toml", run.store_url, overrides=["train.seed=1"]))
+    commands.keep(run, Settings("tiny.toml", run.store_url, overrides=["train.seed=1"]))
     code, out, _ = main("report", "hand", "--store", run.store_url)
     assert (code, out.strip()) == (0, writing.address(run))
     page = page_of(run)
     row = ["iteration-0001/update", "1", "out_of_memory: 80 GB"]
     assert "".join(f"<td>{cell}</td>" for cell in row) in page
-    assert f"<pre>cosmos-flows run tiny.toml --store {run.store_url} --run-id hand --set train.seed=1</pre>" in page
-    assert f"<p>To continue:</p><pre>cosmos-flows run tiny.toml --store {run.store_url}" in page
+    here = Path.cwd()
+    command = f"cosmos-flows run {here}/tiny.toml --store {run.store_url} --run-id hand --set train.seed=1"
+    assert f"<p>To continue:</p><pre>cd {here} &amp;&amp; {command}</pre>" in page
     assert main("report", "other", "--store", run.store_url)[0] == 64
     assert main("report", "hand", "--store", "s3://bucket/runs", "--open")[0] == 64
 

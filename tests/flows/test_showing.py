@@ -30,7 +30,7 @@ ROLES = {"ocr": "train", "jpeg": "monitor"}
 
 
 def score(reward: str, mean: float, error: float | None) -> Score:
-    return Score(reward=reward, score=reward, n=4, mean=mean, deviation=1.0, error=error, prompt_error=None)
+    return Score(reward=reward, score=reward, n=4, mean=mean, deviation=1.0, error=error, clusters=4)
 
 
 def collected(run: Run | None, count: int, **more: Any) -> Collected:

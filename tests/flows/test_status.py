@@ -82,8 +82,9 @@ def test_a_finished_run_shows_times_and_rewards(recipe, tmp_path):
         ],
         [
             f"hand ({run.url}): no process works on it",
-            "best: policy 0, held-out ocr 0.25",
+            "best: policy 0, held-out ocr 0.25 (jpeg 0.25, ocr 0.25)",
             "held-out ocr: 0.250 (policy 0) -> 0.250 (policy 2)",
+            "held-out jpeg: 0.250 (policy 0) -> 0.250 (policy 2)",
             "23 of 23 stages stand",
         ],
     )

@@ -4,6 +4,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from cosmos_rl_core.config.recipe import check, read_values
@@ -14,12 +15,14 @@ from flows.planning import requests
 from flows.running.wave import standing_manifest
 from flows.watching.metrics import FILE, MetricsFile, lines_of
 from flows.watching.tracking import Tracker
+from stages import contracts
 from stages.artifacts.generations import invalidate
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
+from stages.formats.tables import to_parquet
 from tests.flows.by_hand import MONITORED, SFT, SMALL_SFT, validated
 from tests.flows.tracked import Waves, go, go_until, logging_to, make_with_numbers, rows, stored
-from tests.hand_made import make_run, planned, rewards
+from tests.hand_made import make, make_run, planned, rewards
 
 
 def test_the_file_has_every_number_in_the_order_of_the_loop(recipe, tmp_path):
@@ -81,6 +84,27 @@ def test_only_the_reward_that_judges_the_run_has_cosmos_rls_name(recipe, tmp_pat
         (version, step, f"evaluate-{name}") for version, step in ((0, 0), (2, 4)) for name in ("jpeg", "ocr")
     ]
     assert ["val/reward_avg" in row for row in evaluations] == [False, True] * 2
+
+
+def test_rewards_that_were_normalised_are_published_as_they_were_scored(recipe, tmp_path):
+    """``mixing = "gdpo"`` stores normalised rewards, whose mean is 0 whatever the policy does."""
+    weighed = "[[rewards]]\nweight = 0.5\n"
+    nft = 'type = "nft"\nmixing = "gdpo"\nglobal_std = false'
+    run = make_run(recipe(("[[rewards]]\n", weighed), ('type = "nft"', nft)), tmp_path, iterations=1)
+    table = pd.DataFrame(
+        {"score.ocr": [0.25, 0.75, 1.0], "reward": [-0.5, 0.5, None], "reward.ocr": [-0.5, 0.5, None],
+         "advantage": [-1.0, 1.0, None], "used": [True, True, False]}
+    )  # fmt: skip
+    update = requests.update(run, 0).model_copy(update={"slot": str(tmp_path / "update")})
+    steps = to_parquet(pd.DataFrame({"step": [0, 1], "loss": [0.5, 0.25]}))
+    made = make(update, {"current/w": b"w", contracts.METRICS: steps, contracts.Update.ADVANTAGES: to_parquet(table)})
+    *_, line = lines_of(update, made, 0, "ocr")
+    # Half of 0.25 and of 0.75; the third sample does not count.
+    means = {"mean": 0.25, "std": 0.125, "max": 0.375, "min": 0.125}
+    assert line.values.items() >= {f"train/reward_{key}": value for key, value in means.items()}.items()
+    normalized = {key: value for key, value in line.values.items() if "normalized" in key}
+    assert normalized == {f"train/normalized_reward_{key}": value for key, value in
+                          {"std": 0.5, "max": 0.5, "min": -0.5}.items()}  # fmt: skip
 
 
 def test_a_number_that_there_is_none_of_is_null(recipe, tmp_path):

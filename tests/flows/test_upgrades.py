@@ -118,7 +118,7 @@ def test_a_remake_that_was_killed_goes_on_without_being_asked_again(finished, up
 def test_rerun_of_all_that_a_changed_stage_made_is_another_way_to_ask(finished, upgrade):
     upgrade(contracts.Update)
     rerun(finished.store_url, "hand", "update", 1)
-    with pytest.raises(ConfigError, match="of another version: 1 artifacts, 30 s"):
+    with pytest.raises(ConfigError, match="of another version: 1 artifact, 30 s"):
         settled(resumed(finished), remake=False)
     rerun(finished.store_url, "hand", "update", 0)
     make_all(settled(resumed(finished), remake=False))
@@ -140,7 +140,7 @@ def test_shared_embeddings_of_a_newer_version_are_not_made_unasked(finished, upg
     upgrade(contracts.Embed)
     run = resumed(finished)
     assert run.prepared.embed.slot == before
-    with pytest.raises(ConfigError, match=r"embed \d -> \d\nof another version: 1 artifacts, 2 s"):
+    with pytest.raises(ConfigError, match=r"embed \d -> \d\nof another version: 1 artifact, 2 s"):
         settled(run, remake=False)
     assert settled(run, remake=True).prepared.embed.slot != before
 

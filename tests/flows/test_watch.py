@@ -15,12 +15,13 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal
 from flows.cli import app as cli
 from flows.planning.run import Run
-from flows.running.progress import Reporter, read_progress
+from flows.running.progress import Progress, Reporter, read_progress
 from flows.watching import status, status_table
+from flows.watching.all_runs import all_runs
 from flows.watching.status import look
 from stages.artifacts.generations import invalidate
 from stages.execution.outcome import Status
-from tests.flows.by_hand import make_one, whole_run
+from tests.flows.by_hand import make_all, make_one, whole_run
 from tests.hand_made import make_iteration, make_run, planned, rewards
 
 AT = Status(sequence=1, phase="denoise", step=3, total=12)
@@ -62,7 +63,8 @@ def test_the_wave_at_work_is_running_and_its_tries_count(recipe, tmp_path):
         assert f"running as process {os.getpid()} on " in str(first)
         assert "iteration-0000/rollout denoise 3/12" in str(first)
     assert "running" not in words(run).values()
-    assert look(run.store_url, "hand").life == "done"
+    # Its process ended well, and yet there is much left of the run.
+    assert look(run.store_url, "hand").life == "idle"
 
 
 def test_a_failed_stage_says_why_in_a_line(recipe, tmp_path):
@@ -157,7 +159,7 @@ def test_it_is_watched_to_its_end_and_told_in_lines_where_there_is_no_terminal(r
     printed = Printed()
     found = status_table.watch(run.store_url, "hand", Console(file=printed, width=200))
     worker.join()
-    assert found.life == "done"
+    assert found.life == "idle"
     first, *rest = printed.getvalue().splitlines()
     assert first == "iteration-0000/rollout is running"
     assert rest[-1].startswith("2 of 13 stages stand")
@@ -192,4 +194,34 @@ def test_progress_in_other_words_is_none(recipe, tmp_path):
         assert read_progress(run.url) is None
         assert look(run.store_url, "hand").life == "idle"
     store.write(store.join(run.url, "progress.json"), said)
+    assert read_progress(run.url) == Progress(end="done")
+
+
+def test_a_stage_that_is_made_alone_leaves_the_run_as_it_was(recipe, tmp_path):
+    """As `stage/run` does. Until nothing is left of the run, it is not done."""
+    run = begun(recipe, tmp_path)
+
+    def make_alone(k: int) -> None:
+        with run.lease(), Reporter(run.url, lambda: run.is_made) as reporter:
+            reporter.working(f"iteration-{k:04d}/rollout", [])
+            make_iteration(run, k)
+
+    make_alone(0)
+    assert look(run.store_url, "hand").life == "idle"
+    end_with(run, "iteration-0001/rollout", KeyboardInterrupt())
+    make_alone(1)
+    assert look(run.store_url, "hand").life == "stopped"
+    (line,) = all_runs(run.store_url)
+    assert (line.state, line.iterations) == ("stopped", 2)
+
+
+def test_what_an_earlier_version_called_done_is_not_before_its_last_wave_was_made(recipe, tmp_path):
+    run = begun(recipe, tmp_path)
+    store.write(store.join(run.url, "progress.json"), seal("progress", {"end": "done"}))
+    assert look(run.store_url, "hand").life == "idle"
+    make_all(run)
+    store.write(store.join(run.url, "progress.json"), seal("progress", {"end": "done"}))
     assert look(run.store_url, "hand").life == "done"
+    assert [line.state for line in all_runs(run.store_url)] == ["done"]
+    # A longer run is not at its end where the shorter one was.
+    assert not run.going_to(5).is_made

@@ -58,12 +58,13 @@ def _kind(upstream: Upstream) -> str:
     model = upstream[MODEL] or "unnamed"
     if upstream.says("vla"):
         return f"a vision-language-action model ({model})"
-    which = "vision-language" if _names_vlm(upstream) else "language"
+    # Of other models the file does not say what they are.
+    trained = f"a vision-language model ({model})" if _names_vlm(upstream) else f"another model ({model})"
     if upstream["distillation.enable"] is True:
-        return f"distillation of a {which} model ({model})"
+        return f"distillation of {trained}"
     if is_supervised(upstream):
-        return f"supervised fine-tuning of a {which} model ({model})"
-    return f"reinforcement learning ({upstream[f'{POLICY}.type'] or 'grpo'}) of a {which} model ({model})"
+        return f"supervised fine-tuning of {trained}"
+    return f"reinforcement learning ({upstream[f'{POLICY}.type'] or 'grpo'}) of {trained}"
 
 
 def _names_vlm(upstream: Upstream) -> bool:

@@ -84,7 +84,9 @@ def schema_of(values: Mapping[str, Any]) -> Schema | None:
     """Return which kind of cosmos-rl's files a file is, judged by its tables; None for a recipe of ours."""
     file = Upstream(values, {})
     if any(map(file.says, wfm.MARKS)) and not file.says("policy"):
-        return "wfm"
+        # Other trainers have a table [model], too.
+        model = [key for key in file.values if key.startswith("model.")]
+        return "wfm" if not model or any(rows.row_of(wfm.TABLE, key) is not None for key in model) else None
     if any(map(file.says, diffusers.MARKS)) and not any(map(file.says, _OURS)):
         return "vlm" if kinds.is_vlm(file) else "diffusers"
     return None

@@ -1,0 +1,87 @@
+"""Delete a run, unless a process works on it or another run reads it."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cosmos_rl_core.errors import ConfigError, UnreadableError, counted
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.lease import Lease
+from flows.planning.checks import misnamed, no_plan
+from flows.planning.plan import PLAN_FILE, run_url
+
+LEASE = "lease"
+SHOWN = 5
+"""Runs that a refusal names."""
+_RECORD = re.compile(r"(?:.*/)?manifest\.\d+\.json")
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """A run and all its files."""
+
+    run: str
+    url: str
+    files: int
+    bytes: int
+    deleted: bool
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines to print."""
+        did = "deleted" if self.deleted else "would delete"
+        yield f"{did} {self.url}: {counted(self.files, 'file')}, {self.bytes / 1e6:.1f} MB"
+        if self.deleted:
+            yield "data that it shared with others stays in dataset/; `cosmos-flows data gc` deletes what no run reads"
+
+
+def found(store_url: str, run_id: str) -> Deletion:
+    """Return what a deletion would delete.
+
+    A run whose plan is missing or damaged can be deleted too. Raises :class:`ConfigError` if there is no such run, or
+    if other runs read it.
+    """
+    if mistakes := misnamed(run_id):
+        raise ConfigError(*mistakes)
+    url = run_url(store_url, run_id)
+    files = store.listed(url)
+    if not files and not store.names(url):
+        raise no_plan(store.absolute(store_url), run_id, store.join(url, PLAN_FILE))
+    if readers := sorted(_readers(store_url, run_id)):
+        more = f" and {len(readers) - SHOWN} more" if len(readers) > SHOWN else ""
+        raise ConfigError(f"{', '.join(readers[:SHOWN])}{more} read artifacts of {run_id}: delete them first")
+    return Deletion(run_id, url, len(files), sum(entry.size for entry in files.values()), deleted=False)
+
+
+def delete(store_url: str, run_id: str) -> Deletion:
+    """Delete a run. Raises like :func:`found`, and :class:`LeaseError` while a process works on it.
+
+    Its plan goes first: nobody continues what is deleted in part, and another deletion takes the rest.
+    """
+    wanted = found(store_url, run_id)
+    with Lease(store.join(wanted.url, LEASE)) as lease:
+        store.remove(store.join(wanted.url, PLAN_FILE))
+        for name in store.listed(wanted.url):
+            if not name.startswith(f"{LEASE}/"):
+                lease.check()
+                store.remove(store.join(wanted.url, name))
+    for name in store.listed(wanted.url):
+        store.remove(store.join(wanted.url, name))
+    if "://" not in wanted.url:
+        # Only folders are left.
+        shutil.rmtree(wanted.url, ignore_errors=True)
+    return Deletion(run_id, wanted.url, wanted.files, wanted.bytes, deleted=True)
+
+
+def _readers(store_url: str, run_id: str) -> Iterator[str]:
+    """Yield the other runs of the store whose plan or manifests name a place in the run, whatever else they are."""
+    runs, place = store.join(store.absolute(store_url), "runs"), f"runs/{run_id}/".encode()
+    for name in store.names(runs) - {run_id}:
+        url = store.join(runs, name)
+        try:
+            listed = store.listed(url)
+        except UnreadableError as error:
+            raise ConfigError(f"nothing is deleted while it is not known what {name} reads: {error}") from error
+        records = [store.join(url, one) for one in listed if one == PLAN_FILE or _RECORD.fullmatch(one)]
+        if any(place in (data or b"") for _, data in store.ahead(records, store.read_if_exists)):
+            yield name

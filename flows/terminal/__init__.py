@@ -1,0 +1,1 @@
+"""The console of all commands, and commands that messages print."""

@@ -1,0 +1,129 @@
+"""Input that no run could use: `plan` names all of it and exits with 64, or with 75 where only a service is away."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cosmos_rl_core.config import toml
+from cosmos_rl_core.errors import ConfigError, UnavailableError
+from cosmos_rl_core.importers.cosmos_rl.translation import schema_of, translate
+from cosmos_rl_core.reward_service import config as service
+from flows.planning.plan import Settings, plan_of
+
+Recipe = Callable[..., str]
+Main = Callable[..., tuple[object, str, str]]
+AWAY = """
+from typing import Literal
+
+from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.errors import UnavailableError
+
+KIND = "datasets"
+
+
+class Options(DatasetOptions):
+    name: Literal["away"] = "away"
+
+
+def prompts(options: Options) -> tuple:
+    raise UnavailableError("nobody answers")
+"""
+DEEP = {
+    "arrays": f"a = {'[' * 5000}{']' * 5000}",
+    "inline tables": f"a = {'{a = ' * 5000}1{'}' * 5000}",
+    "dotted keys": f"{'.'.join('a' * 5000)} = 1",
+    "headers": f"[{'.'.join('a' * 5000)}]\nb = 1",
+}
+
+
+def refusal(main: Main, *words: str) -> str:
+    code, _, error = main("plan", *words)
+    assert code == 64
+    assert len(error) < 3000
+    return error
+
+
+@pytest.mark.parametrize("place", ["train.train_policy", "validation"])
+def test_prompts_that_a_dataset_has_not_are_refused_with_those_that_have_some(recipe: Recipe, main: Main, place: str):
+    said = refusal(main, recipe(), "--set", f'{place}.dataset={{name = "snapshot", dataset = "nope"}}')
+    assert f"{place}.dataset: the dataset 'snapshot' has media and no prompts; with prompts: hf, local, " in said
+
+
+def test_fewer_prompts_than_an_iteration_draws_are_refused(recipe: Recipe, main: Main, tmp_path: Path):
+    (tmp_path / "one.txt").write_text('say "K7"\n', encoding="utf-8")
+    words = ("--set", f'train.train_policy.dataset={{name = "prompts", path = "{tmp_path}/one.txt"}}')
+    assert "one iteration needs 2 prompts, the dataset has 1" in refusal(main, recipe(), *words)
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_tables_nested_without_end_are_refused(main: Main, recipe: Recipe, tmp_path: Path, kind: str):
+    file = tmp_path / "deep.toml"
+    file.write_text(DEEP[kind], encoding="utf-8")
+    for words in ((str(file),), (recipe(), "--cluster", str(file))):
+        assert "nested deeper than 32 levels" in refusal(main, *words)
+    with pytest.raises(ConfigError, match="nested deeper than 32 levels"):
+        service.read(file, {})
+
+
+def test_what_one_may_write_is_read():
+    depth = toml.MAX_DEPTH - 1
+    assert toml.loads(f"a = {'[' * depth}{']' * depth}")["a"]
+    assert toml.loads(f"a = {2**63 - 1}\nb = {-(2**63)}\nc = '{'x' * toml.MAX_TEXT}'")["a"] == 2**63 - 1
+
+
+BOOK = "10000000 characters; expected at most 65536"
+BEYOND = {
+    "seed of 41 digits": (f"train.seed={'9' * 41}", "whole number of more than 64 bits"),
+    "seed of 5000 digits": (f"train.seed={'9' * 5000}", "digits"),
+    "seed of 64 bits": (f"validation.seed={2**63}", "whole number of more than 64 bits"),
+    "long text": (f'policy.diffusers.sample.negative_prompt="{"a" * 10_000_000}"', BOOK),
+    "long word": (f"logging.project_name={'a' * 10_000_000}", BOOK),
+    "deep value": (f"train.seed={'[' * 5000}{']' * 5000}", "nested deeper than 32 levels"),
+    "deep key": (f"{'a.' * 5000}b=1", "expected section.key=value"),
+}
+
+
+@pytest.mark.parametrize("kind", BEYOND)
+def test_values_beyond_any_use_are_refused_and_not_shown_whole(recipe: Recipe, main: Main, kind: str):
+    override, expected = BEYOND[kind]
+    assert expected in refusal(main, recipe(), "--set", override)
+
+
+def test_a_seed_of_41_digits_in_a_file_is_refused(recipe: Recipe, main: Main):
+    said = refusal(main, recipe(("num_iterations = 2", f"num_iterations = 2\nseed = {'9' * 41}")))
+    assert "tiny.toml: train.seed is a whole number of more than 64 bits" in said
+
+
+def test_a_prompt_of_a_book_is_refused_by_its_beginning(recipe: Recipe, main: Main, tmp_path: Path):
+    (tmp_path / "p.txt").write_text(f'{"a" * 10_000_000}\nsay "K7"\nsay "AB"\n', encoding="utf-8")
+    words = ("--set", f'train.train_policy.dataset={{name = "prompts", path = "{tmp_path}/p.txt"}}')
+    said = refusal(main, recipe(), *words)
+    assert "train.train_policy.dataset: 1 prompts have more than 65536 characters, e.g. p-" in said
+
+
+def test_a_service_that_is_away_hides_no_mistake_and_is_none(recipe: Recipe, tmp_path: Path):
+    (tmp_path / "away.py").write_text(AWAY, encoding="utf-8")
+    words = (f'plugins=["{tmp_path}/away.py"]', 'train.train_policy.dataset={name = "away"}')
+    with pytest.raises(UnavailableError, match="nobody answers") as alone:
+        plan_of(Settings(recipe(), overrides=words))
+    assert alone.value.exit_code == 75
+    with pytest.raises(ConfigError) as together:
+        plan_of(Settings(recipe(), overrides=(*words, "policy.model_name_or_path=nowhere/to-be-found")))
+    assert "nobody answers" in str(together.value)
+    assert "nowhere/to-be-found" in str(together.value)
+    assert "the dataset has 0" not in str(together.value)
+
+
+@pytest.mark.parametrize("model", ["google/gemma-3-4b-it", "llava-hf/llava-1.5-7b-hf"])
+def test_the_kind_of_a_model_that_is_not_known_is_not_guessed(model: str):
+    values = {"redis": "12800", "train": {"epoch": 1}, "policy": {"model_name_or_path": model}}
+    with pytest.raises(ConfigError) as refused:
+        translate(values)
+    assert f"supervised fine-tuning of another model ({model})" in str(refused.value)
+
+
+def test_a_table_called_model_alone_is_no_sign_of_a_world_model(tmp_path: Path):
+    theirs = {"model": {"name": "llama3", "flavor": "8B"}, "optimizer": {"name": "AdamW"}, "job": {"dump_folder": "x"}}
+    assert schema_of(theirs) is None
+    assert schema_of({"model": {"rl": {"enabled": True}}}) == "wfm"
