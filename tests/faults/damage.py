@@ -264,8 +264,18 @@ def _files(folder: Path) -> Iterable[Path]:
     return (path for path in sorted(folder.rglob("*")) if path.is_file())
 
 
+def _status(flows: Flows) -> tuple[int, Any]:
+    """The numbers of the stages that it says stand. It ends with 0 when it shows damage."""
+    code, said = _asked(flows, "status", RUN_ID, "--json")
+    if code:
+        return code, {}
+    found = json.loads(said)
+    numbers = {one["name"]: (one["reward"], one["loss"]) for one in found["stages"] if one["state"] == "stands"}
+    return 0, numbers | ({"change": json.dumps(found["outlook"]["change"])} if found["outlook"]["change"] else {})
+
+
 COMMANDS: dict[str, Callable[[Flows], tuple[int, Any]]] = {
-    "status": lambda flows: _asked(flows, "status", RUN_ID, "--json"),
+    "status": _status,
     "export": _exported,
     "run": _resumed,
 }
@@ -296,7 +306,8 @@ def _damaged(place: str, seed: int, bases: Bases, harm: Callable[[list[Path], ra
     code, result = COMMANDS[command](flows)
     case.found = f"audit, {command}" if code else "audit"
     wrong = [] if faults else ["the audit found nothing"]
-    if code == 0 and result != expected[1]:
+    says_less = command == "status" and result.items() <= expected[1].items()
+    if code == 0 and result != expected[1] and not says_less:
         wrong.append(f"{command} ended with 0 and another result")
     case.outcome = "; ".join(wrong) or SAME
     flows.kill_all()

@@ -19,7 +19,7 @@ from stages.execution.runner import execute
 from tests.damage import files_read, flipped, resealed
 from tests.hand_made import rewards
 from tests.stages.conftest import FEW_PROMPTS, make_run
-from tests.stages.test_pins import recipe
+from tests.stages.every_stage import recipe
 
 NFT = {"type": "nft", "batch_size_per_optimize": 4, "timesteps_fraction": 0.5, "dataset": FEW_PROMPTS}
 STAGES = [

@@ -25,7 +25,7 @@ from tests import tiny_pipelines
 from tests.adapters import load_model
 from tests.families import CPU, LENGTH, PROMPTS, SIZE, frames_of, moved, tensors_of, write_files
 from tests.stages.conftest import FEW_PROMPTS, make, make_on_ranks, make_run
-from tests.stages.test_pins import recipe
+from tests.stages.every_stage import recipe
 
 LORA = LoraConfig(r=4, lora_alpha=12.0)
 LEVELS = 2.5

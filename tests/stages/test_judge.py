@@ -23,8 +23,8 @@ from stages.formats.tables import read_table
 from tests import tiny_scorers
 from tests.hand_made import rewards
 from tests.stages.conftest import FEW_PROMPTS, make, make_on_ranks, make_run
+from tests.stages.every_stage import recipe
 from tests.stages.test_damaged_work import Dying, Killed
-from tests.stages.test_pins import recipe
 
 NFT = {"type": "nft", "batch_size_per_optimize": 4, "timesteps_fraction": 0.5, "dataset": FEW_PROMPTS}
 

@@ -73,13 +73,15 @@ class Talks:
     def vlm(self) -> VlmRef:
         return VlmRef(path=self.model, digest=_folders.digest(self.model), changes={"video": {"fps": 2.0}})
 
-    def index(self, slot: str, **settings: Any) -> Manifest:
+    def index_request(self, slot: str, **settings: Any) -> Request:
         file = self.folder / "rows.json"
         file.write_text(json.dumps(self.rows), encoding="utf-8")
         digest = files_digest({"rows.json": file})
         config = VlmIndex(sources={"mine": self.options}, files_digest=digest, **settings)
-        request = Request(stage="vlm_index", slot=f"{self.folder}/{slot}", seed=0, config=config)
-        return make(request, self.folder)
+        return Request(stage="vlm_index", slot=f"{self.folder}/{slot}", seed=0, config=config)
+
+    def index(self, slot: str, **settings: Any) -> Manifest:
+        return make(self.index_request(slot, **settings), self.folder)
 
     def tokenize_request(self, slot: str, index: str, earlier: tuple[str, ...] = (), **settings: Any) -> Request:
         values: dict[str, Any] = {"max_length": 1000, "conversations_per_shard": 2} | settings
@@ -93,9 +95,12 @@ class Talks:
     def tokenize(self, slot: str, index: str, earlier: tuple[str, ...] = (), **settings: Any) -> Manifest:
         return make(self.tokenize_request(slot, index, earlier, **settings), self.folder)
 
-    def policy(self, slot: str, lora: LoraConfig | None = None, trains: Any = LANGUAGE) -> Manifest:
+    def policy_request(self, slot: str, lora: LoraConfig | None = None, trains: Any = LANGUAGE) -> Request:
         config = VlmPolicy(vlm=self.vlm, lora=lora, trains=trains)
-        return make(Request(stage="vlm_policy", slot=f"{self.folder}/{slot}", seed=0, config=config), self.folder)
+        return Request(stage="vlm_policy", slot=f"{self.folder}/{slot}", seed=0, config=config)
+
+    def policy(self, slot: str, lora: LoraConfig | None = None, trains: Any = LANGUAGE) -> Manifest:
+        return make(self.policy_request(slot, lora, trains), self.folder)
 
     def finetune_request(
         self, slot: str, policy: str, steps: range, k: int = 0, lora: LoraConfig | None = None, **settings: Any
@@ -121,16 +126,22 @@ class Talks:
     def finetune(self, slot: str, policy: str, steps: range, k: int = 0, **settings: Any) -> Manifest:
         return make(self.finetune_request(slot, policy, steps, k, **settings), self.folder)
 
-    def evaluate(self, slot: str, policy: str, lora: LoraConfig | None = None, **settings: Any) -> Manifest:
+    def evaluate_request(self, slot: str, policy: str, lora: LoraConfig | None = None, **settings: Any) -> Request:
         values: dict[str, Any] = {"trains": LANGUAGE, "max_new_tokens": 3, "conversations_per_shard": 3} | settings
         config = VlmEvaluate(vlm=self.vlm, lora=lora, sources={"mine": self.options}, **values)
         inputs = {"policy": (input_of(f"{self.folder}/{policy}", CURRENT),)}
         inputs["tokens"] = (input_of(f"{self.folder}/tokens"),)
         slot = f"{self.folder}/{slot}"
-        return make(Request(stage="vlm_evaluate", slot=slot, seed=0, config=config, inputs=inputs), self.folder)
+        return Request(stage="vlm_evaluate", slot=slot, seed=0, config=config, inputs=inputs)
 
-    def export(self, slot: str, policy: str, lora: LoraConfig | None = None, trains: Any = LANGUAGE) -> Manifest:
+    def evaluate(self, slot: str, policy: str, lora: LoraConfig | None = None, **settings: Any) -> Manifest:
+        return make(self.evaluate_request(slot, policy, lora, **settings), self.folder)
+
+    def export_request(self, slot: str, policy: str, lora: LoraConfig | None = None, trains: Any = LANGUAGE) -> Request:
         config = VlmExport(vlm=self.vlm, lora=lora, trains=trains)
         inputs = {"policy": (input_of(f"{self.folder}/{policy}", CURRENT),)}
         slot = f"{self.folder}/{slot}"
-        return make(Request(stage="vlm_export", slot=slot, seed=0, config=config, inputs=inputs), self.folder)
+        return Request(stage="vlm_export", slot=slot, seed=0, config=config, inputs=inputs)
+
+    def export(self, slot: str, policy: str, lora: LoraConfig | None = None, trains: Any = LANGUAGE) -> Manifest:
+        return make(self.export_request(slot, policy, lora, trains), self.folder)
