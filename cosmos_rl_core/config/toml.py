@@ -7,6 +7,8 @@ import tomllib
 from collections.abc import Iterator
 from typing import Any
 
+from cosmos_rl_core.errors import listed
+
 MAX_DEPTH = 32
 """Tables and arrays inside each other."""
 MAX_TEXT = 2**16
@@ -24,31 +26,47 @@ def loads(text: str) -> dict[str, Any]:
     try:
         values = tomllib.loads(text)
     except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
+        raise ValueError(f"a table or an array is {_TOO_DEEP}") from None
     check_limits(values)
     return values
 
 
-_TOO_DEEP = f"tables and arrays are nested deeper than {MAX_DEPTH} levels"
+_TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels; flatten it, so that at most {MAX_DEPTH} are inside each other"
 
 
 def check_limits(values: dict[str, Any]) -> None:
-    """Raise ``ValueError`` for values that are nested too deep, too long or too large, with the key of the first."""
+    """Raise one ``ValueError`` that names every value that is nested too deep, too long or too large, by its keys."""
+    mistakes: list[str] = []
     level = [("", values)]
     for _ in range(MAX_DEPTH):
-        inside: list[tuple[str, Any]] = []
-        for place, held in level:
-            pairs = held.items() if isinstance(held, dict) else enumerate(held)
-            inside += [(f"{place}.{key}".lstrip("."), value) for key, value in pairs]
-        for place, value in inside:
-            if isinstance(value, str) and len(value) > MAX_TEXT:
-                raise ValueError(f"{place} has {len(value)} characters; expected at most {MAX_TEXT}")
-            if isinstance(value, int) and value not in WHOLE_NUMBERS:
-                raise ValueError(f"{place} is a whole number of more than 64 bits; expected at most 2^63 - 1")
+        inside = [pair for place, held in level for pair in _inside(place, held)]
+        mistakes += [f"{_begun(place)} {why}" for place, value in inside if (why := _beyond(value))]
         level = [(place, value) for place, value in inside if isinstance(value, dict | list)]
-        if not level:
-            return
-    raise ValueError(_TOO_DEEP)
+    mistakes += [f"{_begun(place)} is {_TOO_DEEP}" for place, _ in level]
+    if len(mistakes) > 1:
+        raise ValueError(listed(f"{len(mistakes)} values are beyond what a file may hold:", mistakes))
+    if mistakes:
+        raise ValueError(mistakes[0])
+
+
+def _inside(place: str, held: dict[str, Any] | list[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a table or an array with their places."""
+    for key, value in held.items() if isinstance(held, dict) else enumerate(held):
+        yield f"{place}.{key}".lstrip("."), value
+
+
+def _beyond(value: Any) -> str | None:
+    """Return why a text is too long or a number too large, else None."""
+    if isinstance(value, str) and len(value) > MAX_TEXT:
+        return f"has {len(value)} characters; expected at most {MAX_TEXT}: shorten the text"
+    if isinstance(value, int) and value not in WHOLE_NUMBERS:
+        return "is a whole number of more than 64 bits; expected at most 2^63 - 1, and at least -2^63"
+    return None
+
+
+def _begun(place: str) -> str:
+    """Return a place as a message shows it."""
+    return place if len(place) <= SHOWN else f"{place[:SHOWN]}..."
 
 
 def shortened(value: Any) -> str:
