@@ -52,9 +52,15 @@ def weighted(options: Options) -> tuple[tuple[float, tuple[Prompt, ...]], ...]:
     mistakes: list[str] = []
     for number, each in enumerate(options.sets, 1):
         name = each.dataset.name
+        plugin = plugins.load("datasets", name)
+        if not hasattr(plugin, "prompts"):
+            mistakes.append(
+                f"set {number} of the mixture: the dataset {name!r} has media and no prompts; expected one of: {_able()}"
+            )
+            continue
         try:
             with plugins.errors_of("datasets", name):
-                every: tuple[Prompt, ...] = plugins.load("datasets", name).prompts(each.dataset)
+                every: tuple[Prompt, ...] = plugin.prompts(each.dataset)
         except ConfigError as error:
             mistakes.append(str(error))
             continue
@@ -66,3 +72,9 @@ def weighted(options: Options) -> tuple[tuple[float, tuple[Prompt, ...]], ...]:
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return tuple(found)
+
+
+def _able() -> str:
+    """Return the names of the datasets that may be sets of a mixture."""
+    names = (name for name in plugins.known("datasets") if name != "mixture")
+    return ", ".join(name for name in names if hasattr(plugins.load("datasets", name), "prompts"))

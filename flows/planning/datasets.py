@@ -137,7 +137,7 @@ def _ids(prompts: tuple[Prompt, ...]) -> set[str]:
 
 
 def _prompts(dataset: DatasetOptions | None, place: str) -> PromptSet:
-    """Return the prompts of a dataset; none for None.
+    """Return the prompts of a dataset, which has at least one; none for None.
 
     Raises :class:`ConfigError` naming ``place`` for a dataset without prompts, and for prompts that are too long.
     """
@@ -149,11 +149,21 @@ def _prompts(dataset: DatasetOptions | None, place: str) -> PromptSet:
         raise ConfigError(f"{place}: the dataset {dataset.name!r} has media and no prompts; with prompts: {able}")
     with plugins.errors_of("datasets", dataset.name):
         if not hasattr(plugin, "weighted"):
-            return PromptSet(_of_length(plugin.prompts(dataset), place))
+            return PromptSet(_some(plugin.prompts(dataset), dataset, place))
         sets = plugin.weighted(dataset)
     every = tuple(prompt for _, prompts in sets for prompt in prompts)
     shares = tuple(Share(weight=weight, num_prompts=len(prompts)) for weight, prompts in sets)
-    return PromptSet(_of_length(every, place), shares)
+    return PromptSet(_some(every, dataset, place), shares)
+
+
+def _some(prompts: tuple[Prompt, ...], dataset: DatasetOptions, place: str) -> tuple[Prompt, ...]:
+    """Return prompts. Raises :class:`ConfigError` naming ``place`` if there are none, and like :func:`_of_length`."""
+    if not prompts:
+        raise ConfigError(
+            f"{place}: the dataset {dataset.name!r} gives no prompts; expected at least one, so name other files of "
+            "it, or another dataset"
+        )
+    return _of_length(prompts, place)
 
 
 def _of_length(prompts: tuple[Prompt, ...], place: str) -> tuple[Prompt, ...]:

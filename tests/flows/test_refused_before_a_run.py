@@ -29,6 +29,7 @@ class Options(DatasetOptions):
 def prompts(options: Options) -> tuple:
     raise UnavailableError("nobody answers")
 """
+EMPTY = AWAY.replace("away", "empty").replace('raise UnavailableError("nobody answers")', "return ()")
 DEEP = {
     "arrays": f"a = {'[' * 5000}{']' * 5000}",
     "inline tables": f"a = {'{a = ' * 5000}1{'}' * 5000}",
@@ -48,6 +49,22 @@ def refusal(main: Main, *words: str) -> str:
 def test_prompts_that_a_dataset_has_not_are_refused_with_those_that_have_some(recipe: Recipe, main: Main, place: str):
     said = refusal(main, recipe(), "--set", f'{place}.dataset={{name = "snapshot", dataset = "nope"}}')
     assert f"{place}.dataset: the dataset 'snapshot' has media and no prompts; with prompts: hf, local, " in said
+
+
+@pytest.mark.parametrize("place", ["train.train_policy", "validation"])
+def test_a_prepared_dataset_is_no_set_of_a_mixture(recipe: Recipe, main: Main, place: str):
+    sets = '[{ dataset = { name = "ocr" } }, { dataset = { name = "snapshot", dataset = "nope" } }]'
+    said = refusal(main, recipe(), "--set", f'{place}.dataset={{name = "mixture", sets = {sets}}}')
+    assert "set 2 of the mixture: the dataset 'snapshot' has media and no prompts; expected one of: hf, local, " in said
+    assert "mixture," not in said
+
+
+@pytest.mark.parametrize("place", ["train.train_policy", "validation"])
+def test_a_dataset_that_gives_no_prompts_is_refused(recipe: Recipe, main: Main, tmp_path: Path, place: str):
+    (tmp_path / "empty.py").write_text(EMPTY, encoding="utf-8")
+    words = (f'plugins=["{tmp_path}/empty.py"]', f'{place}.dataset={{name = "empty"}}')
+    said = refusal(main, recipe(), *(word for change in words for word in ("--set", change)))
+    assert f"{place}.dataset: the dataset 'empty' gives no prompts; expected at least one" in said
 
 
 def test_fewer_prompts_than_an_iteration_draws_are_refused(recipe: Recipe, main: Main, tmp_path: Path):
