@@ -7,6 +7,7 @@ from rich import progress
 
 from cosmos_rl_core.errors import visible
 from flows.running.progress import Reporter, slowest_of
+from flows.running.step_means import shown_of
 from flows.terminal.console import can_redraw, console
 from stages.artifacts.manifest import Manifest
 from stages.execution.outcome import Status
@@ -64,7 +65,10 @@ class Display:
         self._progress.update(self._bar, visible=True, description=words, completed=step, total=total)
 
     def done(self, name: str, manifests: Sequence[Manifest], *, skipped: bool) -> None:
-        """Print one line for a finished wave: seconds, and the numbers in its manifests."""
+        """Print one line for a finished wave: its seconds and the numbers of its artifacts.
+
+        Those of an update are means over its optimizer steps.
+        """
         for follower in self._followers:
             follower.done()
         # The next wave begins.
@@ -83,6 +87,6 @@ class Display:
 
 
 def _numbers(manifest: Manifest) -> str:
-    """Names and values of a manifest's summary but its seconds, which are added up over the wave."""
-    numbers = ((key, value) for key, value in manifest.summary.items() if key != "seconds")
+    """Return names and values of what an artifact shows. Seconds are added up over the wave instead."""
+    numbers = shown_of(manifest).items()
     return "  ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in numbers)

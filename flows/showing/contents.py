@@ -5,11 +5,13 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 
 from cosmos_rl_core.estimates.estimate import Estimate, mean_of_estimates
 from flows.planning.run import Run
 from flows.reporting.collecting import Collected
+from flows.running.step_means import MEASURED, means_of
 from stages.reporting.book import Piece
 from stages.reporting.choosing import evenly
 from stages.reporting.excerpt import Picture
@@ -21,8 +23,6 @@ ROWS, PROMPTS = 5, (4, 3, 2, 1)
 artifact has room for four pictures side by side."""
 LARGEST = 400_000
 """Characters of the grid. Prefect drops the event of an artifact above 1.5 MB."""
-MEASURED = ("kl", "loss", "grad_norm")
-"""Numbers of optimizer steps, with their names in an update's table."""
 
 
 def key_of(run_id: str, what: str) -> str:
@@ -37,13 +37,14 @@ def roles_of(run: Run) -> dict[str, str]:
 
 
 def table(collected: Collected, roles: Mapping[str, str], seconds: Mapping[int, float]) -> str:
-    """Return rows of iterations, the newest first: rewards ± standard errors, KL, loss, seconds.
+    """Return rows of iterations, the newest first: rewards ± standard errors, means of optimizer steps, seconds.
 
-    Old iterations share rows, so that the table of a long run stays small. ``roles`` of rewards are by label,
+    Only numbers that the algorithm measures have a column. Old iterations share rows, so that the table of a long run stays small. ``roles`` of rewards are by label,
     ``seconds`` by iteration.
     """
     numbers = sorted({*collected.iterations, *collected.trained})
-    rows = [row(collected, roles, seconds, span) for span in spans(numbers)]
+    means = {k: means_of(one.steps) for k, one in collected.trained.items()}
+    rows = [row(collected, roles, seconds, means, span) for span in spans(numbers)]
     return json.dumps(rows[::-1], ensure_ascii=False)
 
 
@@ -60,18 +61,25 @@ def spans(numbers: Sequence[int]) -> Iterator[list[int]]:
 
 
 def row(
-    collected: Collected, roles: Mapping[str, str], seconds: Mapping[int, float], span: Sequence[int]
+    collected: Collected,
+    roles: Mapping[str, str],
+    seconds: Mapping[int, float],
+    means: Mapping[int, Mapping[str, float]],
+    span: Sequence[int],
 ) -> dict[str, str]:
-    """Return the means of some iterations. Those that do not exist are empty."""
+    """Return the means of some iterations; empty ones of what these iterations lack and others have.
+
+    ``means`` of optimizer steps and ``seconds`` are by iteration.
+    """
     pieces = [collected.iterations[k] for k in span if k in collected.iterations]
     cells = {"iteration": str(span[0]) if len(span) == 1 else f"{span[0]}–{span[-1]}"}
     for label, role in roles.items():
         name = label if role == "train" else f"{label} ({role})"
         cells[name] = _mean([piece.estimate(label) for piece in pieces])
-    steps = [collected.trained[k].steps for k in span if k in collected.trained]
     for name in MEASURED:
-        known = [float(one[name].mean()) for one in steps if name in one and one[name].notna().any()]
-        cells[name.replace("_", " ")] = f"{fmean(known):.4g}" if known else ""
+        if any(name in one for one in means.values()):
+            known = [means[k][name] for k in span if name in means.get(k, {})]
+            cells[name] = f"{fmean(known):.4g}" if known else ""
     cells["tripped"] = _tripped(pieces)
     cells["seconds"] = f"{fmean(seconds.get(k, 0.0) for k in span):.1f}"
     return cells
@@ -125,5 +133,10 @@ def _plain(text: str) -> str:
 
 
 def report_link(address: str) -> str:
-    """Return Markdown with the address of the report. Browsers open no file of a disk from a server's page."""
-    return f"[report]({address})" if address.startswith(("http://", "https://")) else f"Open in a browser: `{address}`"
+    """Return a link to the report as Markdown. Below one to a disk is its path.
+
+    Few browsers follow a link from the page of a server to a file of a disk.
+    """
+    if "://" in address:
+        return f"[report]({address})"
+    return f"[report]({Path(address).as_uri()})\n\n`{address}`: for browsers that follow no link to a file"

@@ -1,6 +1,7 @@
 """The artifacts of a run in Prefect: their contents, and a board whose server fails."""
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -56,11 +57,23 @@ def test_a_row_has_rewards_with_errors_monitors_kl_limits_and_seconds():
         "jpeg (monitor)": "-1",
         "kl": "0.5",
         "loss": "2",
-        "grad norm": "",
         "tripped": "ocr rose",
         "seconds": "12.3",
     }
     assert (before["iteration"], before["seconds"]) == ("0", "0.0")
+
+
+def test_only_what_the_algorithm_measures_has_a_column():
+    found = collected(None, 2)
+    measured = pd.DataFrame({"loss": [1.0, 3.0], "data_loss": [0.5, 1.0], "grad_norm": [math.nan, 2.0]})
+    found.trained = {
+        0: Trained(cast(Manifest, None), measured.assign(grad_norm=math.nan, data_loss=math.nan)),
+        1: Trained(cast(Manifest, None), measured),
+    }
+    newest, before = rows(found, {})
+    assert [*newest] == ["iteration", "ocr", "jpeg (monitor)", "loss", "data_loss", "grad_norm", "tripped", "seconds"]
+    assert (newest["data_loss"], newest["grad_norm"]) == ("0.75", "2")
+    assert (before["loss"], before["data_loss"], before["grad_norm"]) == ("2", "", "")
 
 
 def test_a_thousand_iterations_are_a_hundred_rows_of_which_old_ones_are_means():
@@ -99,9 +112,16 @@ def test_pictures_stay_small_and_prompts_cannot_break_the_grid():
     assert contents.pictures(Collected(cast(Run, None))) == ""
 
 
-def test_only_addresses_that_a_browser_opens_are_links():
-    assert contents.report_link("https://x/index.html") == "[report](https://x/index.html)"
-    assert contents.report_link("/x/index.html") == "Open in a browser: `/x/index.html`"
+def test_the_report_is_a_link_wherever_it_is():
+    for address in ("https://x/index.html", "s3://bucket/x/index.html"):
+        assert contents.report_link(address) == f"[report]({address})"
+    local = contents.report_link("/a b/index.html")
+    assert local.startswith("[report](file:///a%20b/index.html)\n")
+    # A browser may not follow it from the page of a server: the path is there to be pasted.
+    assert "`/a b/index.html`" in local
+
+
+def test_keys_are_what_prefect_takes():
     assert contents.key_of("My_run.7", "progress") == "my-run-7-progress"
 
 
