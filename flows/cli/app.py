@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError
+from cosmos_rl_core.errors import ArtifactError, ConfigError, CosmosRLError, StageError, counted
 from flows.cli.approve import approve
 from flows.cli.command import (
     DATA,
@@ -195,7 +195,8 @@ def status(
 ) -> None:
     """Show every stage of a run: whether it stands and why not, attempts, seconds, reward.
 
-    On a terminal, the command follows a running run. Without an id, it lists the runs of the store.
+    On a terminal, the command follows a running run. Without an id, it lists the runs of the store. Exit with 65 if
+    something is damaged.
 
     Examples:
         cosmos-flows status
@@ -212,15 +213,17 @@ def status(
     table = import_module("flows.watching.status_table")
     look = import_module("flows.watching.status").look
     terminal = console()
+    follows = not as_json and (terminal.is_terminal if watch is None else watch)
+    overview = table.watch(store, run_id, terminal) if follows else look(store, run_id)
     if as_json:
-        print_json(look(store, run_id).as_json())
-    elif terminal.is_terminal if watch is None else watch:
-        overview = table.watch(store, run_id, terminal)
-        if watch and overview.standing < len(overview.states):
-            count = len(overview.states) - overview.standing
-            raise StageError(f"{count} stages of {run_id} do not stand")
-    else:
-        table.show(look(store, run_id), terminal)
+        print_json(overview.as_json())
+    elif not follows:
+        table.show(overview, terminal)
+    if overview.damage:
+        audit = import_module("flows.terminal.commands").about(store, "audit", run_id)
+        raise ArtifactError(f"{overview.damage}; `{audit}` lists every wrong byte")
+    if watch and (left := len(overview.states) - overview.standing):
+        raise StageError(f"{run_id} is not complete: {counted(left, 'stage')} left to make")
 
 
 @command(app, panel=MAKE)

@@ -12,12 +12,11 @@ from cosmos_rl_core.canonical import differences
 from cosmos_rl_core.errors import ArtifactError, ConfigError, first_line
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import BEAT_S
-from cosmos_rl_core.storage.sealed import RESTORE
 from flows.ledger.costs import duration
 from flows.ledger.pages import Page, newest_page
 from flows.planning.plan import read_plan
 from flows.planning.run import Run, run_of
-from flows.watching.status import Life, life_of
+from flows.watching.status import Life, iterations_made, life_of, newest_first
 from stages.artifacts.slots import standing
 
 SHOWN = 30
@@ -110,7 +109,7 @@ def _line(run: Run, reward: str) -> RunLine:
     name = run.plan.run_id
     try:
         life, progress, _ = life_of(run, 2 * BEAT_S)
-        iterations = _iterations(run)
+        iterations = iterations_made(run)
         label, scores = _scores(run, reward) if reward else ("", [])
         newest = newest_page(run.url)
         return RunLine(
@@ -130,12 +129,6 @@ def _line(run: Run, reward: str) -> RunLine:
         return RunLine(run=name, state="damaged", error=first_line(error))
 
 
-def _iterations(run: Run) -> int:
-    """Return the number of iterations up to the newest policy."""
-    made = _newest_first(run, "iterations")
-    return next((k + 1 for k in made if standing(run.slots.policy(k + 1))[1] is not None), 0)
-
-
 def _left_s(run: Run, iterations: int, newest: Page | None) -> float | None:
     """Return the seconds of the iterations that are left, each like the mean of those before."""
     left = run.recipe.train.num_iterations - iterations
@@ -150,10 +143,10 @@ def _scores(run: Run, reward: str) -> tuple[str, list[float]]:
     They are those on held-out prompts, if there are any, else those of rollouts.
     """
     if run.evaluates:
-        held_out = [run.slots.version(k, f"evaluate-{reward}") for k in _newest_first(run, "exports")]
+        held_out = [run.slots.version(k, f"evaluate-{reward}") for k in newest_first(run, "exports")]
         if scores := _first_and_newest(held_out, reward):
             return f"held-out {reward}", scores
-    rollouts = _newest_first(run, "iterations") if run.trains_on_rewards else []
+    rollouts = newest_first(run, "iterations") if run.trains_on_rewards else []
     return reward, _first_and_newest([run.slots.iteration(k, f"reward-{reward}") for k in rollouts], reward)
 
 
@@ -169,10 +162,3 @@ def _score(slot: str, reward: str) -> tuple[float, str] | None:
     _, manifest = standing(slot)
     found = None if manifest is None else manifest.summary.get(reward)
     return (found, slot) if isinstance(found, float) else None
-
-
-def _newest_first(run: Run, folder: str) -> list[int]:
-    found = store.names(url := store.join(run.url, folder))
-    if found == {folder}:  # a file is listed as itself
-        raise ArtifactError(f"{url} is a file, expected a folder; {RESTORE}")
-    return sorted((int(name) for name in found if name.isdecimal()), reverse=True)

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from cosmos_rl_core.errors import ArtifactError, first_line
+from cosmos_rl_core.errors import ArtifactError, counted, first_line
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import BEAT_S, PATIENCE_S
+from cosmos_rl_core.storage.sealed import RESTORE
 from flows.ledger.estimates import Mean, Means
 from flows.operations.rerun import seconds_of
 from flows.planning.run import Run
@@ -89,6 +90,17 @@ class Overview:
     def standing(self) -> int:
         """Return the number of stages that stand."""
         return sum(state.word == "stands" for state in self.states)
+
+    @cached_property
+    def damage(self) -> str:
+        """Return what of the run is damaged, in one line; "" if nothing was seen. Only an audit reads every byte."""
+        if damaged := [state.step.name for state in self.states if state.word == "damaged"]:
+            return f"{counted(len(damaged), 'stage')} of {self.run.plan.run_id} damaged: {', '.join(damaged)}"
+        try:
+            iterations_made(self.run)
+        except ArtifactError as error:
+            return f"{self.run.plan.run_id} is damaged: {first_line(error)}"
+        return ""
 
     @cached_property
     def outlook(self) -> Outlook:
@@ -203,6 +215,20 @@ def life_of(run: Run, patience_s: float) -> tuple[Life, Progress, dict[str, Any]
         # Its last process made a part, or some of it is to be made again.
         return "idle", Progress(), None
     return said.end or "interrupted", said, None
+
+
+def iterations_made(run: Run) -> int:
+    """Return the number of iterations up to the newest policy. Raises :class:`ArtifactError` for damaged folders."""
+    made = newest_first(run, "iterations")
+    return next((k + 1 for k in made if standing(run.slots.policy(k + 1))[1] is not None), 0)
+
+
+def newest_first(run: Run, folder: str) -> list[int]:
+    """Return the numbers of the folders in ``folder``, falling. Raises :class:`ArtifactError` for a file."""
+    found = store.names(url := store.join(run.url, folder))
+    if found == {folder}:  # a file is listed as itself
+        raise ArtifactError(f"{url} is a file, expected a folder; {RESTORE}")
+    return sorted((int(name) for name in found if name.isdecimal()), reverse=True)
 
 
 def _is_made(run: Run) -> bool:

@@ -183,7 +183,7 @@ def test_a_damaged_manifest_is_shown_in_its_cell(recipe, tmp_path):
     (why,) = [line for line in lines if " is damaged: " in line]
     assert why.startswith(f"iteration-0000/reward-ocr is damaged: {url} is damaged: not a sealed manifest (")
     ended = CliRunner().invoke(cli.app, ["status", "hand", "--store", run.store_url])
-    assert ended.exit_code == 0
+    assert ended.exit_code == 65
     assert why in ended.stdout.splitlines()
 
 
