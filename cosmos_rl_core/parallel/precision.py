@@ -32,6 +32,15 @@ def use_tf32(allowed: bool) -> None:
     torch.backends.cudnn.allow_tf32 = allowed
 
 
+def score_in_float32() -> None:
+    """Forbid TF32 in this process, which is about to score with torch.
+
+    The version of a scorer assumes it and does not name it: equal versions must mean equal scores in the stage `judge`,
+    whose execution never allows TF32, in the reward service, and in `cosmos-flows score`.
+    """
+    use_tf32(False)
+
+
 MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Classes of modules whose weights autocast casts."""
 

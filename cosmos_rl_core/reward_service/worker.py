@@ -98,7 +98,7 @@ def settle(setup: Mapping[str, Any]) -> Any:
 
     Raises :class:`ConfigError` if it cannot.
     """
-    import_module("cosmos_rl_core.parallel.precision").use_tf32(False)
+    import_module("cosmos_rl_core.parallel.precision").score_in_float32()
     return import_module("cosmos_rl_core.parallel.devices").settled(setup.get("device"), setting="device")
 
 

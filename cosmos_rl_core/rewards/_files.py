@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ class FileScorer:
         module = plugins.load("rewards", name)
         values = with_changes({"name": name}, Path(), settings, None)
         self.options: RewardOptions = validated(module.Options, values, f"reward {name}")
+        if self.options.facts.torch:
+            import_module("cosmos_rl_core.parallel.precision").score_in_float32()
         self._reward, alone = exact(module.Reward, self.options, lambda why: print(why, file=sys.stderr))
         if isinstance(self._reward, ServedReward):
             self._reward.check_service()
