@@ -34,7 +34,7 @@ name                                            meaning                         
 ``val/<reward>_{scored,failed}``                                                                    no
 ``val/reward_{avg,std,max,min}``                scores of the headline reward                       yes
 ``val/rollout_count``                           number of samples that it scored                    yes
-``val/avg_loss``                                diffusion loss on held-out media                    yes
+``val/avg_loss``                                loss on held-out media or conversations             yes
 ``val/avg_loss_standard_error``                                                                     no
 ``val/correct_<dataset>``                       share of right answers to held-out questions        no
 ``val/correct_<dataset>_error``                 its standard error                                  no
@@ -68,6 +68,8 @@ FILE = "metrics.jsonl"
 
 _LOST = 0.05
 """Share of advantages that is worth a number."""
+_ANSWERS_COUNTED = 4
+"""Version of ``vlm_evaluate`` from which errors are over conversations, and unfinished answers are counted."""
 TRAINED = {
     "loss": "train/loss_avg",
     "policy_loss": "train/policy_loss_avg",
@@ -191,9 +193,7 @@ def lines_of(request: Request, manifest: Manifest, step: int, headline: str) -> 
         found = {f"val/{name}": manifest.summary.get(key) for name, key in keys.items()}
         yield Line(stage, k, step, found)
     elif isinstance(config, VlmEvaluate):
-        names = {"loss": "avg_loss"} | {name: name for name in manifest.summary if name.startswith("correct_")}
-        found = {f"val/{name}": manifest.summary.get(key) for key, name in names.items()}
-        yield Line(stage, k, step, found | {"val/seconds": manifest.summary.get("seconds")})
+        yield Line(stage, k, step, _answered(config, manifest))
     elif isinstance(config, contracts.Rollout):
         found = {f"rollout/{name}": value for name, value in manifest.summary.items()}
         yield Line(stage, k, step, {k: v for k, v in found.items() if not isinstance(v, str)})
@@ -235,6 +235,20 @@ def _scores(manifest: Manifest, name: str, prefix: str, headline: str) -> dict[s
         found = {} if table.empty else _statistics(table[table["valid"]], "score")
         numbers |= {f"val/reward_{key}": value for key, value in found.items() if key != "mean"}
     return numbers
+
+
+def _answered(config: VlmEvaluate, manifest: Manifest) -> dict[str, Any]:
+    """Return the numbers of a VLM's losses and answers; before version 4 of its stage without what was not counted.
+
+    The order of those is that of the lines which runs wrote then, so that an audit finds them.
+    """
+    said, names = manifest.summary, {"avg_loss": "loss"}
+    names |= {name: name for name in said if name.startswith("correct_")} | {"seconds": "seconds"}
+    found = {f"val/{name}": said.get(key) for name, key in names.items()}
+    if manifest.version < _ANSWERS_COUNTED:
+        return found
+    found["val/avg_loss_standard_error"] = said.get("standard_error")
+    return found | ({"val/unfinished": said.get("unfinished", 0)} if config.max_new_tokens else {})
 
 
 def _as_scored(weights: Mapping[str, float], table: Any) -> Any:
