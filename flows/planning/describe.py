@@ -15,6 +15,8 @@ from cosmos_rl_core.errors import counted
 from cosmos_rl_core.estimates.estimate import FEWEST
 from cosmos_rl_core.pipelines import directories, weight_files
 from cosmos_rl_core.pipelines.memory import Bytes
+from flows.launchers import fitting
+from flows.launchers.devices import visible
 from flows.ledger import estimates
 from flows.planning import checks, costs, estimate, memory
 from flows.planning.plan import Plan, run_url
@@ -61,6 +63,7 @@ def describe_plan(plan: Plan, store_url: str, named_by: str = "") -> str:
         "writes": _writes(recipe),
         "judges": [_judge(options) for options in memory.scorers(recipe)],
         "launch": f"{where}, {launch.processes} processes, {launch.threads} threads each",
+        "turns": [f"{wave} does not fit the devices at once: {cut}" for wave, cut in turns(plan, store_url).items()],
         "time": [*estimate.describe(plan), *(like.lines() if (like := estimates.estimate(plan, store_url)) else [])],
         "missing": missing,
     }
@@ -74,6 +77,23 @@ def _overlaps(recipe: Recipe) -> str | list[str]:
     if labels and recipe.launch.launcher != "local":
         return f"nothing: with launcher = {recipe.launch.launcher!r}, {labels} begins after the rollout"
     return f"{labels}: scored while the rollout runs" if labels else []
+
+
+def turns(plan: Plan, store_url: str) -> dict[str, str]:
+    """Return how the stages of each wave take turns that does not fit the devices of the profile, by its stages."""
+    launch, run = plan.recipe.launch, run_of(plan, store_url)
+    devices = visible() if launch.launcher == "local" and launch.mode == "cold" else ()
+    count, found = fitting.most(launch, devices), dict[str, str]()
+    judged = {reward.fn.label for reward in plan.recipe.rewards if reward.fn.facts.torch}
+    for wave in post_train(run):
+        names = [step.stage for step in wave.steps]
+        kinds = [
+            "judge" if name.partition("-")[2] in judged else s.kind for name, s in zip(names, wave.steps, strict=True)
+        ]
+        cut = fitting.turns(kinds, launch, count)
+        if len(cut) > 1:
+            found["+".join(names)] = ", then ".join(" and ".join(names[place] for place in some) for some in cut)
+    return found
 
 
 def _judge(options: RewardOptions) -> str:
@@ -128,11 +148,12 @@ def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
 
     ``recipe`` has every setting, resolved. ``init`` says what policy version 0 begins with, "" for the base model.
     ``model.digest`` is ``""`` if files of the model are ``missing``.
-    ``stages`` has how often each runs. Bytes of ``writes``: ``sample`` (null without rollouts), ``embedding`` of a
-    prompt, ``policy`` of one iteration by part. ``memory`` of each stage: bytes of one rank on the ``device`` and in
-    the ``cpu`` memory beside it, as ``rows`` by kind and as ``peak``. ``time``: ``forward_flops`` of a sample and, for
-    each stage of an iteration and an evaluation, its ``flops`` on all ranks and its ``seconds`` at ``device_flops`` a
-    second on each rank; and ``like``, what another run of the same shape took, or null.
+    ``stages`` has how often each runs, ``turns`` how waves are cut that do not fit the devices. Bytes of ``writes``:
+    ``sample`` (null without rollouts), ``embedding`` of a prompt, ``policy`` of one iteration by part. ``memory`` of
+    each stage: bytes of one rank on the ``device`` and in the ``cpu`` memory beside it, as ``rows`` by kind and as
+    ``peak``. ``time``: ``forward_flops`` of a sample and, for each stage of an iteration and an evaluation, its
+    ``flops`` on all ranks and its ``seconds`` at ``device_flops`` a second on each rank; and ``like``, what another run
+    of the same shape took, or null.
     """
     if isinstance(plan, VlmPlan):
         return vlm.as_json(plan, store_url)
@@ -150,6 +171,7 @@ def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
         "parameters": {"total": total, "trained": trained},
         "prompts": {"train": plan.num_prompts, "held_out": len(plan.validation_prompts)},
         "stages": _stages(plan, store_url),
+        "turns": turns(plan, store_url),
         "writes": {
             "sample": costs.sample_bytes(recipe) if rewarded else None,
             "embedding": costs.embedding_bytes(recipe),

@@ -1,5 +1,6 @@
 """The recipes of configs/ whose models are on a hub: as written, and planned on tiny models of the same classes."""
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from cosmos_rl_core.importers.cosmos_rl import translation
 from flows.launchers import fitting
 from flows.launchers.devices import need_of
 from flows.operations.pools import GPUS
-from flows.planning import checks
+from flows.planning import checks, describe
 from flows.planning.plan import Plan, Settings, plan_of
 from flows.planning.run import Run, run_of
 from flows.planning.steps import Wave
@@ -129,6 +130,17 @@ def test_its_waves_fit_the_devices_of_every_profile_that_it_is_valid_for(path: P
                 count = sum(need_of(stages[place], launch).count for place in places)
                 assert launch.gpus is None or count <= launch.gpus
     assert {"eight-gpus", "local", "slurm", "kubernetes"} <= {*valid}
+
+
+def test_a_plan_shows_the_judges_that_take_turns(inputs: Inputs, tmp_path: Path):
+    plan = planned(ROOT / "configs/nft/sd3_pickscore.toml", inputs, "package:eight-gpus")
+    judges = [reward.fn.label for reward in plan.recipe.rewards if reward.fn.facts.torch]
+    found = describe.turns(plan, str(tmp_path))
+    assert [len(judges), len(found)] == [2, 2]  # of a rollout, and of an evaluation
+    for wave, cut in found.items():
+        assert re.fullmatch(rf"\S*{judges[0]}\S*, then \S*{judges[1]}.*|\S*{judges[1]}\S*, then \S*{judges[0]}.*", cut)
+        assert f"{wave} does not fit the devices at once: {cut}" in describe.describe_plan(plan, str(tmp_path))
+    assert describe.turns(planned(ROOT / "configs/nft/sd3_pickscore.toml", inputs), str(tmp_path)) == {}
 
 
 def stages_in(wave: Wave, run: Run) -> list[str]:

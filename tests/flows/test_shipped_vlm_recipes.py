@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 
 from cosmos_rl_core.config.recipe import read_values
 from cosmos_rl_core.config.vlm.recipe import VLM_SFT, checked
+from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.vlms._base import processor_of
 from flows.launchers import fitting
 from flows.launchers.devices import need_of
@@ -23,7 +24,7 @@ from flows.vlm.plan import VlmPlan
 from tests import hf_folder
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
-from tests.test_rules import VLM_RECIPES
+from tests.test_rules import ROOT, VLM_RECIPES
 from tests.twins.shrinking import profiled
 
 ROWS = 300
@@ -62,6 +63,24 @@ def test_its_settings_are_valid_and_all_have_an_effect(path: Path):
     assert (recipe.train.train_policy.type, idle) == (path.parent.name, [])
     assert recipe.policy.model_name_or_path == f"nvidia/Cosmos-Reason2-{'8B' if '8b' in path.stem else '2B'}"
     assert (recipe.policy.lora is not None) == path.stem.endswith("lora")
+
+
+@by_name
+def test_its_waves_fit_the_devices_of_every_profile_that_it_is_valid_for(path: Path, here, tmp_path: Path):
+    valid: list[str] = []
+    for profile in sorted((ROOT / "deployments/clusters").glob("*.toml")):
+        try:
+            plan = plan_of(Settings(str(path), overrides=on_this_machine(path, here), cluster=str(profile)))
+        except ConfigError as error:
+            if "cp_size" not in str(error):
+                raise
+            continue
+        valid.append(profile.stem)
+        launch, run = plan.recipe.launch, run_of(plan, str(tmp_path)).going_to(1)
+        assert fitting.misfits(checks.stages_of(plan.recipe), launch, None) == []
+        for wave in post_train(run):
+            assert launch.gpus is None or sum(need_of(step.kind, launch).count for step in wave.steps) <= launch.gpus
+    assert {"four-gpus-sharded", "eight-gpus-sharded", "local", "slurm", "kubernetes"} <= {*valid}
 
 
 @by_name

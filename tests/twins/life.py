@@ -19,6 +19,7 @@ LONGEST_S = 3600.0
 """Seconds that any command of a twin may take."""
 LAST = ("iterations/0000", "exports/0001", "report", "heads")
 """What the last of its iterations made, and the heads, which name it."""
+TRIES = 5
 KILLABLE = ("rollout", "judge", "update", "finetune", "vlm_finetune", "evaluate", "validate", "vlm_evaluate")
 """Stages with ranks that an iteration can have."""
 
@@ -46,6 +47,8 @@ class Outcome:
     """Place and moment of the kill."""
     digest: str = ""
     """Of the contents of all its artifacts."""
+    cpu: str = ""
+    """Whose bits these are."""
     cpu_s: float = 0.0
     seconds: float = 0.0
     overrides: list[str] = field(default_factory=list[str])
@@ -58,7 +61,13 @@ class Outcome:
 def live(twin: Twin, folder: Path, environment: dict[str, str], seed: int) -> Outcome:
     """Take a twin through its life in ``folder``, which is emptied first. Never raises what its commands did wrong."""
     shutil.rmtree(folder, ignore_errors=True)
-    outcome = Outcome(twin.name, twin.recipe, twin.cluster, twin.ranks, overrides=[*twin.overrides])
+    outcome = Outcome(
+        twin.name,
+        twin.recipe,
+        twin.cluster,
+        twin.ranks,
+        overrides=[one.replace(f"{folder.parent}/", "") for one in twin.overrides],
+    )
     began_s, cpu_s = time.monotonic(), _cpu_s()
     # The devices of a profile, without which stages would neither count nor lock any.
     environment = environment | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(twin.ranks)))}
@@ -83,10 +92,18 @@ def _live(twin: Twin, flows: Flows, copy: Flows, outcome: Outcome, dice: random.
     flows.command("audit")
     reference = contents(flows)
     outcome.artifacts, outcome.digest = len(reference), digest_of(reference)
+    outcome.cpu = next(filter(None, (made.numerics.get("cpu") for made in standing_manifests(flows).values())), "")
 
-    shutil.copytree(flows.store, copy.store)
-    copy.forget(*(slot for slot in LAST if (copy.root / slot).exists()))
-    outcome.killed = _interrupted(copy, options, dice, [stage for stage in _stages(flows) if stage in KILLABLE])
+    stages = [stage for stage in _stages(flows) if stage in KILLABLE]
+    for earlier in (0.5**n for n in range(TRIES)):
+        shutil.rmtree(copy.store, ignore_errors=True)
+        shutil.copytree(flows.store, copy.store)
+        copy.forget(*(slot for slot in LAST if (copy.root / slot).exists()))
+        if said := _interrupted(copy, options, dice, stages, earlier):
+            outcome.killed = said
+            break
+    else:
+        raise TwinError(f"nothing was killed in {TRIES} tries: the stages had ended")
     copy.command("audit")
     if different := sorted(slot for slot, made in contents(copy).items() if made != reference.get(slot)):
         raise TwinError(f"other contents after a kill {outcome.killed}: {', '.join(different)}")
@@ -94,9 +111,12 @@ def _live(twin: Twin, flows: Flows, copy: Flows, outcome: Outcome, dice: random.
         raise TwinError(f"nothing at {', '.join(missing)} after a kill {outcome.killed}")
 
 
-def _interrupted(flows: Flows, options: list[str], dice: random.Random, stages: list[str]) -> str:
-    """Make what is missing, with one kill; return where it was."""
-    stage, delay_s = dice.choice(stages), dice.uniform(0.0, 2.0)
+def _interrupted(flows: Flows, options: list[str], dice: random.Random, stages: list[str], earlier: float) -> str:
+    """Make what is missing, with one kill; return where it was, "" if the stage had ended before it.
+
+    ``earlier`` is a factor of the moment.
+    """
+    stage, delay_s = dice.choice(stages), dice.uniform(0.0, 2.0) * earlier
     victim = dice.choice(["rank", "rank", "launcher", "flow"])
     started = flows.start(*options)
     started.wait_until(lambda: _is_at(flows, stage), LONGEST_S)
@@ -104,7 +124,7 @@ def _interrupted(flows: Flows, options: list[str], dice: random.Random, stages: 
     moment = f"of {victim} {delay_s:.2f} s into {stage}"
     ranks = flows.ranks()
     if not ranks or not _is_at(flows, stage):
-        moment += ", which had ended"
+        moment = ""
     elif victim == "flow":
         started.kill()
         flows.run(*options)
