@@ -116,7 +116,7 @@ def _of_the_demo(runs: Sequence[HeldOut]) -> Iterator[Figure]:
     yield RESULTS, header, "\n".join(lines) + "\n", 1
     yield "README.md", header, "\n".join(lines[:3]) + "\n", 1
     means = " -> ".join(end.partition(" ")[0] for end in demo.ends)
-    yield "docs/install.md", r"held-out reward: [\d.]+ -> [\d.]+", f"held-out reward: {means}", 1
+    yield "docs/install.md", r"held-out ocr: [\d.]+ -> [\d.]+", f"held-out ocr: {means}", 1
     yield "docs/prefect.md", r"`ocr [\d.]+ -> [\d.]+`", f"`ocr {means}`", 1
     yield RESULTS, r"[\d.]+ ± [\d.]+ after \(320 images", f"{estimate(demo.first, 8)} after (320 images", 1
     for scores in (demo.first, demo.last):

@@ -21,7 +21,7 @@ from pydantic import Field
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.vlm.recipe import VLM_SFT
-from cosmos_rl_core.errors import ApprovalError, ConfigError, CosmosRLError, StageError, StoppedError, counted
+from cosmos_rl_core.errors import ApprovalError, ConfigError, CosmosRLError, StageError, StoppedError
 from cosmos_rl_core.rewards._base import ServedReward
 from flows.defaults import store_of
 from flows.launchers.fitting import misfits_of
@@ -41,10 +41,9 @@ from flows.running.tags import tags_of
 from flows.running.wave import Waves
 from flows.terminal import commands
 from flows.warning.gate import pass_gate
+from flows.watching.judged import held_out_lines, result_line
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing
-from stages.scoring.summaries import known_error
 
 P = ParamSpec("P")
 RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=100)]
@@ -242,34 +241,3 @@ def _check_services(plan: Plan) -> None:
         scorer = plugins.load("rewards", reward.fn.name).Reward(reward.fn)
         if isinstance(scorer, ServedReward):
             scorer.check_service()
-
-
-def held_out_lines(run: Run) -> list[str]:
-    """Return the held-out reward of the base policy and of the final one, with standard errors; none without them."""
-    name = run.headline_reward
-    scores = _judged(run, f"evaluate-{name}")
-    if not scores:
-        return []
-    means = [f"{score.summary[name]:.3f}" for score in scores]
-    errors = ["" if (error := known_error(score)) is None else f" ± {error:.3f}" for score in scores]
-    before, after = (f"{mean}{error}" for mean, error in zip(means, errors, strict=True))
-    count = f"{scores[1].summary['scored']} held-out samples each, errors over prompts"
-    return [f"{before} before, {after} after, {count}", f"held-out reward: {' -> '.join(means)}"]
-
-
-def result_line(run: Run) -> str:
-    """Return the changes of held-out rewards and loss, ``ocr 0.615 -> 0.786``; without any, how many iterations."""
-    others = [reward.fn.label for reward in run.recipe.rewards if reward.fn.label != run.headline_reward]
-    rewards, found = filter(None, [run.headline_reward, *others]), list[str]()
-    for name, stage, key in (*((r, f"evaluate-{r}", r) for r in rewards), ("held-out loss", "validate", "loss")):
-        numbers = [manifest.summary[key] for manifest in _judged(run, stage)]
-        if numbers and None not in numbers:
-            found.append(f"{name} {numbers[0]:.3f} -> {numbers[1]:.3f}")
-    return ", ".join(found) or f"{counted(run.recipe.train.num_iterations, 'iteration')}, nothing held out"
-
-
-def _judged(run: Run, stage: str) -> list[Manifest]:
-    """Return what a stage that judges policies made of the base policy and of the final one; nothing without both."""
-    slots = (run.slots.version(k, stage) for k in (0, run.recipe.train.num_iterations))
-    judged = [manifest for slot in slots if (manifest := standing(slot)[1]) is not None]
-    return judged if len(judged) == 2 else []

@@ -1,9 +1,10 @@
 """One line for each run of a store, from its plan and its newest manifests. Stages are not checked."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rich.table import Column, Table
@@ -16,6 +17,7 @@ from flows.ledger.costs import duration
 from flows.ledger.pages import Page, newest_page
 from flows.planning.plan import read_plan
 from flows.planning.run import Run, run_of
+from flows.watching.judged import judged
 from flows.watching.status import Life, iterations_made, life_of, newest_first
 from stages.artifacts.slots import standing
 
@@ -38,10 +40,14 @@ class RunLine:
     num_iterations: int = 0
     """Number of planned iterations."""
     reward_name: str = ""
+    """Name of the number that ranks policies, such as ``held-out weighted reward`` or ``held-out loss``; of a run that
+    has judged no policy, the first reward of its rollouts."""
     reward: float | None = None
-    """Mean of the newest scores, on held-out prompts if there are any; None without scores."""
+    """That number of the newest policy that was judged, else the mean of the newest rollout; None without both."""
     first_reward: float | None = None
-    """Mean of the first ones, of the policy before training."""
+    """The same of the policy before training."""
+    rewards: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """Of every reward the mean scores of the same two policies or rollouts, one number if they are the same."""
     left_s: float | None = None
     """Seconds that the other iterations will take, like those before; None if nothing tells."""
     device_s: float | None = None
@@ -76,12 +82,25 @@ def rendered(lines: Sequence[RunLine], store_url: str) -> Iterator[str | Table]:
     table = Table(*(Column(title, overflow="fold") for title in titles), box=None, pad_edge=False, header_style="bold")
     for line in lines:
         of_all = f"{line.iterations}/{line.num_iterations}" if line.num_iterations else ""
-        before = "" if line.first_reward is None else f"{line.first_reward:.3f} -> "
-        reward = "" if line.reward is None else f"{line.reward_name} {before}{line.reward:.3f}"
+        reward = "\n".join(_rewards(line))
         times = ("" if seconds is None else duration(seconds) for seconds in (line.left_s, line.device_s))
         table.add_row(line.run, line.algorithm, line.state, of_all, reward, *times)
     yield table
     yield from (f"{line.run} is {line.state}: {line.error}" for line in lines if line.error)
+
+
+def _rewards(line: RunLine) -> Iterator[str]:
+    """Yield the number that ranks policies, then every reward if there are several or another number ranks."""
+    if line.reward is None:
+        return
+    ends = [line.reward] if line.first_reward is None else [line.first_reward, line.reward]
+    yield _change(line.reward_name, ends)
+    if [name for name in line.rewards if name != line.reward_name.removeprefix("held-out ")]:
+        yield from itertools.starmap(_change, line.rewards.items())
+
+
+def _change(name: str, means: Sequence[float]) -> str:
+    return f"{name} {' -> '.join(f'{mean:.3f}' for mean in means)}"
 
 
 def settings_that_differ(store_url: str, names: Sequence[str]) -> Iterator[str]:
@@ -96,21 +115,22 @@ def settings_that_differ(store_url: str, names: Sequence[str]) -> Iterator[str]:
             yield f"  and {more} more"
 
 
-def _opened(store_url: str, name: str) -> tuple[Run, str] | RunLine:
-    """Return a run and the reward that it is judged by, or the line of a damaged one."""
+def _opened(store_url: str, name: str) -> tuple[Run, list[str]] | RunLine:
+    """Return a run and its rewards, those that train first, or the line of a damaged one."""
     try:
         run = run_of(read_plan(store_url, name), store_url)
-        return run, run.headline_reward
+        ordered = sorted(run.recipe.rewards, key=lambda reward: reward.role != "train")
+        return run, [reward.fn.label for reward in ordered]
     except (ArtifactError, ConfigError) as error:
         return RunLine(run=name, state="damaged", error=first_line(error))
 
 
-def _line(run: Run, reward: str) -> RunLine:
+def _line(run: Run, labels: Sequence[str]) -> RunLine:
     name = run.plan.run_id
     try:
         life, progress, _ = life_of(run, 2 * BEAT_S)
         iterations = iterations_made(run)
-        label, scores = _scores(run, reward) if reward else ("", [])
+        measured = _held_out(run) or _of_rollouts(run, labels)
         newest = newest_page(run.url)
         return RunLine(
             run=name,
@@ -118,9 +138,10 @@ def _line(run: Run, reward: str) -> RunLine:
             algorithm=run.recipe.train.train_policy.type,
             iterations=iterations,
             num_iterations=run.recipe.train.num_iterations,
-            reward_name=label,
-            reward=scores[-1] if scores else None,
-            first_reward=scores[0] if len(scores) > 1 else None,
+            reward_name=measured.name,
+            reward=measured.ends[-1] if measured.ends else None,
+            first_reward=measured.ends[0] if len(measured.ends) > 1 else None,
+            rewards=measured.rewards,
             left_s=_left_s(run, iterations, newest),
             device_s=None if newest is None else newest.totals.device_s,
             error=first_line(progress.error) if life == "failed" else "",
@@ -137,17 +158,34 @@ def _left_s(run: Run, iterations: int, newest: Page | None) -> float | None:
     return round(left * newest.totals.iterations_s / iterations, 1)
 
 
-def _scores(run: Run, reward: str) -> tuple[str, list[float]]:
-    """Return the name of the reward and the mean scores of the first and the newest policy that was judged.
+@dataclass(frozen=True)
+class _Measured:
+    """The number that ranks policies, and every reward, of the first and the newest policy that was judged."""
 
-    They are those on held-out prompts, if there are any, else those of rollouts.
-    """
-    if run.evaluates:
-        held_out = [run.slots.version(k, f"evaluate-{reward}") for k in newest_first(run, "exports")]
-        if scores := _first_and_newest(held_out, reward):
-            return f"held-out {reward}", scores
-    rollouts = newest_first(run, "iterations") if run.trains_on_rewards else []
-    return reward, _first_and_newest([run.slots.iteration(k, f"reward-{reward}") for k in rollouts], reward)
+    name: str = ""
+    ends: list[float] = field(default_factory=list[float])
+    rewards: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+
+
+def _held_out(run: Run) -> _Measured | None:
+    """Return what was measured on held-out prompts or media; None without anything."""
+    versions = newest_first(run, "exports") if run.evaluates or run.validates else []
+    newest = next(filter(None, (judged(run, k) for k in versions)), None)
+    if newest is None:
+        return None
+    first = judged(run, versions[-1])
+    ends = [newest] if first is None or first.k == newest.k else [first, newest]
+    rewards = {name: [end.rewards[name] for end in ends if name in end.rewards] for name in newest.rewards}
+    return _Measured(newest.by, [end.figure for end in ends], rewards)
+
+
+def _of_rollouts(run: Run, labels: Sequence[str]) -> _Measured:
+    """Return the mean scores of the first and the newest rollout.."""
+    if not labels or not run.trains_on_rewards:
+        return _Measured()
+    rollouts = newest_first(run, "iterations")
+    found = {one: _first_and_newest([run.slots.iteration(k, f"reward-{one}") for k in rollouts], one) for one in labels}
+    return _Measured(labels[0], found[labels[0]], {name: means for name, means in found.items() if means})
 
 
 def _first_and_newest(slots: Sequence[str], reward: str) -> list[float]:

@@ -18,7 +18,9 @@ from flows.operations.rerun import rerun
 from flows.planning.run import Run
 from flows.planning.steps import open_run
 from flows.running.wave import standing_manifest
+from flows.watching.all_runs import all_runs
 from flows.watching.best import best_of
+from flows.watching.judged import held_out_lines, result_line
 from flows.watching.status import look, states
 from stages import contracts
 from stages.artifacts.manifest import Manifest
@@ -49,6 +51,8 @@ def make_with(run: Run, numbers: dict[int, float | None], until: str = "") -> li
         if request.stage == "evaluate":
             files = {"media/00000.tar": b"", "index/00000.json": b""}
         summary: dict[str, Any] = {named: found} if named else {}
+        if request.stage == "reward":
+            summary["scored"] = 4
         return make(request, files, seconds=1.0, **summary)
 
     def launch(name: str, *requests: Request) -> list[Manifest]:
@@ -165,6 +169,59 @@ def test_several_rewards_rank_policies_by_their_weighted_sum_over_samples_that_p
         )
         changes = [str(one) for one in (look(run.store_url, run.plan.run_id).outlook.others)]
         assert changes[0] == "held-out jpeg: 0.000 (policy 0) -> 0.000 (policy 2)"
+
+
+def test_the_last_lines_of_a_run_name_the_number_that_ranks_policies_and_list_every_reward(recipe: Any, tmp_path: Path):
+    run = judged_by(recipe, tmp_path, "")
+    assert held_out_lines(run) == [
+        "ocr: 0.200 before, 0.733 after, 3 held-out samples each",
+        "jpeg: 0.000 before, 0.000 after, 4 held-out samples each",
+        "pixel_statistics: 1.000 before, 0.750 after, 4 held-out samples each",
+        "held-out weighted reward: 0.200 -> 0.600, over 4 and 2 of 4 samples that count",
+    ]
+    assert result_line(run) == (
+        "weighted reward 0.200 -> 0.600, ocr 0.200 -> 0.733, jpeg 0.000 -> 0.000, pixel_statistics 1.000 -> 0.750"
+    )
+
+
+def test_a_run_that_another_reward_ranks_ends_with_that_reward(recipe: Any, tmp_path: Path):
+    run = judged_by(recipe, tmp_path, "pixel_statistics")
+    assert held_out_lines(run)[-1] == "held-out pixel_statistics: 1.000 -> 0.750"
+    assert result_line(run).startswith("pixel_statistics 1.000 -> 0.750, ocr 0.200 -> 0.733, ")
+
+
+def test_a_run_that_a_loss_ranks_ends_with_the_loss(tmp_path: Path):
+    run = run_of(tmp_path, "validation.freq=1", HELD_OUT_MEDIA)
+    make_with(run, {0: 0.5, 1: 0.3, 2: 0.1, 3: 0.2, 4: 0.4})
+    assert held_out_lines(run)[-1] == "held-out loss: 0.500 -> 0.400"
+    assert result_line(run) == "held-out loss 0.500 -> 0.400, ocr 0.500 -> 0.400"
+
+
+@pytest.mark.parametrize(
+    ("best_by", "name", "first", "newest"),
+    [
+        ("", "held-out weighted reward", 0.2, 0.6),
+        ("ocr", "held-out ocr", 0.2, 2.2 / 3),
+        ("jpeg", "held-out jpeg", 0.0, 0.0),
+    ],
+)
+def test_the_list_of_runs_shows_the_number_that_ranks_policies_and_every_reward(
+    recipe: Any, tmp_path: Path, best_by: str, name: str, first: float, newest: float
+):
+    run = judged_by(recipe, tmp_path, best_by)
+    (line,) = all_runs(run.store_url)
+    assert (line.reward_name, line.first_reward, line.reward) == (name, pytest.approx(first), pytest.approx(newest))
+    assert line.rewards == {"ocr": [0.2, pytest.approx(2.2 / 3)], "jpeg": [0.0, 0.0], "pixel_statistics": [1.0, 0.75]}
+    shown = CliRunner().invoke(cli.app, ["runs", "--store", run.store_url]).stdout
+    assert f"{name} {first:.3f} -> {newest:.3f}" in shown
+    assert ("jpeg 0.000 -> 0.000" in shown, "pixel_statistics 1.000 -> 0.750" in shown) == (True, True)
+
+
+def test_the_list_of_runs_shows_the_loss_of_a_run_that_a_loss_ranks(tmp_path: Path):
+    run = run_of(tmp_path, "validation.freq=2", HELD_OUT_MEDIA, NO_REWARD)
+    make_with(run, {0: 0.5, 2: 0.125, 4: 0.25})
+    (line,) = all_runs(run.store_url)
+    assert (line.reward_name, line.first_reward, line.reward) == ("held-out loss", 0.5, 0.25)
 
 
 def test_what_nothing_measures_cannot_rank(recipe: Any, tmp_path: Path):

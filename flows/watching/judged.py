@@ -1,0 +1,108 @@
+"""What policies were measured to be worth: the number that ranks them, and the last lines of a run.
+
+Stages are not checked: what their newest manifests say is taken.
+"""
+
+from collections.abc import Iterator
+
+from cosmos_rl_core.errors import counted
+from flows.planning.run import Run
+from flows.planning.steps import Step
+from flows.watching.best import Best, best_of, judge_of
+from flows.watching.status import State
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
+from stages.artifacts.slots import standing
+from stages.scoring.summaries import known_error
+
+LOSS = "held-out loss"
+"""What :class:`Best` is by if a loss ranks policies."""
+
+
+def judged(run: Run, k: int) -> Best | None:
+    """Return the number of policy version k that ranks it, and each of its held-out rewards; None if it has none.
+
+    Raises :class:`ArtifactError` for damaged manifests.
+    """
+    if (judge := judge_of(run)) is None:
+        return None
+    rewards = [f"evaluate-{reward.fn.label}" for reward in run.recipe.rewards if run.evaluates]
+    return best_of(run, (_state(run, k, stage) for stage in dict.fromkeys((*judge.stages, *rewards))))
+
+
+def _state(run: Run, k: int, stage: str) -> State:
+    """Return what a stage has measured of a policy version, without a look at its inputs."""
+    slot = run.slots.version(k, stage)
+    _, manifest = standing(slot)
+    kind = stage.partition("-")[0]
+    step = Step(f"policy-{k:04d}/{stage}", "reward" if kind == "evaluate" else kind, slot, _unasked, k)
+    return State(step, "missing" if manifest is None else "stands", manifest=manifest)
+
+
+def _unasked() -> Request:
+    raise NotImplementedError("its artifact is there")
+
+
+def held_out_lines(run: Run) -> list[str]:
+    """Return every held-out reward of the base and the final policy, and last the number that ranks policies.
+
+    None for a run without both. Errors are over prompts.
+    """
+    lines: list[str] = []
+    for label, scores in _held_out_scores(run):
+        errors = [known_error(score) for score in scores]
+        means = [_mean_of(score, label, error) for score, error in zip(scores, errors, strict=True)]
+        count = f"{scores[1].summary['scored']} held-out samples each"
+        over = "" if errors == [None, None] else ", errors over prompts"
+        lines.append(f"{label}: {means[0]} before, {means[1]} after, {count}{over}")
+    if (ends := _ends(run)) is not None:
+        before, after = ends
+        counting = ""
+        if before.passed is not None and after.passed is not None:
+            counting = f", over {before.passed[0]} and {after.passed[0]} of {after.passed[1]} samples that count"
+        lines.append(f"{after.by}: {before.figure:.3f} -> {after.figure:.3f}{counting}")
+    return lines
+
+
+def result_line(run: Run) -> str:
+    """Return before and after of the number that ranks policies, then of held-out rewards and loss.
+
+    Such as ``ocr 0.615 -> 0.786``; if nothing is held out, how many iterations there were.
+    """
+    found: dict[str, tuple[float, ...]] = {}
+    if (ends := _ends(run)) is not None:
+        found[ends[0].by] = tuple(end.figure for end in ends)
+    for label, scores in _held_out_scores(run):
+        found.setdefault(f"held-out {label}", tuple(score.summary[label] for score in scores))
+    losses = tuple(manifest.summary["loss"] for manifest in _made(run, "validate"))
+    if losses and None not in losses:
+        found.setdefault(LOSS, losses)
+    names = {by: by if by == LOSS else by.removeprefix("held-out ") for by in found}
+    changes = [f"{names[by]} {before:.3f} -> {after:.3f}" for by, (before, after) in found.items()]
+    return ", ".join(changes) or f"{counted(run.recipe.train.num_iterations, 'iteration')}, nothing held out"
+
+
+def _mean_of(scores: Manifest, label: str, error: float | None) -> str:
+    return f"{scores.summary[label]:.3f}" + ("" if error is None else f" ± {error:.3f}")
+
+
+def _ends(run: Run) -> tuple[Best, Best] | None:
+    """Return the numbers that rank the base policy and the final one; None without both."""
+    before, after = (judged(run, k) for k in (0, run.recipe.train.num_iterations))
+    return None if before is None or after is None else (before, after)
+
+
+def _held_out_scores(run: Run) -> Iterator[tuple[str, list[Manifest]]]:
+    """Yield each reward with its held-out scores of the base policy and of the final one, if both have a mean."""
+    for reward in run.recipe.rewards:
+        label = reward.fn.label
+        scores = _made(run, f"evaluate-{label}")
+        if scores and all(isinstance(score.summary.get(label), float) for score in scores):
+            yield label, scores
+
+
+def _made(run: Run, stage: str) -> list[Manifest]:
+    """Return what a stage that judges policies made of the base policy and of the final one; nothing without both."""
+    slots = (run.slots.version(k, stage) for k in (0, run.recipe.train.num_iterations))
+    found = [manifest for slot in slots if (manifest := standing(slot)[1]) is not None]
+    return found if len(found) == 2 else []
