@@ -36,7 +36,9 @@ from flows.post_train import make
 from flows.running import gpus, pauses
 from flows.running.display import Display
 from flows.running.launch import grouped, launch
+from flows.running.lost_tasks import lost_tasks_ended
 from flows.running.progress import Reporter
+from flows.running.short_errors import log_messages_only
 from flows.running.tags import tags_of
 from flows.running.wave import Waves
 from flows.terminal import commands
@@ -105,7 +107,9 @@ def ends_in_state(work: Callable[P, str]) -> Callable[P, State[None]]:
     """
 
     @functools.wraps(work)
+    @lost_tasks_ended()
     def flow_of_states(*args: P.args, **kwargs: P.kwargs) -> State[None]:
+        log_messages_only()
         try:
             return Completed(message=work(*args, **kwargs))
         except CosmosRLError as error:
