@@ -1,7 +1,7 @@
 """Optimizer steps on a diffusion model, for any algorithm. Shared by `update` and `finetune`."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,11 +126,13 @@ class Trainer(Stepper):
         """Do one optimizer step from this rank's micro-batches; ``num_samples`` counts the samples of all ranks.
         Collective.
 
-        Returns whether training continues, which the watcher decides. A step that the watcher refuses, or whose
-        gradients are not finite, changes no weights: its row has a learning rate of 0 and no gradient norm. Raises
-        :class:`DivergenceError`, on all ranks, after more than ``max_nonfinite`` consecutive non-finite steps.
+        A metric is the mean over the samples and noise levels that have it. Returns whether training continues, which
+        the watcher decides. A step that the watcher refuses, or whose gradients are not finite, changes no weights: its
+        row has a learning rate of 0 and no gradient norm. Raises :class:`DivergenceError`, on all ranks, after more
+        than ``max_nonfinite`` consecutive non-finite steps.
         """
         totals: dict[str, float] = {}
+        counts: dict[str, float] = {}
         peaks: dict[str, float] = {}
         for made in micro_batches:
             self.sign_of_life(index)
@@ -143,9 +145,13 @@ class Trainer(Stepper):
             for name, value in {"loss": loss.per_sample.detach(), **loss.metrics}.items():
                 share = float(value.double().sum()) * micro.weight / (num_samples * num_times)
                 totals[name] = totals.get(name, 0.0) + share
+                counts[name] = counts.get(name, 0.0) + value.numel() * micro.weight
                 if name in PEAKS and micro.weight:
                     peaks[name] = float(np.maximum(peaks.get(name, -math.inf), float(value.max())))
-        means, highest = self._over_ranks(totals, peaks)
+        totals, counts, highest = self._over_ranks(totals, counts, peaks)
+        # The loss is the sum that is descended. Media may have a loss at fewer levels than the samples have.
+        every = num_samples * num_times
+        means = {name: total * (1.0 if name == "loss" else every / counts[name]) for name, total in totals.items()}
         row: dict[str, float] = {"step": self.steps.first_step + index}
         # After a refusal the gradient norm is not computed: far from the behaviour, gradients may overflow.
         goes_on = self.watcher.may_step(index, means)
@@ -185,13 +191,17 @@ class Trainer(Stepper):
         return loss
 
     def _over_ranks(
-        self, totals: dict[str, float], peaks: dict[str, float]
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the sums and the maxima of all ranks, by name. A rank may have had batches of one kind only."""
+        self, totals: dict[str, float], counts: dict[str, float], peaks: dict[str, float]
+    ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+        """Return sums, counts and maxima over all ranks, by name. A rank may have had batches of one kind only."""
         # Context-parallel peers had the same losses, which count once.
-        found = self.group.gather([totals if self.group.leads else {}, peaks])
-        all_totals, all_peaks = zip(*found, strict=True)
-        names = sorted(set().union(*all_totals))
-        sums: dict[str, float] = {name: sum(each.get(name, 0.0) for each in all_totals) for name in names}
+        found = self.group.gather([totals, counts, peaks] if self.group.leads else [{}, {}, peaks])
+        all_totals, all_counts, all_peaks = zip(*found, strict=True)
         highest = {name: np.max([each.get(name, -math.inf) for each in all_peaks]) for name in set().union(*all_peaks)}
-        return sums, {f"{name}_max": float(number) for name, number in sorted(highest.items())}
+        named = {f"{name}_max": float(number) for name, number in sorted(highest.items())}
+        return _summed(all_totals), _summed(all_counts), named
+
+
+def _summed(every: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the sum of each number of several ranks, by its name."""
+    return {name: sum(each.get(name, 0.0) for each in every) for name in sorted(set().union(*every))}

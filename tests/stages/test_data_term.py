@@ -122,8 +122,11 @@ def test_on_the_first_step_only_with_levels_of_supervised_training_and_without_t
         noise = training_noise(tuple(tensors["latents"].shape), key, 0)
         t = sft_time(sigmas, run.recipe.policy.diffusers.density, key)
         losses.append(by_hand.loss(about["prompt_id"], min(t, 1 - 1e-9), noise, text=False))
-    # The other trained step of each sample counts in the mean, with nothing.
-    assert metrics["data_loss"].iloc[0] == pytest.approx(np.mean(losses) / 2, rel=1e-4)
+    # The mean is over the steps that have a loss on data, which are half of all. The largest has the same unit.
+    assert metrics["data_loss"].iloc[0] == pytest.approx(np.mean(losses), rel=1e-4)
+    assert metrics["data_loss_max"].iloc[0] == pytest.approx(max(losses), rel=1e-4)
+    expected = 10 * (metrics["policy_loss"].iloc[0] + 0.5 * metrics["data_loss"].iloc[0] / 2)
+    assert metrics["loss"].iloc[0] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Optimizer steps by a trainer made by hand: steps that are left out, and adapters that drop out."""
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,6 +139,30 @@ def test_a_loss_that_is_not_one_number_a_sample_is_refused(folder: str, conditio
     trainer.algorithm.loss = lambda velocity, batch: Loss(own(velocity, batch).per_sample.mean(), {})
     with pytest.raises(ConfigError, match=r"one number a sample: found shape \[\], expected \[2\]"):
         trainer.step(0, both(conditioning), 2, 1)
+
+
+def test_a_metric_is_the_mean_over_the_samples_that_have_it(folder: str, conditioning: Conditioning):
+    trainer: Any = trainer_of(folder, "sft", LoraConfig(r=4))
+    own, values = trainer.algorithm.loss, iter(([1.0, 3.0], [5.0, 9.0], [70.0, 90.0]))
+
+    def loss(velocity: Any, batch: Any) -> Loss:
+        found = own(velocity, batch).per_sample
+        measured = torch.tensor(next(values), device=CPU)
+        return Loss(found * 0 + measured, {"data_loss" if measured[0] == 5 else "policy_loss": measured})
+
+    trainer.algorithm.loss = loss
+    padding = replace(micro_batch(conditioning, slice(None)), weight=0.0)
+    trainer.step(0, [*both(conditioning), *both(conditioning), padding], 2, 1)
+    (row,) = trainer.rows
+    assert (row["policy_loss"], row["data_loss"], row["data_loss_max"]) == (2, 7, 9)
+    # What is descended is the sum of both.
+    assert (row["loss"], row["loss_max"]) == (9, 9)
+    trainer.rows.clear()
+    values = iter(([1.0, 3.0], [2.0, 6.0], [5.0, 9.0]))
+    # Two noise levels of each sample, of which one has data.
+    trainer.step(0, [*both(conditioning)] * 3, 2, 2)
+    (row,) = trainer.rows
+    assert (row["policy_loss"], row["data_loss"], row["loss"]) == (3, 7, 6.5)
 
 
 # ---- gradients that are not finite
