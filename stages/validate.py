@@ -8,10 +8,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from cosmos_rl_core import seeds
 from cosmos_rl_core.models._base import Conditioning, Model, stack
 from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.storage import store
-from cosmos_rl_core.training.noise_levels import DrawKey, training_noise
 from stages import contracts
 from stages.artifacts.layouts import cut_alike
 from stages.artifacts.request import Request
@@ -66,8 +66,9 @@ def _losses(
     """Return a row an item and noise level."""
     rows: list[dict[str, Any]] = []
     for level, t in enumerate((np.arange(config.num_levels) + 0.5) / config.num_levels):
-        draws = [training_noise(tuple(x_0.shape[1:]), DrawKey(seed, 0, 0, item), level) for item in items]
-        noise = torch.stack(draws).to(x_0.device)
+        # Of a purpose of its own: media that are trained on too were never seen with this noise.
+        draws = [seeds.normal(tuple(x_0.shape[1:]), "validation noise", seed, item, level) for item in items]
+        noise = torch.from_numpy(np.stack(draws)).to(x_0.device)
         times = torch.full((len(items),), float(t), device=x_0.device)
         with computes_in(config.param_dtype, x_0.device):
             velocity = model.velocity((1 - float(t)) * x_0 + float(t) * noise, times, conditioning)

@@ -2,6 +2,7 @@
 
 import copy
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from cosmos_rl_core import seeds
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.training.noise_levels import DrawKey, training_noise
 from flows.planning import requests
@@ -60,8 +62,17 @@ def run_of(tmp_path: Path, name: str, seed: int = 0, batch_size: int = 2, model:
     return run
 
 
+def own_noise(shape: tuple[int, ...], item: str, level: int) -> torch.Tensor:
+    return torch.from_numpy(seeds.normal(shape, "validation noise", SEED, item, level))
+
+
+def noise_of_first_pass(shape: tuple[int, ...], item: str, level: int) -> torch.Tensor:
+    """What supervised training with this seed adds to an item when it first sees it."""
+    return training_noise(shape, DrawKey(SEED, 0, 0, item), level)
+
+
 @torch.no_grad()
-def by_hand(run: Run) -> dict[str, list[float]]:
+def by_hand(run: Run, noise_of: Callable[..., torch.Tensor] = own_noise) -> dict[str, list[float]]:
     """The losses of each item at each level, one forward pass each. A fresh LoRA changes nothing."""
     request = requests.validate(run, 0)
     assert isinstance(request.config, Validate)
@@ -74,7 +85,7 @@ def by_hand(run: Run) -> dict[str, list[float]]:
         x_0 = latents[item][None]
         for level in range(LEVELS):
             t = torch.tensor([(level + 0.5) / LEVELS], device=CPU)
-            noise = training_noise(tuple(x_0.shape[1:]), DrawKey(SEED, 0, 0, item), level)[None]
+            noise = noise_of(tuple(x_0.shape[1:]), item, level)[None]
             velocity = model.velocity(torch.lerp(x_0, noise, t.item()), t, conditioning)
             losses.setdefault(item, []).append(float((velocity - noise + x_0).square().mean()))
     return losses
@@ -90,6 +101,11 @@ def test_the_loss_is_the_mean_squared_error_of_the_velocity_at_the_middles_of_eq
     assert found.keys() == expected.keys()
     for item, losses in expected.items():
         assert found[item] == pytest.approx(losses, rel=1e-5)
+    # An item on both sides is not judged at the noise that it was trained on.
+    assert all(
+        found[item][0] != pytest.approx(trained[0], rel=1e-3)
+        for item, trained in by_hand(run, noise_of_first_pass).items()
+    )
     means = torch.tensor([sum(losses) / LEVELS for losses in expected.values()], dtype=torch.float64)
     assert manifest.summary["loss"] == pytest.approx(float(means.mean()), rel=1e-6)
     assert manifest.summary["standard_error"] == pytest.approx(float(means.std() / ITEMS**0.5), rel=1e-4)
