@@ -33,6 +33,8 @@ class Moved:
     """z-scores of policy 0."""
     tripped: list[int]
     """Iterations in which a limit on it tripped."""
+    curve: Markup
+    """The z-scores at the policies that made the samples, as a small curve, with dots where limits tripped."""
 
     @property
     def z(self) -> float:
@@ -56,11 +58,6 @@ class Moved:
         return max(self.by_iteration, key=lambda row: abs(row[1]), default=(0, 0.0))
 
     @property
-    def curve(self) -> Markup:
-        """Return the z-scores as a small curve, with dots where limits tripped."""
-        return spark(self.by_iteration, self.tripped)
-
-    @property
     def cells(self) -> list[str | Markup]:
         """Return the row of the table."""
         k, z = self.furthest
@@ -75,7 +72,7 @@ class Moved:
         ]  # fmt: skip
 
 
-NAMES = ["score", "role", "z over iterations", "iteration 0", "newest", "z", "drift", "furthest z", "limit"]
+NAMES = ["score", "role", "z over policies", "iteration 0", "newest", "z", "drift", "furthest z", "limit"]
 
 
 def moved(book: Book) -> list[Moved]:
@@ -93,7 +90,8 @@ def _moved(book: Book, score: Score) -> Moved:
     means = [(k, one.mean) for k, one in found if one.mean is not None]
     z = [(k, in_units(mean - score.mean, score.deviation)) for k, mean in means if score.mean is not None]
     tripped = [p.k for p in book.iterations if any((t.reward, t.score) == names for t in p.excerpt.tripped)]
-    return Moved(score, book.role(score), found[-1][1], z, tripped)
+    curve = spark([(book.sampled_by(k), value) for k, value in z], map(book.sampled_by, tripped))
+    return Moved(score, book.role(score), found[-1][1], z, tripped, curve)
 
 
 def _shown(value: float) -> float | None:
