@@ -55,7 +55,8 @@ def weighted(options: Options) -> tuple[tuple[float, tuple[Prompt, ...]], ...]:
         plugin = plugins.load("datasets", name)
         if not hasattr(plugin, "prompts"):
             mistakes.append(
-                f"set {number} of the mixture: the dataset {name!r} has media and no prompts; expected one of: {_able()}"
+                f"set {number} of the mixture: the dataset {name!r} has media and no prompts; expected one of: "
+                f"{_able()}"
             )
             continue
         try:
