@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from cosmos_rl_core.config.policy import ALL_LINEAR, LoraConfig
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ConfigError, counted
 
 
 def targets(config: LoraConfig, linear: Collection[str]) -> tuple[str, ...]:
@@ -97,13 +97,13 @@ def differences(found: LoraConfig, wanted: LoraConfig, linear: Mapping[str, tupl
     here, there = set(adapted(found, linear)), set(adapted(wanted, linear))
     for names, owner in ((here - there, "it alone"), (there - here, "[policy.lora] alone")):
         if names:
-            yield f"{owner} adapts {len(names)} modules, e.g. {min(names)}"
+            yield f"{owner} adapts {counted(len(names), 'module')}, e.g. {min(names)}"
     shared = sorted(here & there)
     for what, of in (("rank", rank), ("alpha", alpha)):
         if unequal := [name for name in shared if of(found, name) != of(wanted, name)]:
             name = unequal[0]
             mine, asked = (f"{of(config, name):g}" for config in (found, wanted))
-            yield f"its {what} is {mine}, [policy.lora] says {asked} ({len(unequal)} modules, e.g. {name})"
+            yield f"its {what} is {mine}, [policy.lora] says {asked} ({counted(len(unequal), 'module')}, e.g. {name})"
     if shared and found.use_rslora != wanted.use_rslora:
         yield f"its use_rslora is {str(found.use_rslora).lower()}, [policy.lora] says the opposite"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.errors import ArtifactError, counted
 
 ALIGNMENT_BYTES = 64
 """Boundary on which PyTorch's allocator places tensors on the CPU."""
@@ -50,4 +50,4 @@ def align(module: nn.Module) -> None:
 
 def _listed(names: Sequence[str]) -> str:
     """Return the number of ``names`` and the first three."""
-    return f"{len(names)} weights: {', '.join(names[:3])}{', ...' * (len(names) > 3)}"
+    return f"{counted(len(names), 'weight')}: {', '.join(names[:3])}{', ...' * (len(names) > 3)}"

@@ -13,7 +13,7 @@ from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import RewardConfig, SnapshotOptions
 from cosmos_rl_core.config.vlm.recipe import VlmRecipe
 from cosmos_rl_core.datasets._base import Prompt
-from cosmos_rl_core.errors import ArtifactError, ConfigError, CosmosRLError, Mistakes
+from cosmos_rl_core.errors import ArtifactError, ConfigError, CosmosRLError, Mistakes, counted
 from cosmos_rl_core.parallel import sequence_shares
 from cosmos_rl_core.pipelines import checkpoints, directories, guidance, sizes
 from cosmos_rl_core.pipelines.buckets import Size, buckets
@@ -182,7 +182,7 @@ def _check_prompts(reward: RewardConfig, prompts: Sequence[Prompt]) -> None:
     if reasons := [f"prompt {name}: {why}" for name, why in answers.items() if why is not None]:
         more = f" (and {len(reasons) - SHOWN} more)" if len(reasons) > SHOWN else ""
         shown = "; ".join(reasons[:SHOWN])
-        raise ConfigError(f"{reward.fn.label} cannot score {len(reasons)} prompts: {shown}{more}")
+        raise ConfigError(f"{reward.fn.label} cannot score {counted(len(reasons), 'prompt')}: {shown}{more}")
 
 
 def agreements(recipe: Recipe) -> list[str]:

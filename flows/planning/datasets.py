@@ -12,7 +12,7 @@ from cosmos_rl_core.config.train import DatasetOptions, SnapshotOptions
 from cosmos_rl_core.datasets._base import MediaPlugin, Prompt
 from cosmos_rl_core.datasets._shares import Share, most
 from cosmos_rl_core.datasets._windows import Windows
-from cosmos_rl_core.errors import ArtifactError, ConfigError, Mistakes
+from cosmos_rl_core.errors import ArtifactError, ConfigError, Mistakes, counted
 from cosmos_rl_core.storage import store
 from flows.planning import costs
 from stages.artifacts import snapshots
@@ -170,7 +170,7 @@ def _of_length(prompts: tuple[Prompt, ...], place: str) -> tuple[Prompt, ...]:
     """Return prompts. Raises :class:`ConfigError` naming ``place`` for those that no text encoder takes."""
     if long := [prompt for prompt in prompts if len(prompt.text) > MAX_TEXT]:
         first = f"e.g. {long[0].id} has {len(long[0].text)}, {long[0].text[:SHOWN]!r}..."
-        raise ConfigError(f"{place}: {len(long)} prompts have more than {MAX_TEXT} characters, {first}")
+        raise ConfigError(f"{place}: more than {MAX_TEXT} characters in {counted(len(long), 'prompt')}, {first}")
     return prompts
 
 

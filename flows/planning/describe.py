@@ -113,7 +113,7 @@ def _warns(plan: Plan) -> str | list[str]:
     lines = [f"before each update, a mean outside its limits {then[warning.on_trip]}: {names}"]
     count, on_drift = plan.recipe.prompts_per_iteration, any(limit.fall or limit.rise for limit in warning.limits)
     if on_drift and count < FEWEST:
-        prompts = "1 prompt" if count == 1 else f"{count} prompts"
+        prompts = counted(count, "prompt")
         lines.append(f"no verdict on drift (fall, rise): an iteration has {prompts}, which takes at least {FEWEST}")
     return lines
 

@@ -18,7 +18,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.errors import ConfigError, UnavailableError
+from cosmos_rl_core.errors import ConfigError, UnavailableError, counted
 from flows.launchers.devices import need_of
 from flows.running.server import is_overloaded, server_is_own
 from flows.running.waiting import Waiting
@@ -83,7 +83,7 @@ def _wait(held: ExitStack, limit: str, count: int, waiting: Waiting) -> None:
     # If the server is down for minutes or loses its leases, the work still continues; Prefect warns. An exception at a
     # failed renewal could come at any line, even in cleanup code.
     options: Any = {"max_retries": 0, "strict": True, "raise_on_lease_renewal_failure": False}
-    answered_s, slots = time.monotonic(), f"{count} slots of the limit {limit!r}"
+    answered_s, slots = time.monotonic(), f"{counted(count, 'slot')} of the limit {limit!r}"
     while True:
         try:
             held.enter_context(concurrency(limit, occupy=count, lease_duration=LEASE_S, **options))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from cosmos_rl_core.errors import counted
 from cosmos_rl_core.estimates.estimate import Estimate, mean_of_estimates
 from flows.planning.run import Run
 from flows.reporting.collecting import Collected
@@ -39,8 +40,8 @@ def roles_of(run: Run) -> dict[str, str]:
 def table(collected: Collected, roles: Mapping[str, str], seconds: Mapping[int, float]) -> str:
     """Return rows of iterations, the newest first: rewards ± standard errors, means of optimizer steps, seconds.
 
-    Only numbers that the algorithm measures have a column. Old iterations share rows, so that the table of a long run stays small. ``roles`` of rewards are by label,
-    ``seconds`` by iteration.
+    Only numbers that the algorithm measures have a column. Old iterations share rows, so that the table of a long run
+    stays small. ``roles`` of rewards are by label, ``seconds`` by iteration.
     """
     numbers = sorted({*collected.iterations, *collected.trained})
     means = {k: means_of(one.steps) for k, one in collected.trained.items()}
@@ -95,7 +96,7 @@ def _mean(estimates: Sequence[Estimate]) -> str:
 
 def _tripped(pieces: Sequence[Piece]) -> str:
     words = [one.words for piece in pieces for one in piece.excerpt.tripped]
-    return ", ".join(words) if len(pieces) == 1 else f"{len(words)} limits" * bool(words)
+    return ", ".join(words) if len(pieces) == 1 else counted(len(words), "limit") * bool(words)
 
 
 def pictures(collected: Collected) -> str:
@@ -105,9 +106,9 @@ def pictures(collected: Collected) -> str:
     """
     judged = _with_pictures(collected.judged, "fixed")
     rows = evenly(judged or _with_pictures(collected.iterations, "typical"), ROWS)
-    kind, counted = ("fixed", "policy") if judged else ("typical", "iteration")
+    kind, row_of = ("fixed", "policy") if judged else ("typical", "iteration")
     for most in PROMPTS:
-        grids = (_grid(f"{counted} {piece.k}", piece.excerpt.chosen(kind)[:most]) for piece in rows)
+        grids = (_grid(f"{row_of} {piece.k}", piece.excerpt.chosen(kind)[:most]) for piece in rows)
         text = "\n".join(grids)
         if len(text) <= LARGEST:
             return text

@@ -109,7 +109,7 @@ def test_missing_weights_are_never_drawn_at_random(clip: Path, tmp_path: Path):
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
     changed(clip, tmp_path, drop)
-    with pytest.raises(ArtifactError, match=r"lack 1 weights: visual_projection\.weight"):
+    with pytest.raises(ArtifactError, match=r"lack 1 weight: visual_projection\.weight"):
         scorer("clip_score", model=str(tmp_path)).score(samples_of("image", 1))
 
 

@@ -15,6 +15,7 @@ from cosmos_rl_core.sampling.flow import euler
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.weights import export
+from cosmos_rl_core.weights.lora import differences
 from cosmos_rl_core.weights.lora_dropout import KeyedDropout, dropouts_of, dropping
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import add_lora, initial_lora, prepare
@@ -82,6 +83,14 @@ def test_every_linear_module_is_what_a_plan_counts(family: Family):
     assert {name.rpartition(".lora_")[0] for name in weights.parameters} == linear
     trained = sum(parameter.numel() for parameter in weights.parameters.values())
     assert sizes.trainable_elements(sizes.weight_shapes(family.folder), everything) == trained
+
+
+def test_what_differs_of_adapters_is_counted_in_words():
+    linear = {f"blocks.0.{name}": (8, 8) for name in ("to_q", "to_k")}
+    one, both = (config(target_modules=names) for names in (["to_q"], ["to_q", "to_k"]))
+    assert [*differences(both, one, linear)] == ["it alone adapts 1 module, e.g. blocks.0.to_k"]
+    (said,) = differences(one, config(target_modules=["to_q"], r=8), linear)
+    assert said.endswith("(1 module, e.g. blocks.0.to_q)")
 
 
 @pytest.mark.parametrize(

@@ -285,7 +285,7 @@ def test_weights_that_a_whole_file_lacks_are_never_made_up(name: str, tmp_path: 
             assert error.value.exit_code == 65
             # With a device_map, diffusers does not say which.
             named = load is load_all or "text_encoder" in file.parent.name
-            assert (f"lack 1 weights: {lost};" in str(error.value)) == named
+            assert (f"lack 1 weight: {lost};" in str(error.value)) == named
             file.write_bytes(whole)
 
 
@@ -295,7 +295,7 @@ def test_weights_of_another_shape_are_named_with_both_shapes(base: Path):
     with pytest.raises(ArtifactError) as error:
         load_all(base)
     assert str(error.value) == (
-        f"the files of 'text_encoder' in the pipeline {str(base)!r} do not fit its config.json: 1 weights: {name} is "
+        f"the files of 'text_encoder' in the pipeline {str(base)!r} do not fit its config.json: 1 weight: {name} is "
         "[5, 16], expected [12, 64]; fetch them again"
     )
 

@@ -168,7 +168,7 @@ def test_a_valid_recipe_is_checked_against_the_world_at_once(recipe, words):
     message = mistakes_of(recipe(('"package:tiny-sd3"', '"package:tiny"'), without_effect))
     assert "train.ema_decay without effect: ema_enable is not true" in message
     assert "no pipeline 'tiny' ships with this project; did you mean package:tiny-sd3? known: tiny-sd3" in message
-    assert "ocr cannot score 1 prompts: prompt p-" in message
+    assert "ocr cannot score 1 prompt: prompt p-" in message
     assert "one iteration needs 2 prompts, the dataset has 1" in message
 
 

@@ -116,7 +116,7 @@ def test_a_prompt_of_a_book_is_refused_by_its_beginning(recipe: Recipe, main: Ma
     (tmp_path / "p.txt").write_text(f'{"a" * 10_000_000}\nsay "K7"\nsay "AB"\n', encoding="utf-8")
     words = ("--set", f'train.train_policy.dataset={{name = "prompts", path = "{tmp_path}/p.txt"}}')
     said = refusal(main, recipe(), *words)
-    assert "train.train_policy.dataset: 1 prompts have more than 65536 characters, e.g. p-" in said
+    assert "train.train_policy.dataset: more than 65536 characters in 1 prompt, e.g. p-" in said
 
 
 def test_a_service_that_is_away_hides_no_mistake_and_is_none(recipe: Recipe, tmp_path: Path):

@@ -4,6 +4,7 @@ import json
 import math
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
 
@@ -27,6 +28,7 @@ from tests.flows.by_hand import validated
 from tests.flows.imagined import Imagined
 from tests.hand_made import planned
 
+NO_RUN = cast(Run, SimpleNamespace(url="/nowhere"))
 ROLES = {"ocr": "train", "jpeg": "monitor"}
 
 
@@ -36,7 +38,7 @@ def score(reward: str, mean: float, error: float | None) -> Score:
 
 def collected(run: Run | None, count: int, **more: Any) -> Collected:
     """Rewards k and -k with errors 3 and none; a KL of k / 2 in the mean of two steps."""
-    found = Collected(cast(Run, run))
+    found = Collected(run or NO_RUN)
     steps = {k: pd.DataFrame({"kl": [0.0, float(k)], "loss": [1.0, 3.0]}) for k in range(count)}
     for k in range(count):
         found.iterations[k] = Piece(Excerpt(k=k, scores=(score("ocr", k, 3.0), score("jpeg", -k, None)), **more))
@@ -61,6 +63,17 @@ def test_a_row_has_rewards_with_errors_monitors_kl_limits_and_seconds():
         "seconds": "12.3",
     }
     assert (before["iteration"], before["seconds"]) == ("0", "0.0")
+
+
+def test_iterations_that_share_a_row_say_how_many_limits_tripped():
+    found = collected(None, 61)
+    tripped = (Tripped(words="ocr rose", reward="ocr", score="ocr", samples=()),)
+    for k in (0, 10, 11):
+        found.iterations[k] = Piece(Excerpt(k=k, scores=(), tripped=tripped))
+    oldest = rows(found, {})[:-3:-1]
+    assert [(row["iteration"], row["tripped"]) for row in oldest] == [("0–9", "1 limit"), ("10", "ocr rose")]
+    found.iterations[1] = found.iterations[0]
+    assert rows(found, {})[-1]["tripped"] == "2 limits"
 
 
 def test_only_what_the_algorithm_measures_has_a_column():
@@ -96,7 +109,7 @@ def test_every_iteration_is_in_one_row(count: int):
 
 def test_pictures_stay_small_and_prompts_cannot_break_the_grid():
     def judged(size: int) -> Collected:
-        found = Collected(cast(Run, None))
+        found = Collected(NO_RUN)
         shown = {str(n): Picture(sample=str(n), prompt="a|<b>\n`c`", seed=n, score=0.5) for n in range(8)}
         shown = {name: one.model_copy(update={"thumb": "data:," + "x" * size}) for name, one in shown.items()}
         for k in range(20):
@@ -109,7 +122,7 @@ def test_pictures_stay_small_and_prompts_cannot_break_the_grid():
     assert (small.count("data:,"), large.count("data:,")) == (20, 10)
     assert len(large) < contents.LARGEST
     assert contents.pictures(judged(1_000_000)) == ""
-    assert contents.pictures(Collected(cast(Run, None))) == ""
+    assert contents.pictures(Collected(NO_RUN)) == ""
 
 
 def test_the_report_is_a_link_wherever_it_is():

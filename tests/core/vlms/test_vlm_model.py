@@ -268,5 +268,5 @@ def test_weights_that_are_not_there_are_named(tmp_path: Path, change: str):
     name = next(name for name in sorted(tensors) if name.endswith("q_proj.weight"))
     tensor = tensors.pop(name)
     save_file(tensors if change == "missing" else {**tensors, name: tensor[:4].clone()}, file, {"format": "pt"})
-    with pytest.raises(ArtifactError, match=rf"the files of the VLM .* 1 weights: {name}"):
+    with pytest.raises(ArtifactError, match=rf"the files of the VLM .* 1 weight: {name}"):
         load(str(tmp_path), CPU, torch.float32)
