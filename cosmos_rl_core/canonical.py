@@ -16,6 +16,14 @@ def canonical_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, allow_nan=False, **_COMPACT).encode()
 
 
+def from_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text. Raises ``ValueError`` if it is not JSON, or is nested too deep to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its objects and lists are nested too deep to be read; flatten them") from None
+
+
 def digest(value: Any) -> str:
     """Return the sha256 (hex) of the canonical JSON of ``value``."""
     return sha256(canonical_json(value))

@@ -5,12 +5,12 @@ or bytes in the Arrow files: in the parts of messages, or in columns ``image``, 
 which parts without a medium take the next, or the one of their ``index``. The package ``datasets`` is not needed.
 """
 
-import json
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Literal
 
 from pydantic import Field
 
+from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.chat_datasets import _arrow_media
 from cosmos_rl_core.chat_datasets._base import Message, Row, part_of, refused, row, text_part
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
@@ -69,7 +69,7 @@ UNREAD = ("function_call", "reasoning", "reasoning_content", "thinking", "tool_c
 
 def _row(name: str, value: Any, media: _arrow_media.Columns, system_prompt: str) -> Row:
     try:
-        found = json.loads(value) if isinstance(value, str) else value
+        found = from_json(value) if isinstance(value, str) else value
         if not isinstance(found, list):
             raise ItemError(f"{type(found).__name__}, expected a list of messages")
         messages = [_message(message, media) for message in found]

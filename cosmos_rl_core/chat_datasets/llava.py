@@ -5,13 +5,13 @@ with ``images``, ``video`` or ``videos`` as well. ``<image>`` and ``<video>`` in
 in order; without any, media come first.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field
 
+from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.chat_datasets._base import MEDIA, Message, Row, refused, row, text_part
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.vlm.chat_datasets import ChatDatasetOptions
@@ -46,7 +46,7 @@ def rows(options: Options) -> Iterator[Row]:
     """Yield every conversation of the file."""
     (path,) = files(options)
     try:
-        found = json.loads(store.read(path))
+        found = from_json(store.read(path))
     except ValueError as error:
         raise ConfigError(f"{options.annotation_path} is not JSON: {error}") from error
     if not isinstance(found, list):

@@ -1,7 +1,6 @@
 """Directories of diffusers pipelines, torch-free: their class, their model plugin, their digest, what they need."""
 
 import importlib.util
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from typing import Any, Literal
 import huggingface_hub
 
 from cosmos_rl_core import plugins, shipped
+from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._spec import ModelSpec
 from cosmos_rl_core.storage.file_digests import files_digest
@@ -137,10 +137,10 @@ def transformer_files(path: str | Path) -> list[str]:
 
 
 def read_json(path: str | Path, *names: str) -> dict:
-    """Return a JSON file of the pipeline directory. Raises :class:`ConfigError` if it is absent or not JSON."""
+    """Return a JSON file of the pipeline directory. Raises :class:`ConfigError` if it is absent or cannot be read."""
     file = Path(path, *names)
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return from_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"the pipeline directory {str(path)!r} has no {'/'.join(names)}") from error
     except ValueError as error:

@@ -3,11 +3,11 @@
 The bytes of weights are not read. Files that no stage loads, such as half-precision variants, do not count.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.storage.tensor_headers import NUM_BYTES, num_bytes, read_header
@@ -148,7 +148,7 @@ def _object(file: Path) -> tuple[dict[str, Any], str]:
     """Return the JSON object in a file and the line of its damage, empty for none."""
     if line := _damage(file):
         return {}, line
-    values = json.loads(file.read_bytes())
+    values = from_json(file.read_bytes())
     is_object = isinstance(values, dict) and bool(values)
     return (values, "") if is_object else ({}, f"{file} is damaged: expected a JSON object with entries")
 
@@ -163,7 +163,7 @@ def _damage(file: Path) -> str:
         if start == _POINTER:
             return f"{file} is damaged: it is a pointer of git-lfs, which has not fetched the file: git lfs pull"
         if file.suffix == ".json":
-            json.loads(file.read_bytes())
+            from_json(file.read_bytes())
     except OSError as error:
         return f"{file} cannot be read: {error}"
     except ValueError as error:

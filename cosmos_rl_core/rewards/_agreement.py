@@ -1,6 +1,5 @@
 """Agreement of a judge with labels of people, on files that it was not trained on."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -9,6 +8,7 @@ import numpy as np
 import pandas as pd
 from pydantic import Field, ValidationError
 
+from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.errors import ConfigError, first_line
 from cosmos_rl_core.rewards._judge import number
@@ -97,7 +97,7 @@ def read(path: str, reward: str, scorer: str) -> Agreement:
         f"write it with `cosmos-flows score FILES --reward {reward.partition('-')[0]} --labels ... --agreement {path}`"
     )
     try:
-        found = Agreement.model_validate(json.loads(Path(path).read_text(encoding="utf-8")))
+        found = Agreement.model_validate(from_json(Path(path).read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"agreement = {path!r} cannot be read ({error}); {write}") from error
     except (ValueError, ValidationError) as error:

@@ -3,7 +3,6 @@
 A plugin file has ``PROCESSORS``: a class like :class:`Processor` for each class of transformers that it serves.
 """
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from cosmos_rl_core import plugins
+from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.config.policy import ALL_LINEAR, LoraConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.vlms._settings import CONFIG, ImageSettings, VideoSettings
@@ -133,7 +133,7 @@ def architecture(path: str | Path) -> str:
     """
     file = Path(path, CONFIG)
     try:
-        found = json.loads(file.read_text(encoding="utf-8")).get("architectures")
+        found = from_json(file.read_text(encoding="utf-8")).get("architectures")
     except FileNotFoundError as error:
         raise ConfigError(f"{str(path)!r} has no {CONFIG}; expected the folder of a VLM of transformers") from error
     except (ValueError, AttributeError) as error:

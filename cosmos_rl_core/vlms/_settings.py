@@ -1,12 +1,12 @@
 """Settings of image and video processors, read from the files of a model's folder as transformers reads them."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.errors import ConfigError, mistakes_in
 
@@ -143,7 +143,7 @@ def json_object(path: str, name: str) -> dict[str, Any] | None:
     Raises :class:`ConfigError` if it is something else.
     """
     try:
-        found = json.loads(Path(path, name).read_text(encoding="utf-8"))
+        found = from_json(Path(path, name).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as error:

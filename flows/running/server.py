@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -13,7 +12,8 @@ from tempfile import TemporaryFile
 
 import httpx
 
-from cosmos_rl_core.errors import FULL, CosmosRLError, NoSpaceError, UnavailableError
+from cosmos_rl_core.config import toml
+from cosmos_rl_core.errors import FULL, ConfigError, CosmosRLError, NoSpaceError, UnavailableError
 from cosmos_rl_core.processes import PARENT
 
 OWN = "COSMOS_FLOWS_OWN_SERVER"
@@ -94,16 +94,31 @@ def server_is_own() -> bool:
 
 
 def named_server() -> str | None:
-    """Return the URL of the server in the environment or in Prefect's active profile, None if there is none."""
+    """Return the URL of the server in the environment or in Prefect's active profile, None if there is none.
+
+    Raises :class:`ConfigError` if the file of the profiles cannot be read.
+    """
     if "PREFECT_API_URL" in os.environ:
         return os.environ["PREFECT_API_URL"]
     home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
     path = Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml"))
     if not path.is_file():
         return None
-    written = tomllib.loads(path.read_text(encoding="utf-8"))
-    active = os.environ.get("PREFECT_PROFILE", written.get("active", ""))
-    return written.get("profiles", {}).get(active, {}).get("PREFECT_API_URL")
+    try:
+        written = toml.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}, the profiles of Prefect, cannot be read: {error}; {_MEND_PROFILES}") from error
+    active, profiles = os.environ.get("PREFECT_PROFILE", written.get("active", "")), written.get("profiles", {})
+    if not isinstance(active, str):
+        raise ConfigError(f"{path}: active is {active!r}, expected the name of a profile; {_MEND_PROFILES}")
+    profile = profiles.get(active, {}) if isinstance(profiles, dict) else None
+    if not isinstance(profile, dict):
+        # Without what was found: profiles hold keys.
+        raise ConfigError(f"{path}: expected a table of profiles with a table {active!r}; {_MEND_PROFILES}")
+    return profile.get("PREFECT_API_URL")
+
+
+_MEND_PROFILES = "mend it, or name another file with PREFECT_PROFILES_PATH"
 
 
 def is_overloaded(error: BaseException) -> bool:

@@ -4,6 +4,7 @@ Stages are not checked: what their newest manifests say is taken.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from cosmos_rl_core.errors import counted
 from flows.planning.run import Run
@@ -69,7 +70,7 @@ def result_line(run: Run) -> str:
 
     Such as ``ocr 0.615 -> 0.786``; if nothing is held out, how many iterations there were.
     """
-    found: dict[str, tuple[float, ...]] = {}
+    found: dict[str, tuple[Any, ...]] = {}
     if (ends := _ends(run)) is not None:
         found[ends[0].by] = tuple(end.figure for end in ends)
     for label, scores in _held_out_scores(run):
