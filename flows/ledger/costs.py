@@ -1,6 +1,6 @@
 """The cost of a run: sums of its ledger by stage, by iteration and by sample, with or without prices."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -34,7 +34,10 @@ class Cost:
     prices: PricesConfig | None = field(default=None, repr=False)
 
     def as_json(self) -> dict[str, Any]:
-        """Return all sums: seconds, bytes, counts, and ``price`` if there are prices."""
+        """Return all sums: seconds, bytes, counts, and ``price`` if there are prices.
+
+        ``startup_s`` and ``startup_device_s`` are of the attempts whose start-up is known, and absent without any.
+        """
         spent = [entry.spent for entry in self.entries]
         sums = {part: sum(getattr(one, part) for one in spent) for part in Spent.model_fields}
         return {
@@ -47,6 +50,7 @@ class Cost:
             "device_s": round(self.device_s, 3),
             "lost_s": round(sum(entry.seconds for entry in self.entries if entry.failed), 3),
             "outside_s": round(sum(entry.outside_s for entry in self.entries), 3),
+            **self.startup.as_json(),
             **{part: round(found, 3) for part, found in sums.items()},
             **({} if self.prices is None else {"price": self.price}),
         }
@@ -55,6 +59,11 @@ class Cost:
     def device_s(self) -> float:
         """Return the device seconds."""
         return sum(entry.device_s for entry in self.entries)
+
+    @property
+    def startup(self) -> "Startup":
+        """Return the start-up of its attempts."""
+        return startup_of(self.entries)
 
     @property
     def retries(self) -> int:
@@ -67,6 +76,53 @@ class Cost:
         if self.prices is None:
             return None
         return round(sum(price_of(entry, self.prices) for entry in self.entries), 4)
+
+
+@dataclass(frozen=True)
+class Startup:
+    """The start-up of some attempts: seconds of their processes before the first step of their work."""
+
+    seconds: float = 0.0
+    device_s: float = 0.0
+    known: int = 0
+    """Attempts that it is the sum of."""
+    unknown: int = 0
+    """Attempts whose processes never reported anything."""
+
+    def plus(self, other: "Startup") -> "Startup":
+        """Return the start-up of the attempts of both."""
+        return Startup(
+            self.seconds + other.seconds,
+            self.device_s + other.device_s,
+            self.known + other.known,
+            self.unknown + other.unknown,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the sums of what is known, and how many attempts are not."""
+        sums = {"startup_s": round(self.seconds, 3), "startup_device_s": round(self.device_s, 3)}
+        return (sums if self.known else {}) | {"startup_unknown": self.unknown}
+
+    def __str__(self) -> str:
+        if not self.known:
+            return "their start-up is not known" if self.unknown else "no start-up"
+        rest = f"; that of {counted(self.unknown, 'attempt')} is not known" if self.unknown else ""
+        return f"of which start-up {self.device_s / HOUR_S:.3g}{rest}"
+
+
+def startup_of(entries: Iterable[Entry]) -> Startup:
+    """Return the start-up of attempts."""
+    found = Startup()
+    for entry in entries:
+        seconds = entry.startup_s
+        one = Startup(unknown=1) if seconds is None else Startup(seconds, entry.devices * seconds, known=1)
+        found = found.plus(one)
+    return found
+
+
+def on_devices(entries: Iterable[Entry]) -> Startup:
+    """Return the start-up of those attempts that had devices."""
+    return startup_of(entry for entry in entries if entry.devices)
 
 
 @dataclass(frozen=True)
@@ -104,6 +160,9 @@ class RunCost:
             "wall_s": sum(one.wall_s for one in self.iterations) / count,
             "device_s": sum(one.device_s for one in self.iterations) / count,
         }
+        startups = [on_devices(one.entries) for one in self.iterations]
+        if not any(one.unknown for one in startups):
+            means["startup_device_s"] = sum(one.device_s for one in startups) / count
         if self.prices is not None:
             means["price"] = sum(one.price or 0.0 for one in self.iterations) / count
         return {name: round(value, 6) for name, value in means.items()}
@@ -113,6 +172,8 @@ class RunCost:
         yield _table("stage", [*self.stages, self.total], self.prices)
         yield ""
         yield _startups([*self.stages, self.total])
+        yield ""
+        yield f"{self.total.device_s / HOUR_S:.3g} device hours, {on_devices(self.total.entries)}"
         if self.iterations:
             yield ""
             shown = self.iterations[-ITERATIONS:]
@@ -131,6 +192,8 @@ class RunCost:
             wall_s = each["wall_s"] / share
             time = duration(wall_s) if wall_s >= 1 else f"{wall_s:.3g} s"
             words = [time, f"{each['device_s'] / share / HOUR_S:.3g} device hours"]
+            if "startup_device_s" in each:
+                words.append(f"of which start-up {each['startup_device_s'] / share / HOUR_S:.3g}")
             if self.prices is not None:
                 words.append(f"{each['price'] / share:.3g} {self.prices.currency}")
             yield f"{what}: {', '.join(words)}"
@@ -195,14 +258,15 @@ def price_of(entry: Entry, prices: PricesConfig) -> float:
 def _table(first: str, costs: Sequence[Cost], prices: PricesConfig | None) -> Table:
     money = [] if prices is None else [prices.currency]
     lost = ["lost"] if any(one.retries for one in costs) else []
-    columns = ("queued", "start-up", "busy", "waiting", "other", "devices", "read", "written")
+    columns = ("queued", "start-up", "first step", "busy", "waiting", "other", "devices", "read", "written")
     table = _columns(first, "tries", *lost, *columns, *money)
     for one in costs:
         spent = [entry.spent for entry in one.entries]
         counts = [str(len(one.entries)), *(str(one.retries or "-") for _ in lost)]
         seconds = (
             sum(entry.queued_s for entry in one.entries),
-            sum(each.startup_s for each in spent),
+            one.startup.seconds,
+            sum(each.first_step_s for each in spent),
             sum(each.busy_s for each in spent),
             sum(each.waiting_s for each in spent),
             sum(entry.outside_s for entry in one.entries),
@@ -216,11 +280,12 @@ def _table(first: str, costs: Sequence[Cost], prices: PricesConfig | None) -> Ta
 
 
 def _startups(costs: Sequence[Cost]) -> Table:
-    parts = ("interpreter", "imports", "load", "first step")
-    table = _columns("start-up", *parts)
+    parts = ("interpreter", "imports", "load")
+    table = _columns("start-up", *parts, "devices")
     for one in costs:
-        names = (f"{part.replace(' ', '_')}_s" for part in parts)
-        table.add_row(one.name, *(duration(sum(getattr(e.spent, name) for e in one.entries)) for name in names))
+        known = [entry.spent for entry in one.entries if entry.startup_s is not None]
+        sums = [sum(getattr(spent, f"{part}_s") for spent in known) for part in parts]
+        table.add_row(one.name, *map(duration, (*sums, one.startup.device_s)))
     return table
 
 

@@ -1,5 +1,6 @@
 """The ledger of a run that is made: pages are written here, by the one process that holds the run's lease."""
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -96,9 +97,16 @@ class OpenPage:
         self._written_s = now_s
 
     def close(self, found: Sequence[Entry]) -> None:
-        """Write the entries for the last time; nothing if no attempt was ever written."""
-        if self._written_s is not None:
-            self._ledger.update(self._with(found).model_copy(update={"state": "closed"}))
+        """Write the entries for the last time; nothing if no attempt was ever written.
+
+        Those that their flow stopped get the exception on its way through it, so call this in a ``finally``.
+        """
+        if self._written_s is None:
+            return
+        error = sys.exception()
+        why = "" if error is None else str(error) or type(error).__name__
+        told = [one.model_copy(update={"why": why}) if one.outcome == "stopped" else one for one in found]
+        self._ledger.update(self._with(told).model_copy(update={"state": "closed"}))
 
     def _with(self, found: Sequence[Entry]) -> Page:
         wall_s = round(time.monotonic() - self._asked_s, 3)

@@ -42,6 +42,9 @@ class Entry(Section):
     outcome: str = "open"
     """``made``; ``stopped`` by its flow; the kind of its failure; ``open`` while it works, or if its flow was killed
     then."""
+    why: str = ""
+    """What stopped its flow, the message or else the class of an exception; "" if it is not known, and for any other
+    outcome than ``stopped``."""
     spent: Spent = Spent()
     """What its process last reported."""
 
@@ -49,6 +52,12 @@ class Entry(Section):
     def device_s(self) -> float:
         """Return its device seconds."""
         return self.devices * self.seconds
+
+    @property
+    def startup_s(self) -> float | None:
+        """Return the seconds of its process before the first step of its work; None if it never reported any."""
+        spent = self.spent
+        return spent.interpreter_s + spent.imports_s + spent.load_s if spent.seconds else None
 
     @property
     def outside_s(self) -> float:
