@@ -12,6 +12,7 @@ from cosmos_rl_core.storage import store
 from flows.planning.run import Run
 from flows.planning.steps import Step
 from flows.post_train import steps
+from flows.reporting.attempts import Attempts, Logged
 from flows.warning.warnings import Warned
 from stages import contracts
 from stages.artifacts.artifact import Artifact
@@ -34,8 +35,6 @@ class Stage:
 
     made: int = 0
     seconds: float = 0.0
-    failed: int = 0
-    """Attempts that left a log and no artifact."""
 
 
 @dataclass
@@ -47,7 +46,10 @@ class Collected:
     judged: dict[int, Piece] = field(default_factory=dict[int, Piece])
     trained: dict[int, Trained] = field(default_factory=dict[int, Trained])
     stages: dict[str, Stage] = field(default_factory=dict[str, Stage])
-    troubles: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
+    logged: dict[str, Logged] = field(default_factory=dict[str, Logged])
+    """What the logs of a slot say, by its place in the store."""
+    made_again: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    """Slots of later generations than the first one, each with why the one before ended."""
     tripped: list[Manifest] = field(default_factory=list[Manifest])
     numerics: dict[str, Any] = field(default_factory=dict[str, Any])
     """Of the newest stage with torch."""
@@ -56,6 +58,9 @@ class Collected:
     _first: Artifact | None = None
     """The answers of version 0 of a VLM."""
     _seen: set[str] = field(default_factory=set[str])
+
+    def __post_init__(self) -> None:
+        self.attempts = Attempts(self.run.url)
 
     def add(self, slot: str, made: Manifest) -> None:
         """Add the artifact that stands in a slot; nothing if it was added before."""
@@ -119,26 +124,26 @@ class Collected:
 
     def _count(self, slot: str, made: Manifest) -> None:
         logs = sorted(store.names(store.join(slot, "logs")))
-        found = self.stages.setdefault(slot.rpartition("/")[2] if "/runs/" in slot else made.stage, Stage())
-        failed = max(0, len(logs) - made.generation)
+        stage = slot.rpartition("/")[2] if "/runs/" in slot else made.stage
+        found = self.stages.setdefault(stage, Stage())
         found.made += 1
         found.seconds += float(made.summary.get("seconds") or 0)
-        found.failed += failed
         if slot.startswith(self.run.url):  # other runs may have made what is shared, at other times
             self._date(logs)
-        if failed:
-            self.troubles.append((_name(slot, made.stage), str(failed), _last_words(slot, logs[-2])))
+        failed = max(0, len(logs) - made.generation)
+        last = _last_words(slot, logs[-2]) if failed else ""
+        name = _name(slot, made.stage)
+        self.logged[place_of(slot)] = Logged(name, stage, failed, last)
         if made.generation > 1:
             end = Invalidated.read(slot, made.generation - 1)
             why = f"made again, generation {made.generation}: {end.reason if end else 'no reason recorded'}"
-            self.troubles.append((_name(slot, made.stage), str(failed), why))
+            self.made_again.append((name, why))
 
     def _unfinished(self, step: Step) -> None:
         logs = sorted(store.names(store.join(step.slot, "logs")))
         self._date(logs)
-        if logs:
-            self.stages.setdefault(step.stage, Stage()).failed += len(logs)
-            self.troubles.append((step.name, str(len(logs)), _last_words(step.slot, logs[-1])))
+        last = _last_words(step.slot, logs[-1]) if logs else ""
+        self.logged[place_of(step.slot)] = Logged(step.name, step.stage, len(logs), last)
 
     def _date(self, logs: list[str]) -> None:
         if logs:
@@ -172,9 +177,9 @@ def _name(slot: str, stage: str) -> str:
 
 
 def _last_words(slot: str, log: str) -> str:
-    """Return the last line of a log that is not a progress bar."""
+    """Return the last line of a log that is not a progress bar; "" without any."""
     data = store.read_if_exists(store.join(slot, "logs", log)) or b""
     # A carriage return ends a line too: bars are drawn over themselves.
     lines = [line.strip() for line in data.decode(errors="replace").splitlines() if line.strip()]
     told = [line for line in lines if not _BAR.search(line)]
-    return told[-1][:LAST_WORDS] if told else "its process ended without a word"
+    return told[-1][:LAST_WORDS] if told else ""

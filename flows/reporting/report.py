@@ -18,5 +18,5 @@ def write_report(store_url: str, run_id: str) -> str:
     collected = Collected(run)
     collected.fill()
     state = "finished" if life == "done" else life
-    store.write(address(run), page(collected, state, progress.error if life == "failed" else ""))
+    store.write(address(run), page(collected, state, progress.error, progress.wave if life == "running" else ""))
     return address(run)

@@ -2,6 +2,7 @@
 
 import time
 from calendar import timegm
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from importlib.metadata import version
@@ -9,14 +10,16 @@ from typing import Any, Self
 
 import humanize
 
-from cosmos_rl_core.errors import ApprovalError, BudgetError, CosmosRLError, StoppedError, first_line
+from cosmos_rl_core.errors import ApprovalError, ArtifactError, BudgetError, StoppedError, first_line
 from cosmos_rl_core.storage import store
 from flows.ledger.costs import duration
-from flows.ledger.pages import HOUR_S, newest_page
+from flows.ledger.pages import HOUR_S
 from flows.planning.plan import PLAN_FILE
 from flows.planning.run import Run
 from flows.reporting import facts
-from flows.reporting.collecting import Collected
+from flows.reporting.attempts import Attempts, Left
+from flows.reporting.causes import ending
+from flows.reporting.collecting import Collected, Stage
 from flows.terminal import commands
 from flows.watching.metrics import FILE as NUMBERS
 from stages.artifacts.manifest import Manifest
@@ -27,17 +30,6 @@ from stages.reporting.page import report_page
 
 SHARE = 20
 """A page is written after an iteration only if this many times as long has passed as the last page took."""
-ENDINGS = {
-    "running": "Running",
-    "finished": "Finished",
-    "failed": "Failed",
-    "stopped": "Stopped by somebody; the same command continues it",
-    "suspended": "Suspended by a warning until `cosmos-flows approve`",
-    "limited": "Reached train.max_gpu_hours; the same command with a higher limit continues it",
-    "interrupted": "Its process was killed; the same command continues it",
-    "idle": "No process works on it",
-}
-"""How a run is, in words."""
 Note = Callable[[str], None]
 
 
@@ -46,8 +38,8 @@ def address(run: Run) -> str:
     return store.join(run.slots.report, Report.PAGE)
 
 
-def page(collected: Collected, state: str, error: str = "") -> bytes:
-    """Return the page of what was collected."""
+def page(collected: Collected, state: str, error: str = "", wave: str = "") -> bytes:
+    """Return the page of what was collected. ``wave`` is what a process works on now."""
     run = collected.run
     book = Book(
         title=run.plan.run_id,
@@ -61,24 +53,32 @@ def page(collected: Collected, state: str, error: str = "") -> bytes:
         iterations=[piece for _, piece in sorted(collected.iterations.items())],
         judged=[piece for _, piece in sorted(collected.judged.items())],
         trained=[one for _, one in sorted(collected.trained.items())],
-        now=_now(collected, state, error),
+        now=_now(collected, state, error, wave),
     )
     return report_page(book)
 
 
-def _now(collected: Collected, state: str, error: str) -> Now:
+def _now(collected: Collected, state: str, error: str, wave: str) -> Now:
     run, total = collected.run, collected.run.recipe.train.num_iterations
     trained = len(collected.trained)
-    names, rows = _costs(collected)
+    damage = _look(collected.attempts)
+    left = list(collected.attempts.left(collected.logged, wave))
+    names, rows = _costs(collected, left)
+    state, words, error = ending(state, error)
+    ledger = [("ledger", damage)] if damage else _ledger(collected, left, wave)
     return Now(
         state=state,
-        words=f"{ENDINGS[state]}: {trained} of {total} iterations are trained.",
+        words=f"{words}: {trained} of {total} iterations are trained.",
         written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         error=error,
         command=commands.to_go_on(run, collected.decided),
         versions=list(_versions(collected)),
-        dates=[*_dates(collected), *_ledger(run, trained)],
-        troubles=collected.troubles,
+        dates=[*_dates(collected), *ledger],
+        troubles=[
+            *((one.name, str(one.count), one.why) for one in left),
+            *((name, "–", why) for name, why in collected.made_again),
+        ],
+        all_left_artifacts=not left,
         decisions=list(collected.decisions()),
         costs=rows,
         cost_names=names,
@@ -86,17 +86,30 @@ def _now(collected: Collected, state: str, error: str) -> Now:
     )
 
 
-def _costs(collected: Collected) -> tuple[Sequence[str], Sequence[tuple[str, ...]]]:
+def _look(attempts: Attempts) -> str:
+    """Read what the ledger says now, and return what is wrong with it, or ""."""
+    try:
+        attempts.look()
+    except ArtifactError as error:
+        return first_line(error)
+    return ""
+
+
+def _costs(collected: Collected, left: Sequence[Left]) -> tuple[Sequence[str], Sequence[tuple[str, ...]]]:
     """Return seconds by stage, and of all of them."""
-    total = sum(stage.seconds for stage in collected.stages.values())
+    without = Counter[str]()
+    for one in left:
+        without[one.stage] += one.count
+    stages = collected.stages | {name: Stage() for name in without if name not in collected.stages}
+    total = sum(stage.seconds for stage in stages.values())
     rows = [
         (name, str(one.made), f"{one.seconds:,.1f}", f"{one.seconds / one.made:.1f}" if one.made else "–",
-         f"{one.seconds / total:.0%}" if total else "–", str(one.failed))
-        for name, one in collected.stages.items()
+         f"{one.seconds / total:.0%}" if total else "–", str(without[name]))
+        for name, one in stages.items()
     ]  # fmt: skip
-    made, failed = (sum(getattr(one, name) for one in collected.stages.values()) for name in ("made", "failed"))
-    rows.append(("all", str(made), f"{total:,.1f}", "", "", str(failed)))
-    return ["stage", "artifacts", "seconds", "seconds each", "share", "failed attempts"], rows
+    made = sum(one.made for one in stages.values())
+    rows.append(("all", str(made), f"{total:,.1f}", "", "", str(without.total())))
+    return ["stage", "artifacts", "seconds", "seconds each", "share", "attempts without an artifact"], rows
 
 
 def _versions(collected: Collected) -> Iterator[tuple[str, str]]:
@@ -119,19 +132,27 @@ def _dates(collected: Collected) -> Iterator[tuple[str, str]]:
     yield "between them", str(timedelta(seconds=newest - first))
 
 
-def _ledger(run: Run, trained: int) -> Iterator[tuple[str, str]]:
+def _ledger(collected: Collected, left: Sequence[Left], wave: str) -> Iterator[tuple[str, str]]:
     """Yield the sums of the ledger, which counts attempts that left nothing too."""
-    if (newest := newest_page(run.url)) is None:
+    run, trained, attempts = collected.run, len(collected.trained), collected.attempts
+    if attempts.newest is None:
         return
-    totals = newest.totals
+    totals = attempts.newest.totals
     yield "all waves, with their queues", duration(totals.wall_s)
-    yield "device hours", f"{totals.device_s / HOUR_S:.3g}"
+    yield "device hours", f"{totals.device_s / HOUR_S:.3g}, {attempts.startup}"
     if trained:
         yield "device hours an iteration", f"{totals.iterations_device_s / HOUR_S / trained:.3g}"
-    yield "attempts", f"{totals.attempts}, of which {totals.failed} left no artifact"
+    yield "attempts", f"{totals.attempts}, of which {_left(left, attempts.at_work(wave))}"
     sizes = (humanize.naturalsize(size) for size in (totals.read_bytes, totals.written_bytes))
     yield "store", "read {}, written {}".format(*sizes)
     yield "more", commands.about(run.store_url, "cost", run.plan.run_id)
+
+
+def _left(left: Sequence[Left], at_work: int) -> str:
+    recorded, others = (sum(one.count for one in left if one.recorded is each) for each in (True, False))
+    working = f" and {at_work} {'is' if at_work == 1 else 'are'} at work" if at_work else ""
+    more = f"; {others} more {'is' if others == 1 else 'are'} not in the ledger" if others else ""
+    return f"{recorded} left no artifact{working}{more}"
 
 
 def _links(run: Run) -> Iterator[tuple[str, str]]:
@@ -176,7 +197,8 @@ class Pages:
         state = "limited" if isinstance(error, BudgetError) else state
         state = "stopped" if isinstance(error, StoppedError) else state
         self.collected.fill()
-        self._write(state, str(error) if isinstance(error, CosmosRLError) else first_line(error))
+        # As flows.running.progress writes it down.
+        self._write(state, str(error) or type(error).__name__)
 
     def _write(self, state: str, error: str = "") -> None:
         began_s = time.monotonic()
@@ -189,4 +211,6 @@ class Pages:
             action()
         except Exception as error:  # whatever a page comes to, the run goes on
             why = f"{type(error).__name__}: {first_line(error)}"
-            self._note(f"warning: the page of the report was not written ({why}); `cosmos-flows report` writes it anew")
+            run = self.collected.run
+            again = commands.about(run.store_url, "report", run.plan.run_id)
+            self._note(f"warning: the page of the report was not written ({why}); `{again}` writes it anew")

@@ -100,7 +100,7 @@ class Now:
     """Facts that no artifact holds: how the run goes, when, where, at what cost."""
 
     state: str
-    """``running``, ``finished``, ``failed``, ``stopped``, ``suspended``, ``interrupted`` or ``idle``."""
+    """``running``, ``finished``, ``failed``, ``stopped``, ``suspended``, ``limited``, ``interrupted`` or ``idle``."""
     words: str
     """One sentence on the state."""
     written: str
@@ -113,7 +113,9 @@ class Now:
     """Packages and devices."""
     dates: Rows = ()
     troubles: Sequence[tuple[str, str, str]] = ()
-    """Attempts that failed: stage, how many there were, why."""
+    """Attempts that left no artifact, and artifacts that were made again: stage, how many attempts, why."""
+    all_left_artifacts: bool = True
+    """Whether no attempt that has ended left none."""
     decisions: Sequence[tuple[int, str]] = ()
     """Decisions on warnings: iteration, words."""
     costs: Sequence[tuple[str, ...]] = ()

@@ -62,11 +62,11 @@ def test_held_out_means_are_of_valid_samples_and_errors_over_prompts(page: str, 
     assert f"{shown}<span>n = {sum(s is not None for s in scores)}</span>" in section(page, "learned")
 
 
-def test_the_change_is_paired_by_sample_and_its_error_is_over_prompts(page: str):
+def test_the_change_is_of_samples_that_both_have_and_its_error_is_paired_by_prompt(page: str):
     # See test_fragment.
     change = Estimate(1 / 3, 11 / 72, 3, 2)
     told = f"<b>+{change.shown}<i> {change.error_shown}</i></b><span>n = 3<"
-    assert f"<span>change, sample by sample</span>{told}" in page
+    assert f"<span>change, paired by prompt</span>{told}" in page
     assert "Of 3 held-out samples 2 got better and 0 worse" in page
 
 

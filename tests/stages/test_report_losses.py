@@ -82,10 +82,10 @@ def test_both_losses_are_drawn_by_optimizer_steps_with_errors_over_items(tmp_pat
     ]  # fmt: skip
 
 
-def test_the_change_is_paired_by_item_and_the_best_is_the_earliest_of_equals(tmp_path: Path):
+def test_the_change_is_paired_by_medium_and_the_best_is_the_earliest_of_equals(tmp_path: Path):
     page = supervised_page(tmp_path)
     assert "Lowest: 1.00 ± 0.50 of policy 1, after 2 optimizer steps." in page
-    assert "<span>change, item by item</span><b>−1.5<i> ± 0</i></b><span>n = 2</span>" in page
+    assert "<span>change, paired by medium</span><b>−1.5<i> ± 0</i></b><span>n = 2</span>" in page
 
 
 def test_a_loss_that_is_not_finite_is_neither_best_nor_drawn(tmp_path: Path):

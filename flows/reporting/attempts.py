@@ -1,0 +1,112 @@
+"""Attempts at stages that left no artifact, and why: from the ledger of a run, with the last words of their logs."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from flows.ledger.costs import Startup, name_of, on_devices
+from flows.ledger.pages import Entry, Page, entries, numbers, pages
+from flows.reporting.causes import cause
+
+
+@dataclass(frozen=True)
+class Logged:
+    """What the logs of one slot say."""
+
+    name: str
+    """Of the slot, for people."""
+    stage: str
+    """Its row of the cost table."""
+    left: int = 0
+    """Attempts that left a log and no artifact."""
+    last: str = ""
+    """Last line of the newest of these logs; "" if it says nothing."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """Attempts at one stage that left no artifact, for one cause."""
+
+    name: str
+    stage: str
+    count: int
+    why: str
+    recorded: bool = True
+    """Whether the ledger has them."""
+
+
+@dataclass
+class Attempts:
+    """What the ledger of a run says of its attempts. A page that others follow is read once."""
+
+    run_url: str
+    newest: Page | None = None
+    """Its totals are those of the run; None before there is a ledger."""
+    _failed: dict[str, list[Entry]] = field(default_factory=dict[str, list[Entry]])
+    """By slots, of the pages before the newest one."""
+    _startup: Startup = field(default_factory=Startup)
+    """Of the pages before the newest one."""
+
+    def look(self) -> None:
+        """Read what was written since. Raises :class:`ArtifactError` if a page is damaged or missing."""
+        first = 0 if self.newest is None else self.newest.number
+        found = list(pages(self.run_url, [number for number in numbers(self.run_url) if number >= first]))
+        self._startup = self._startup.plus(on_devices(entries(found[:-1])))
+        for entry in entries(found[:-1]):
+            if entry.failed:
+                self._failed.setdefault(entry.slot, []).append(entry)
+        self.newest = found[-1] if found else self.newest
+
+    @property
+    def startup(self) -> Startup:
+        """Return the start-up of all attempts that had devices."""
+        return self._startup if self.newest is None else self._startup.plus(on_devices(self.newest.entries))
+
+    def at_work(self, wave: str) -> int:
+        """Return the number of attempts that work now, in a wave that a process works on."""
+        return sum(entry.outcome == "open" for entry in self._newest_of(wave))
+
+    def left(self, logged: Mapping[str, Logged], wave: str = "") -> Iterator[Left]:
+        """Yield what left no artifact, by stages and causes. Those at work in ``wave`` are no part of it.
+
+        ``logged`` has slots by their places in the store, in the order of the loop. Attempts that only left a log are
+        from before there was a ledger; in slots that runs share they may be those of other runs.
+        """
+        failed = self._all_failed(wave)
+        for place in dict.fromkeys([*logged, *failed]):
+            some = failed.get(place, [])
+            logs = logged[place] if place in logged else Logged(_name(place, some[0]), name_of(some[0]))
+            yield from _by_cause(logs, some)
+            others = logs.left - len(some)
+            if others > 0 and (self.newest is None or place.startswith("runs/")):
+                yield Left(logs.name, logs.stage, others, _unrecorded(logs, self.newest), recorded=False)
+
+    def _all_failed(self, wave: str) -> dict[str, list[Entry]]:
+        found = {place: list(some) for place, some in self._failed.items()}
+        working = bool(self._newest_of(wave))
+        for entry in () if self.newest is None else self.newest.entries:
+            if entry.failed and not (working and entry.outcome == "open"):
+                found.setdefault(entry.slot, []).append(entry)
+        return found
+
+    def _newest_of(self, wave: str) -> tuple[Entry, ...]:
+        return self.newest.entries if self.newest is not None and self.newest.wave == wave else ()
+
+
+def _by_cause(logs: Logged, some: list[Entry]) -> Iterator[Left]:
+    """Yield attempts at one stage; the log of the newest one says more if that failed by itself."""
+    causes = [cause(entry) for entry in some]
+    if logs.left and some[-1:] and some[-1].outcome not in ("open", "stopped"):
+        causes[-1] += f"; its log ends: {logs.last}" if logs.last else "; its log says nothing"
+    for why, alike in groupby(causes):
+        yield Left(logs.name, logs.stage, len(list(alike)), why)
+
+
+def _unrecorded(logs: Logged, ledger: Page | None) -> str:
+    if ledger is None:
+        return logs.last or "not known: its log says nothing"
+    return "not in the ledger; " + (f"its log ends: {logs.last}" if logs.last else "its log says nothing")
+
+
+def _name(place: str, entry: Entry) -> str:
+    return place.split("/", 2)[-1] if place.startswith("runs/") else entry.stage
