@@ -17,6 +17,7 @@ import fsspec
 import pytest
 
 BUCKET = "runs"
+S3_VARIABLES = "PROD_S3_CHECKPOINT_"
 READER = "reader"
 """Another access key, with the same secret, that may only read."""
 STARTUP_TIMEOUT_S = 120.0
@@ -50,7 +51,7 @@ class SeaweedFS:
         """Cosmos-rl's environment variables that lead a process to it."""
         found = {"ACCESS_KEY_ID": "tests", "SECRET_ACCESS_KEY": self.secret}
         found |= {"ENDPOINT_URL": self.endpoint, "REGION_NAME": "us-east-1"}
-        return {f"PROD_S3_CHECKPOINT_{name}": value for name, value in found.items()}
+        return {f"{S3_VARIABLES}{name}": value for name, value in found.items()}
 
     def start(self) -> None:
         """Start it, also after a kill; it answers some seconds later."""

@@ -1,7 +1,9 @@
 """Whole runs on a real S3 server, which may go away meanwhile: the bytes of a run in a directory."""
 
+import random
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +11,8 @@ import pytest
 
 from cosmos_rl_core.storage import cache
 from tests.e2e.flow_process import COLD, ITERATIONS, Flows, files_with, require_same_run
-from tests.seaweed import BUCKET, SeaweedFS
+from tests.faulty_proxy import Exchange, cut, faulty_proxy, lost, unavailable
+from tests.seaweed import BUCKET, S3_VARIABLES, SeaweedFS
 
 AWAY_S = 5.0
 
@@ -86,3 +89,36 @@ def test_a_cold_run_whose_server_is_killed_within_stages_goes_on_and_has_the_sam
     # Nothing was made twice: the stages waited for the store.
     assert all(len(list(logs.iterdir())) == 1 for logs in here.root.glob("iterations/*/*/logs"))
     assert on_s3.nothing_is_left()
+
+
+SLOWEST_S, FAILING = 0.06, 0.04
+"""Longest delay of a request, and the share of requests that fail."""
+
+
+@pytest.mark.slow
+def test_a_run_on_a_slow_server_that_fails_now_and_then_has_the_same_bytes(
+    server: SeaweedFS, prefect_environment: dict[str, str], reference: Flows, tmp_path: Path
+) -> None:
+    dice = random.Random(0)
+    met: Counter[str] = Counter()
+
+    def ill(request: Exchange) -> None:
+        delay_s, fault = (
+            dice.uniform(0, SLOWEST_S),
+            dice.choice([unavailable, cut, lost]) if dice.random() < FAILING else None,
+        )
+        time.sleep(delay_s)
+        met["passed" if fault is None else fault.__name__] += 1
+        (fault or Exchange.pass_on)(request)
+
+    with faulty_proxy(server.endpoint) as proxy:
+        proxy.always = ill
+        flows = FlowsOnS3(tmp_path / "flows", prefect_environment, server)
+        flows.environment[f"{S3_VARIABLES}ENDPOINT_URL"] = proxy.endpoint
+        try:
+            flows.start().finish(timeout_s=900)
+            assert "nothing is wrong" in flows.command("audit")
+        finally:
+            flows.kill_all()
+    assert {"unavailable", "cut", "lost"} <= met.keys(), met
+    require_same_run(flows.fetch(), reference)
