@@ -13,9 +13,9 @@ from cosmos_rl_core.canonical import differences
 from cosmos_rl_core.errors import ArtifactError, ConfigError, UnreadableError, first_line
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import PATIENCE_S
-from flows.auditing import beside, chain, contents, planned
+from flows.auditing import beside, chain, contents, planned, unknown
 from flows.auditing.chain import Chain
-from flows.auditing.checks import numbers, samples, tars
+from flows.auditing.checks import numbers, page, samples, tars
 from flows.auditing.faults import Findings
 from flows.auditing.heads import HEADS
 from flows.auditing.slot import Slot
@@ -122,6 +122,10 @@ class Audit:
         self._run, self._findings, self._kept, self._signed_by, self._quick = run, findings, kept, signed_by, quick
         self._right = right
         self._slots: dict[str, Slot] = {}
+        self._whole: list[str] | None = None
+        """Names of all files of the run, from before anything else was looked at; None for one iteration."""
+        self._listings: dict[str, list[str]] = {}
+        """Names of the files of other slots, each from before the slot was looked at."""
 
     def look(self, iteration: int | None) -> Findings:
         """Look at all steps, or at those of one iteration, and return what was found."""
@@ -133,6 +137,8 @@ class Audit:
             raise ConfigError(
                 f"{run_id} has no iteration {iteration}; its iterations and policy versions are 0 to {last}"
             )
+        if iteration is None:
+            self._whole = unknown.names_under(self._run.url)
         for step in reversed(chosen):
             self._look_at(step.slot)
         self._slots = dict(reversed(self._slots.items()))
@@ -148,6 +154,7 @@ class Audit:
                 self._look_for_missing_heads(every, heads)
             self._look_for_missing(every)
             self._look_at_metrics(every)
+            page.check(self._run, every, self._findings)
         pairs = planned.check(reached, lambda url: self._look_at(self._here(url)), self._findings)
         self._look_at_numerics()
         self._hash(self._listed())
@@ -158,13 +165,25 @@ class Audit:
             if made.stage == "rollout":
                 rollouts[Manifest.url(made.slot, made.generation)] = rows
         samples.check_alike(rollouts, self._findings)
+        self._look_for_unknown()
         self._findings.artifacts = sum(len(slot.manifests) for slot in self._slots.values())
         return self._findings
 
     def _look_at(self, url: str) -> Slot:
         if url not in self._slots:
+            if self._whole is None or not self._is_own(url):
+                self._listings[url] = unknown.names_under(url)
             self._slots[url] = Slot(url, self._findings)
         return self._slots[url]
+
+    def _look_for_unknown(self) -> None:
+        """Compare what is there with what records name. Of slots of others only what passes for a part is told."""
+        if self._whole is not None:
+            unknown.check_run(self._run.url, self._whole, self._slots, self._findings)
+        for url, names in self._listings.items():
+            found = list(unknown.check_slot(self._slots[url], names, self._findings))
+            if self._is_own(url):
+                unknown.add_unknown(url, found, self._findings)
 
     def _follow_reference(self, url: str) -> None:
         """Look at the slot that the artifact of another slot is in."""

@@ -35,9 +35,11 @@ class Findings:
     gone: list[str] = field(default_factory=list[str])
     """What retention deleted, so that nothing about it can be proved any more."""
     unchecked: list[str] = field(default_factory=list[str])
-    """Artifacts whose contents were not computed again, because their stage had another version."""
+    """What was not computed again and compared, and why: another version made it, or it is of another moment."""
     pending: list[str] = field(default_factory=list[str])
     """What is not there yet, because a process works on the run."""
+    unknown: list[str] = field(default_factory=list[str])
+    """Files of the run that nothing names, and that pass for no part of it."""
     head: str = ""
     """Number and digest of the newest head; "" without one."""
     signed: str = ""
@@ -90,6 +92,9 @@ class Findings:
         lines += [f"deleted by retention, so not provable: {name}" for name in self.gone]
         lines += [f"not there yet: {name}" for name in self.pending]
         lines += [f"not computed again: {name}" for name in self.unchecked]
+        lines += [f"nothing names: {name}" for name in self.unknown[:SHOWN]]
+        if (more := len(self.unknown) - SHOWN) > 0:
+            lines.append(f"nothing names {more} more; --json lists all")
         lines.append(f"{counted(len(self.faults), 'fault')} in {seen}" if self.faults else f"nothing is wrong: {seen}")
         return lines
 
@@ -102,6 +107,7 @@ class Findings:
             "gone": self.gone,
             "unchecked": self.unchecked,
             "pending": self.pending,
+            "unknown": self.unknown,
             "head": self.head,
             "signed": self.signed,
         } | counts

@@ -42,6 +42,8 @@ class Slot:
         self.entries: dict[str, FileEntry] = {}
         """The files that its records name, by path."""
         self.ended: dict[int, Invalidated] = {}
+        self.records: set[str] = set()
+        """Names of the records that were looked for."""
         self.dropped: set[tuple[int, str]] = set()
         """Generation and name of each part that was deleted for good."""
         with findings.catching(url, "file"):
@@ -79,6 +81,7 @@ class Slot:
         missing = 0
         for generation in count(1):
             urls = [kind.url(self.url, generation) for kind in (Manifest, Layout, Invalidated)]
+            self.records |= {url.rpartition("/")[2] for url in urls}
             there = any(size is not None for size in store.sizes(urls))
             missing = 0 if there else missing + 1
             if missing > 1:
@@ -123,6 +126,7 @@ class Slot:
         named = (name for name in self._names if name.startswith(before) and name.endswith(ending))
         for part in sorted(name.removeprefix(before).removesuffix(ending) for name in named):
             url, record = Dropped.url(self.url, generation, part), self._read(Dropped, generation, part)
+            self.records.add(url.rpartition("/")[2])
             if record is None:
                 continue
             if record.manifest != manifest.digest:

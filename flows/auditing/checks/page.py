@@ -1,0 +1,199 @@
+"""Check of the page at a run's address: it is the one that its artifacts, logs and ledger give.
+
+A run that has ended wrote its page last, so the page is made again and compared line by line. At any other moment the
+page may be of an earlier one, which is said. Left out are the time of writing, the store's address, which moves with
+the store, and settings that decide no result, which each command may give otherwise.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from itertools import zip_longest
+from time import strftime, strptime
+from types import SimpleNamespace
+from typing import Any, cast
+
+from cosmos_rl_core.canonical import sha256
+from cosmos_rl_core.errors import ArtifactError, first_line
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.lease import PATIENCE_S
+from flows.auditing.faults import Findings
+from flows.planning.run import Run
+from flows.planning.steps import Step
+from flows.post_train import post_train
+from flows.reporting import facts
+from flows.reporting.collecting import Collected
+from flows.reporting.writing import address, page
+from flows.terminal import commands
+from stages import contracts, report
+from stages.artifacts.slots import standing
+
+Part = tuple[str, list[str]]
+"""A part of a page by its name, and its lines."""
+PROGRAM = "cosmos-rl-flows"
+ENDINGS = ("running", "failed", "stopped", "suspended", "limited", "interrupted", "idle")
+"""States of runs whose page was written before their end."""
+ON_DEMAND = ("idle", "interrupted")
+"""States in the page of a finished run that is made on demand after its ``progress.json`` was lost."""
+TOLD = ("header", "failed", "cost", "run")
+"""Parts with what logs and ledger say. The others show artifacts alone."""
+REMADE = "what it shows was made again, or will be when the run goes on"
+SHOWN = 120
+"""Characters of a line that are shown."""
+_STATE = re.compile(r'<span class="state (\w+)">(\w+)</span>')
+_WRITTEN = re.compile(r"<footer>Written (\d{4}-\d\d-\d\d \d\d:\d\d) UTC from")
+_VERSION = re.compile(rf"<dt>{PROGRAM}</dt><dd>([^<]*)</dd>")
+_STORE = re.compile(r"(<dt>more</dt><dd>[^<]*? --store )[^<]*(?=</dd>)")
+_SECTION = re.compile(r'<section id="(\w+)">')
+
+
+def check(run: Run, every: Sequence[Step], findings: Findings) -> None:
+    """Compare the page with the one that a run writes at its end.
+
+    A page that is missing is a fault only of a run by the command `run`: stages that are made alone write none.
+    """
+    url, again = address(run), f"`cosmos-flows report {run.plan.run_id}` writes it anew"
+    try:
+        found = _look(run, every, url)
+    except ArtifactError as error:
+        # What is damaged is found where it belongs.
+        found = f"what it shows cannot be read: {first_line(error)}", ""
+    reason, fault = found
+    if (reason or fault) and run.holder(PATIENCE_S) is not None:
+        reason, fault = "a process works on the run", ""
+    if reason:
+        findings.unchecked.append(f"{findings.place(url)}: {reason}")
+    elif fault:
+        findings.add(url, "page", f"{fault}; {again}")
+
+
+def _look(run: Run, every: Sequence[Step], url: str) -> tuple[str, str]:
+    """Return why the page cannot be compared, or else what is wrong with it; both "" if nothing is."""
+    data = store.read_if_exists(url)
+    if data is None:
+        return "", "missing" * (run.is_made and commands.kept(run) != "")
+    if not run.is_made:
+        return "the run has not ended", ""
+    planned = [step for wave in post_train(run) for step in wave.steps]
+    if reason := _outdated(planned):
+        return reason, ""
+    told = data.decode(errors="replace")
+    said = _STATE.search(told)
+    state = said[1] if said and said[1] in ON_DEMAND else "finished"
+    # Evaluations at ends of shorter runs, which a longer run leaves out, are in the page that is made on demand.
+    pages = [_page(run, steps, state) for steps in (planned, every) if steps is planned or len(every) > len(planned)]
+    if any(_lines(run, told) == _lines(run, expected) for expected, _ in pages):
+        return "", ""
+    expected, newest_log = pages[0]
+    reason = _of_another_moment(told, expected, newest_log) or _of_other_code(every)
+    return (reason, "") if reason else _difference(run, told, expected)
+
+
+def _page(run: Run, steps: Iterable[Step], state: str) -> tuple[str, str]:
+    """Return the page of what stands, and the name of the newest log."""
+    found = Collected(run)
+    for step in steps:
+        if (made := standing(step.slot)[1]) is not None:
+            found.add(step.slot, made)
+    return page(found, state).decode(), found.logs[1]
+
+
+def _outdated(every: Iterable[Step]) -> str:
+    """Return which artifact of the page is by another version of its stage, or is made again when the run goes on."""
+    for step in every:
+        made = standing(step.slot)[1]
+        if made is None:
+            return REMADE
+        if made.referred or step.kind not in ("fragment", "report"):
+            continue
+        newest = contracts.STAGES[made.stage].version
+        if made.version != newest:
+            return f"version {made.version} of {made.stage} made {step.name}, this is version {newest}"
+        if step.kind == "report" and made.why_not(step.request()) is not None:
+            return REMADE
+    return ""
+
+
+def _of_another_moment(told: str, expected: str, newest_log: str) -> str:
+    """Return why a page that differs may be right: another version or an earlier moment; "" if it may not."""
+    state, written = _STATE.search(told), _WRITTEN.search(told)
+    theirs, ours = _VERSION.search(told), _VERSION.search(expected)
+    if theirs and ours and theirs[1] != ours[1]:
+        return f"version {theirs[1]} of {PROGRAM} wrote it, this is version {ours[1]}"
+    if state and state[1] == state[2] and state[1] in ENDINGS:
+        return f"written before the run had ended; it was {state[1]}"
+    if written and newest_log:
+        ended = strptime(newest_log.partition("-")[0], "%Y%m%dT%H%M%S")
+        if strftime("%Y-%m-%d %H:%M", ended) > written[1]:
+            return "written before the newest attempt ended"
+    return ""
+
+
+def _of_other_code(every: Iterable[Step]) -> str:
+    """Return that the report is drawn otherwise today than when it was made; "" if it is not, or refers to another."""
+    (step,) = (step for step in every if step.kind == "report")
+    made = standing(step.slot)[1]
+    if made is None or made.referred:
+        return ""
+    drawn: dict[str, bytes] = {}
+    context = SimpleNamespace(attempt=SimpleNamespace(put=drawn.__setitem__), progress=lambda *_: None)
+    report.run(step.request(), cast("Any", context))
+    same = all(sha256(data) == made.files[name].sha256 for name, data in drawn.items())
+    return "" if same else "this version draws the same report otherwise"
+
+
+def _lines(run: Run, text: str) -> list[str]:
+    """Return the lines of a page, without what may differ between two right ones."""
+    text = _STORE.sub(r"\1", _WRITTEN.sub("<footer>Written from", text))
+    free = {f"<dt>{escape(name)}</dt>" for name in _free_settings(run)}
+    lines = text.split("\n")
+    return [line for line in lines if not (line.startswith("<dt>") and f"{line.partition('</dt>')[0]}</dt>" in free)]
+
+
+def _free_settings(run: Run) -> Iterator[str]:
+    """Yield the names of settings that decide no result."""
+    decides = {name for name, _ in facts.flat(run.recipe.identity())}
+    yield from (name for name, _ in facts.flat(run.recipe.model_dump(mode="json")) if name not in decides)
+
+
+def _difference(run: Run, told: str, expected: str) -> tuple[str, str]:
+    """Return which parts say what logs and ledger say in other words, or else the first line that differs."""
+    found, right = _parts(_lines(run, told)), _parts(_lines(run, expected))
+    differing = [one for one, other in zip_longest(found, right) if one != other and one is not None]
+    named = [name for name, _ in differing]
+    same_parts = [name for name, _ in found] == [name for name, _ in right]
+    if same_parts and all(name in TOLD for name in named):
+        ours = dict(right)
+        if any(_shape(lines) != _shape(ours[name]) for name, lines in differing):
+            return f"other words than this version's in {', '.join(named)}; no part about artifacts differs", ""
+    lines = zip_longest(*([line for _, some in parts for line in some] for parts in (found, right)))
+    number, one, other = next((n, a, b) for n, (a, b) in enumerate(lines, 1) if a != b)
+    return "", f"line {number}: {_shown(one, other)}, what the run holds gives {_shown(other, one)}"
+
+
+def _parts(lines: Iterable[str]) -> list[Part]:
+    """Return the parts of a page in order; what is before the first section is ``style`` and ``header``."""
+    parts: list[Part] = [("style", [])]
+    for line in lines:
+        if match := _SECTION.match(line):
+            parts.append((match[1], []))
+        elif line == "<header>":
+            parts.append(("header", []))
+        parts[-1][1].append(line)
+        if line == "</section>":
+            parts.append(("end", []))
+    return [(name, some) for name, some in parts if "".join(some)]
+
+
+def _shape(lines: Iterable[str]) -> list[str]:
+    """Return lines with one digit in the place of each number."""
+    return [re.sub(r"[0-9.,:%]+", "0", line) for line in lines]
+
+
+def _shown(line: str | None, other: str | None) -> str:
+    """Return a line from a few words before its first difference on."""
+    if line is None:
+        return "nothing"
+    place = next((i for i, (a, b) in enumerate(zip(line, other or "", strict=False)) if a != b), len(other or ""))
+    start = max(0, min(place, len(line)) - SHOWN // 4)
+    return repr(line[start : start + SHOWN])

@@ -1,0 +1,157 @@
+"""The page at a run's address: a changed byte of it is found, and what cannot be compared is said."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cosmos_rl_core.errors import StageError
+from cosmos_rl_core.storage import store
+from flows import post_train
+from flows.auditing.audit import audit
+from flows.planning.plan import Settings
+from flows.planning.run import Run
+from flows.reporting import writing
+from flows.reporting.report import write_report
+from flows.terminal import commands
+from stages.artifacts.generations import invalidate
+from stages.artifacts.slots import standing
+from tests.flows.by_hand import validated
+from tests.flows.imagined import Imagined
+from tests.hand_made import planned
+
+
+@pytest.fixture
+def run(recipe, tmp_path: Path) -> Run:
+    return planned(validated(recipe, tmp_path), tmp_path, run_id="hand", iterations=2)
+
+
+def go(run: Run, folder: Path, stop_at: str = "", error: BaseException | None = None) -> None:
+    imagined, notes = Imagined(run, folder), list[str]()
+    if error is not None:
+        imagined.stop_at[stop_at] = error
+    with writing.Pages(run, notes.append) as pages:
+        imagined.done = pages.done
+        post_train.make(run, imagined.launch)
+    assert notes == []
+
+
+def told(run: Run) -> tuple[list[str], list[str]]:
+    """Faults of the page, and reasons why it was not compared."""
+    found = audit(run.store_url, "hand")
+    faults = [f"{one.field}: {one.what}" for one in found.faults if one.file.endswith("report/index.html")]
+    return faults, [one for one in found.unchecked if "report/index.html" in one]
+
+
+def change(run: Run, old: str, new: str) -> None:
+    page = store.read(writing.address(run)).decode()
+    assert old in page
+    store.write(writing.address(run), page.replace(old, new, 1).encode())
+
+
+def test_each_changed_byte_of_the_page_is_found(run: Run, tmp_path: Path):
+    go(run, tmp_path)
+    assert told(run) == ([], [])
+    page = store.read(writing.address(run))
+    words = (b"<!doctype", b"max-width", b"Held-out", b"data:image", b'id="lineage"', b"<footer>", b"addEventListener")
+    for place in [page.index(word) + 3 for word in words]:
+        store.write(writing.address(run), page[:place] + bytes([page[place] ^ 1]) + page[place + 1 :])
+        assert len(told(run)[0]) == 1, page[place - 3 : place + 9]
+    for other in (page + b"x", page[:-1], b"anything", b""):
+        store.write(writing.address(run), other)
+        assert len(told(run)[0]) == 1
+    store.write(writing.address(run), page)
+    assert told(run) == ([], [])
+
+
+def test_the_fault_shows_the_line_and_what_to_do(run: Run, tmp_path: Path):
+    go(run, tmp_path)
+    change(run, "2 iterations trained", "3 iterations trained")
+    (fault,), _ = told(run)
+    assert fault.startswith("page: line ")
+    assert "3 iterations trained" in fault
+    assert "2 iterations trained" in fault
+    assert "`cosmos-flows report hand` writes it anew" in fault
+    write_report(run.store_url, "hand")
+    assert told(run) == ([], [])
+
+
+def test_a_page_that_is_missing_is_a_fault_of_a_run_by_its_command(run: Run, tmp_path: Path):
+    """Stages that are made alone write none."""
+    go(run, tmp_path)
+    store.remove(writing.address(run))
+    assert told(run) == ([], [])
+    commands.keep(run, Settings("tiny.toml", run.store_url))
+    assert told(run) == (["page: missing; `cosmos-flows report hand` writes it anew"], [])
+
+
+def test_numbers_and_words_about_attempts_and_costs_are_told_apart(run: Run, tmp_path: Path):
+    """Other code than today's may have told them in other words, but not other numbers."""
+    go(run, tmp_path)
+    page = store.read(writing.address(run))
+    change(run, "What it cost", "Its costs")
+    said = "other words than this version's in cost; no part about artifacts differs"
+    assert told(run) == ([], [f"runs/hand/report/index.html: {said}"])
+    store.write(writing.address(run), page)
+    change(run, "<tr><td>all</td><td>", "<tr><td>all</td><td>9")
+    assert len(told(run)[0]) == 1
+
+
+def test_a_page_of_a_moved_store_is_the_same(run: Run, tmp_path: Path):
+    go(run, tmp_path)
+    (tmp_path / "store").rename(tmp_path / "moved")
+    found = audit(str(tmp_path / "moved"), "hand")
+    assert [one for one in found.faults if one.file.endswith("index.html")] == []
+    assert found.unchecked == []
+
+
+def test_a_page_of_a_run_that_has_not_ended_is_said_not_to_be_compared(run: Run, tmp_path: Path):
+    with pytest.raises(StageError):
+        go(run, tmp_path, "iteration-0001/update+fragment", StageError.of("crash", "ended"))
+    assert told(run) == ([], ["runs/hand/report/index.html: the run has not ended"])
+
+
+def test_a_page_that_is_older_than_what_it_shows_is_said_not_to_be_compared(run: Run, tmp_path: Path):
+    go(run, tmp_path)
+    finished = store.read(writing.address(run))
+    change(run, '<span class="state finished">finished</span>', '<span class="state running">running</span>')
+    assert told(run) == ([], ["runs/hand/report/index.html: written before the run had ended; it was running"])
+    store.write(writing.address(run), finished)
+    store.write(store.join(run.slots.iteration(1, "update"), "logs", "29990131T120000-aaaa.log"), b"x")
+    assert told(run) == ([], ["runs/hand/report/index.html: written before the newest attempt ended"])
+
+
+def test_a_page_of_what_waits_to_be_made_again_is_said_not_to_be_compared(run: Run, tmp_path: Path):
+    go(run, tmp_path)
+    invalidate(run.slots.iteration(1, "reward-ocr"), 1, "scored by mistake")
+    assert told(run)[0] == []
+    assert len(told(run)[1]) == 1
+
+
+def test_a_page_by_another_version_of_the_program_is_said_not_to_be_compared(run: Run, tmp_path: Path):
+    go(run, tmp_path)
+    page = store.read(writing.address(run)).decode()
+    row = re.search(r"<dt>cosmos-rl-flows</dt><dd>([^<]*)</dd>", page)
+    assert row is not None
+    change(run, row[0], row[0].replace(row[1], "0.0.1"))
+    change(run, "Did it learn?", "Has it learned?")
+    said = f"version 0.0.1 of cosmos-rl-flows wrote it, this is version {row[1]}"
+    assert told(run) == ([], [f"runs/hand/report/index.html: {said}"])
+
+
+def test_a_page_while_a_process_works_on_the_run_is_said_not_to_be_compared(run: Run, tmp_path: Path):
+    go(run, tmp_path)
+    change(run, "2 iterations trained", "3 iterations trained")
+    with run.lease():
+        assert told(run) == ([], ["runs/hand/report/index.html: a process works on the run"])
+    assert len(told(run)[0]) == 1
+
+
+def test_settings_that_decide_no_result_may_be_those_of_another_command(run: Run, tmp_path: Path):
+    go(run, tmp_path)
+    _, made = standing(run.slots.report)
+    assert made is not None
+    change(run, "<dt>train.num_iterations</dt>", "<dt>logging.logger</dt><dd>[]</dd>\n<dt>train.num_iterations</dt>")
+    assert told(run) == ([], [])
+    change(run, "<dt>train.optm_lr</dt><dd>0.001", "<dt>train.optm_lr</dt><dd>0.002")
+    assert len(told(run)[0]) == 1
