@@ -12,6 +12,10 @@ release = version_of("cosmos-rl-flows")
 extensions = ["myst_nb", "sphinx.ext.autodoc", "recipe_fields", "reward_table"]
 html_theme = "furo"
 html_title = project
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
+# Output of commands, and trees of folders. Blocks of code name their language.
+highlight_language = "none"
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
 # The outputs that a notebook holds are shown; a test runs it.
