@@ -51,6 +51,8 @@ class Visual(NamedTuple):
     """Text that replaces its placeholder in the prompt."""
     inputs: "dict[str, Tensor | list[Any]]"
     """Arguments of the model's forward, by name. Those of a batch are joined along the first dimension."""
+    before: str = ""
+    """Text that goes before the ``markers`` of its processor, between which the template has the placeholder."""
 
 
 class WeightShapes(NamedTuple):

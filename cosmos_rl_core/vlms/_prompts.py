@@ -154,8 +154,23 @@ class Prompts:
             raise ConfigError(
                 f"the chat template writes {pieces[1::2]} for the media {given}; expected one for each, of {expected}"
             )
-        pieces[1::2] = [visual.text for _, visual in media]
+        for place, (_, visual) in zip(range(1, len(pieces), 2), media, strict=True):
+            pieces[place] = visual.text
+            if visual.before:
+                pieces[place - 1] = self._led(pieces[place - 1], visual.before, pieces[place + 1])
         return pieces
+
+    def _led(self, piece: str, before: str, following: str) -> str:
+        """Return the piece of text before a placeholder, with ``before`` before the marker that ends it.
+
+        Raises :class:`ConfigError` if the placeholder is not between markers.
+        """
+        opener, closer = getattr(self.processor, "markers", ("", ""))
+        if not (piece.endswith(opener) and following.startswith(closer)):
+            raise ConfigError(
+                f"the chat template does not write a clip between {opener} and {closer}; leave video.clip_markers out"
+            )
+        return f"{piece.removesuffix(opener)}{before}{opener}"
 
 
 @contextmanager

@@ -99,6 +99,9 @@ class VideoSettings(ImageSettings, extra="ignore"):
     """Whether ``max_video_tokens`` bounds the size of frames too."""
     max_video_tokens: int = Field(ge=1)
     """Tokens of a video or of a frame, as the family counts them."""
+    clip_markers: bool = True
+    """Whether the chat template's markers of vision stay around a clip whose steps in time have markers of their own:
+    true as in transformers 5, false as in version 4. For processors that have it among their defaults."""
 
     @model_validator(mode="after")
     def _one_way_to_sample(self) -> "VideoSettings":
@@ -180,14 +183,14 @@ def _read(
     except ConfigError as error:
         return None, [str(error)]
     values = {**defaults, **{name: value for name, value in found.items() if value is not None}}
+    known = [name for name, setting in cls.model_fields.items() if setting.is_required() or name in defaults]
     if isinstance(values["size"], dict) and "min_pixels" in defaults:
         edges = {"shortest_edge": values["min_pixels"], "longest_edge": values["max_pixels"]}
         values["size"] = {**values["size"], **{name: edge for name, edge in edges.items() if edge is not None}}
     if ways := _WAYS & changes.keys():
         values |= {"do_sample_frames": True, **(dict.fromkeys(_WAYS - ways))}
     mistakes = [
-        f"{kind}: unknown setting {name!r}; known: {', '.join(cls.model_fields)}"
-        for name in sorted(changes.keys() - cls.model_fields.keys())
+        f"{kind}: unknown setting {name!r}; known: {', '.join(known)}" for name in sorted(changes.keys() - {*known})
     ]
     try:
         return cls.model_validate({**values, **changes}), mistakes

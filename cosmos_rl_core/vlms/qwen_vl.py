@@ -1,6 +1,7 @@
 """Qwen2.5-VL and Qwen3-VL, models with their classes, such as Cosmos-Reason1 and Cosmos-Reason2, and VideoReward.
 
-Sizes, sampling and texts are those of the processors of transformers 5.23, which need torchvision.
+Sizes, sampling and texts are those of the processors of transformers 5.23, which need torchvision. With
+``clip_markers = false`` the tokens of Qwen3-VL are those of transformers 4.57.1, which cosmos-rl uses.
 """
 
 import math
@@ -121,6 +122,8 @@ class Qwen25VL:
 class Qwen3VL(Qwen25VL):
     """Processor of Qwen3-VL. The times of the frames are text between them."""
 
+    markers = ("<|vision_start|>", "<|vision_end|>")
+    """Tokens around an image and around each step in time of a clip."""
     weights = WeightShapes(_qwen_shapes.qwen3, _qwen_shapes.TABLES, _qwen_shapes.OUTPUT, _qwen_shapes.BLOCK)
     video_defaults: Mapping[str, Any] = {
         **_PIXELS,
@@ -132,6 +135,7 @@ class Qwen3VL(Qwen25VL):
         "do_sample_frames": True,
         "fps": 2.0,
         "max_video_tokens": 768,
+        "clip_markers": True,
     }
     patch_size = 16
 
@@ -173,11 +177,24 @@ class Qwen3VL(Qwen25VL):
             height, width = int(height * scale), int(width * scale)
         return smart_size((frames, height, width), settings.temporal_patch_size, settings.factor, (least, most))
 
+    def visual(self, kind: Kind, pixels: "Tensor", clip: Clip) -> Visual:
+        """Return patches, their grid and text.
+
+        The template has markers around a clip. Without ``clip_markers`` its first and last step have those as theirs.
+        """
+        made = super().visual(kind, pixels, clip)
+        if kind == "image" or self.video.clip_markers:
+            return made
+        opener, closer = self.markers
+        before, _, text = made.text.removesuffix(closer).partition(opener)
+        return made._replace(text=text, before=before)
+
     def text(self, clip: Clip, steps: int, tokens: int) -> str:
         """Return the tokens of each step in time after its seconds: the mean of its first and last frame."""
         times, length = [number / clip.fps for number in clip.indices], self.video.temporal_patch_size
         times += [times[-1]] * (-len(times) % length)
-        frame = f"<|vision_start|>{self.placeholders['video'] * (tokens // steps)}<|vision_end|>"
+        opener, closer = self.markers
+        frame = f"{opener}{self.placeholders['video'] * (tokens // steps)}{closer}"
         starts = range(0, len(times), length)
         return "".join(f"<{(times[start] + times[start + length - 1]) / 2:.1f} seconds>{frame}" for start in starts)
 

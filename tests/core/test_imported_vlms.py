@@ -145,7 +145,28 @@ def test_adapters_lie_on_every_linear_module_if_the_file_says_so():
 def test_frames_are_taken_as_the_script_takes_them(vision: Any, video: dict[str, Any]):
     values = read(LLAVA) if vision is None else read(LLAVA, custom__vision=vision)
     found = translate(values).values["policy"]["media"]["video"]
-    assert {key: found[key] for key in found.keys() - {"cap_pixels_per_frame", "max_video_tokens", "size"}} == video
+    others = {"cap_pixels_per_frame", "max_video_tokens", "size", "clip_markers"}
+    assert {key: found[key] for key in found.keys() - others} == video
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "expected"),
+    [
+        (LLAVA, "nvidia/Cosmos-Reason2-2B", False),
+        (HF, "Qwen/Qwen3-VL-2B-Instruct", False),
+        (REASON1, "nvidia/Cosmos-Reason2-2B", False),
+        (LLAVA, "nvidia/Cosmos-Reason1-7B", None),
+        (LLAVA, "models/mine", None),
+    ],
+)
+def test_clips_of_qwen3_have_the_tokens_of_the_transformers_that_cosmos_rl_uses(
+    name: str, model: str, expected: bool | None
+):
+    values = read(name, policy__model_name_or_path=model)
+    found = translate(values).values["policy"].get("media", {}).get("video", {})
+    assert found.get("clip_markers") is expected
+    said = [one for one in translate(values).report if "policy.media.video.clip_markers" in one.settings]
+    assert [("as cosmos-rl's transformers" in one.why) for one in said] == [True] * (expected is not None)
 
 
 def scaled(frames: int, shape: tuple[int, int], side: int, vision: dict[str, int]) -> tuple[int, int]:
@@ -187,6 +208,8 @@ def test_pictures_have_the_bounds_of_the_file_and_else_of_the_model():
 def test_a_model_of_unknown_generation_leaves_the_bounds_to_the_user():
     translation = translate(read(LLAVA, policy__model_name_or_path="models/mine"))
     assert "policy.media.video.size" in translation.summary
+    (found,) = (one for one in translation.report if "policy.media.video.size" in one.settings)
+    assert "clip_markers = false" in found.why
 
 
 def test_validation_asks_for_held_out_conversations():

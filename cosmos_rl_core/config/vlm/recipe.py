@@ -37,7 +37,9 @@ class VlmMediaConfig(Section):
     image: dict[str, Any] = {}
     """Settings of pictures, such as ``size``, the bounds on their pixels."""
     video: dict[str, Any] = {}
-    """Settings of videos, such as ``fps``, ``max_frames`` and ``size``, the bounds on all their pixels."""
+    """Settings of videos, such as ``fps``, ``max_frames`` and ``size``, the bounds on all their pixels. Of Qwen3-VL and
+    Cosmos-Reason2 ``clip_markers = false`` leaves out ``<|vision_start|>`` and ``<|vision_end|>`` around a clip, whose
+    frames have them too, as cosmos-rl does; default: they stay, as in transformers 5."""
 
     @property
     def changes(self) -> dict[Literal["image", "video"], dict[str, Any]]:

@@ -150,6 +150,20 @@ def test_a_medium_is_never_cut(folder: str):
         made.encode(TALK, whole.places[0][1])
 
 
+def test_of_clips_without_markers_around_them_the_cut_keeps_those_before(folder: str):
+    made = Encoder(Prompts(folder, {"video": {"fps": 2.0, "clip_markers": False}}))
+    clips = [pixels(4, 16, 16), pixels(6, 16, 16)]
+    talk = [said("user", "One?"), said("assistant", "Yes."), said("user", "Two?", *clips), said("assistant", "No.")]
+    whole, _ = made.encode(talk, 1000)
+    assert labelled(made, whole) == "Yes.<|im_end|>No.<|im_end|>"
+    (_, first), (begin, end) = whole.places
+    for limit in range(begin, end):
+        short, cut = made.encode(talk, limit)
+        assert (len(short.visuals), cut.media, cut.labels) == (1, 1, len("No.") + 1)
+        assert int((short.kinds == 2).sum()) == int((whole.kinds[:first] == 2).sum())
+        assert set(short.kinds[first:].tolist()) == {0}
+
+
 def test_a_token_that_is_partly_header_has_no_label(folder: str, tmp_path: Path):
     other = encoder(tiny.save(tmp_path, QWEN3))
     newline = "Ċ"

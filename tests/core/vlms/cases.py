@@ -1,5 +1,6 @@
 """Media, questions and settings on which ours and the stock processors are compared. Imports no torch."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,8 @@ CASES = {
 }
 
 
+EARLIER_TOKENS = Path(__file__).parent / "golden/tokens-of-transformers-4.57.1.npz"
+"""By case the tokens ``[conversations, tokens]`` that Qwen3-VL's stock processor of transformers 4.57.1 made."""
 GOLDEN_PATCHES = 16
 """Number of patches of a case that the committed values have."""
 

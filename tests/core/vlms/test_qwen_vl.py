@@ -17,7 +17,7 @@ from cosmos_rl_core.vlms._base import Clip, Processor, processor_of
 from cosmos_rl_core.vlms._patches import patches, smart_size
 from cosmos_rl_core.vlms._prompts import Prompts, normalise, resize
 from tests.core.vlms import tiny
-from tests.core.vlms.cases import ARCHITECTURES, CASES, QWEN3, QWEN25, conversation, thinned
+from tests.core.vlms.cases import ARCHITECTURES, CASES, EARLIER_TOKENS, QWEN3, QWEN25, conversation, pixels, thinned
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -42,6 +42,49 @@ def test_inputs_are_those_of_the_stock_processor(folder: str, case: str):
     assert batch.keys() == expected.keys()
     for name, values in batch.items():
         np.testing.assert_array_equal(thinned(name, values.numpy()), expected[name], err_msg=name)
+
+
+NO_CLIP_MARKERS = {"clip_markers": False}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_without_markers_around_clips_tokens_are_those_of_transformers_4(tmp_path: Path, case: str):
+    media, video = CASES[case]
+    asked = [conversation(shapes, index) for index, shapes in enumerate(media)]
+    batch = Prompts(tiny.save(tmp_path, QWEN3), {"video": {**video, **NO_CLIP_MARKERS}}).prepare(asked)
+    with np.load(EARLIER_TOKENS) as earlier:
+        np.testing.assert_array_equal(batch["input_ids"].numpy(), earlier[case])
+
+
+def test_a_clip_without_markers_around_it_differs_in_two_tokens_alone(tmp_path: Path):
+    path, clips = tiny.save(tmp_path, QWEN3), conversation([(4, 16, 16, 4), (4, 16, 16, 4)], 0)
+    with_them, without = (Prompts(path, {"video": one}) for one in ({}, NO_CLIP_MARKERS))
+    many, few = (prompts.prepare([clips]) for prompts in (with_them, without))
+    for marker in ("<|vision_start|>", "<|vision_end|>"):
+        token = with_them.tokenizer.convert_tokens_to_ids(marker)
+        assert [one["input_ids"][0].tolist().count(token) for one in (many, few)] == [4 + 2, 4]
+    text = without.tokenizer.decode(few["input_ids"][0])
+    assert text.count("seconds><|vision_start|><|video_pad|>") == text.count("<|video_pad|><|vision_end|>") == 4
+    assert {name for name in many if not torch.equal(many[name], few[name])} == {
+        "input_ids",
+        "attention_mask",
+        "mm_token_type_ids",
+    }
+
+
+def test_a_template_without_the_markers_is_refused_where_they_are_to_be_left_out(tmp_path: Path):
+    prompts = Prompts(tiny.save(tmp_path, QWEN3), {"video": NO_CLIP_MARKERS})
+    prompts.tokenizer.chat_template = (
+        "{% for m in messages %}{% for p in m.content %}<|video_pad|>{% endfor %}{% endfor %}"
+    )
+    asked = [{"role": "user", "content": [{"type": "video", "video": pixels(4, 16, 16), "fps": 4.0}]}]
+    with pytest.raises(ConfigError, match=r"<\|vision_start\|> and <\|vision_end\|>.*leave video.clip_markers out"):
+        prompts.prepare([asked])
+
+
+def test_only_a_model_that_reads_times_has_markers_around_clips(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"video: unknown setting 'clip_markers'; known: (?!.*clip_markers)"):
+        processor(tmp_path, QWEN25, **NO_CLIP_MARKERS)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +215,7 @@ def clip(indices: tuple[int, ...], total: int, fps: float) -> Clip:
 def test_qwen3_writes_the_mean_time_of_each_step(tmp_path: Path):
     made = processor_of(tiny.save(tmp_path, QWEN3))
     taken = clip((0, 3, 5, 8, 9), 10, 8.0)
-    text, inputs = made.visual("video", torch.zeros(5, 3, 8, 16, device="cpu"), taken)
+    text, inputs, _ = made.visual("video", torch.zeros(5, 3, 8, 16, device="cpu"), taken)
     assert inputs["video_grid_thw"] == [[3, 2, 4]]
     frame = "<|vision_start|><|video_pad|><|video_pad|><|vision_end|>"
     # (0 + 3) / 2 / 8 = 0.1875, (5 + 8) / 2 / 8 = 0.8125, and the last one twice: 9 / 8 = 1.125.
@@ -182,7 +225,7 @@ def test_qwen3_writes_the_mean_time_of_each_step(tmp_path: Path):
 
 def test_qwen2_5_counts_the_seconds_of_a_step(tmp_path: Path):
     made = processor_of(tiny.save(tmp_path, QWEN25))
-    text, inputs = made.visual("video", torch.zeros(4, 3, 8, 16, device="cpu"), clip((0, 2, 4, 6), 9, 8.0))
+    text, inputs, _ = made.visual("video", torch.zeros(4, 3, 8, 16, device="cpu"), clip((0, 2, 4, 6), 9, 8.0))
     assert text == "<|video_pad|>" * 4
     # Steps of two frames, of which there are 4 in 9/8 of a second.
     assert inputs["second_per_grid_ts"] == [pytest.approx(9 / 8 / 4 * 2)]

@@ -2,9 +2,12 @@
 
 ``TORCHVISION_WHEEL`` is the path of a wheel: ``pip download --no-deps torchvision==0.28.0`` for torch 2.13. It is
 unpacked, not installed. With it, ``python -m tests.core.vlms.test_stock_processors`` writes the committed values anew.
+``TRANSFORMERS_4`` is a folder: ``pip install --no-deps --target FOLDER transformers==4.57.1 "huggingface_hub<1"
+"tokenizers<0.23.1"``. With it too, the tokens of that version are written anew.
 """
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -19,10 +22,10 @@ import pytest
 
 from cosmos_rl_core.vlms._prompts import Prompts
 from tests.core.vlms import tiny
-from tests.core.vlms.cases import ARCHITECTURES, CASES, QWEN3, QWEN25, conversation, thinned
+from tests.core.vlms.cases import ARCHITECTURES, CASES, EARLIER_TOKENS, QWEN3, QWEN25, conversation, thinned
 
 ROOT, GOLDEN = Path(__file__).parents[3], Path(__file__).parent / "golden"
-WHEEL = "TORCHVISION_WHEEL"
+WHEEL, EARLIER = "TORCHVISION_WHEEL", "TRANSFORMERS_4"
 FULL_SIZE: dict[str, dict[str, Any]] = {
     QWEN25: {"image": {"min_pixels": 3136, "max_pixels": 200_000}, "video": {}},
     QWEN3: {"image": {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}, "video": {}},
@@ -37,10 +40,10 @@ def unpacked(folder: Path) -> Path:
     return folder
 
 
-def by_stock(architecture: str, model: str, package: Path | None, output: Path) -> dict[str, dict[str, np.ndarray]]:
+def by_stock(architecture: str, model: str, packages: list[Path], output: Path) -> dict[str, dict[str, np.ndarray]]:
     """Inputs of every case, by its name, from the stock processors."""
     command = [sys.executable, "-m", "tests.core.vlms.stock", architecture, model, str(output)]
-    path = os.pathsep.join([*([str(package)] if package else []), str(ROOT)])
+    path = os.pathsep.join(map(str, [*packages, ROOT]))
     ended = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
     )
@@ -74,7 +77,7 @@ def test_inputs_equal_those_of_the_stock_processors(
 ):
     (tmp_path / "model").mkdir()
     model = tiny.save(tmp_path / "model", architecture, None if sizes == "tiny" else FULL_SIZE[architecture])
-    stock = by_stock(architecture, model, package, tmp_path / "stock.npz")
+    stock = by_stock(architecture, model, [package] if package else [], tmp_path / "stock.npz")
     golden = by_case(GOLDEN / f"{architecture}.npz") if sizes == "tiny" else {}
     assert stock.keys() == CASES.keys()
     for name, case in CASES.items():
@@ -94,10 +97,35 @@ def write_golden() -> None:
         with tempfile.TemporaryDirectory() as folder:
             (model := Path(folder, "model")).mkdir()
             package = unpacked(Path(folder, "torchvision"))
-            stock = by_stock(architecture, tiny.save(model, architecture), package, Path(folder, "stock.npz"))
+            stock = by_stock(architecture, tiny.save(model, architecture), [package], Path(folder, "stock.npz"))
         found = {f"{case}/{key}": thinned(key, v) for case, values in stock.items() for key, v in values.items()}
         np.savez_compressed(GOLDEN / f"{architecture}.npz", **found)  # pyright: ignore[reportArgumentType]
 
 
+def write_earlier_tokens() -> None:
+    """Write the tokens of Qwen3-VL's cases, from the stock processor of transformers 4.57.1."""
+    with tempfile.TemporaryDirectory() as folder:
+        (model := Path(folder, "model")).mkdir()
+        tiny.save(model, QWEN3)
+        for name, change in (("tokenizer_config", _as_before_5), ("preprocessor_config", _fast)):
+            (file := model / f"{name}.json").write_text(json.dumps(change(json.loads(file.read_text()))))
+        packages = [Path(os.environ[EARLIER]), unpacked(Path(folder, "torchvision"))]
+        stock = by_stock(QWEN3, str(model), packages, Path(folder, "stock.npz"))
+    found = {case: values["input_ids"] for case, values in stock.items()}
+    np.savez_compressed(EARLIER_TOKENS, **found)  # pyright: ignore[reportArgumentType]
+
+
+def _as_before_5(settings: dict[str, Any]) -> dict[str, Any]:
+    """A list of special tokens under its name before version 5."""
+    return {**settings, "additional_special_tokens": settings["extra_special_tokens"], "extra_special_tokens": {}}
+
+
+def _fast(settings: dict[str, Any]) -> dict[str, Any]:
+    """The processor that published folders name; the other one of version 4 ignores ``size``."""
+    return {**settings, "image_processor_type": "Qwen2VLImageProcessorFast"}
+
+
 if __name__ == "__main__":
     write_golden()
+    if EARLIER in os.environ:
+        write_earlier_tokens()

@@ -18,9 +18,18 @@ FPS_OF_SCRIPT, FPS_OF_TABLE = 1.0, 2.0
 """Frames a second without ``[custom.vision]``, and with a table that has none."""
 SHARE = 0.9
 """Share of the tokens of a conversation that the script gives to a video."""
-SIDES = {"Qwen3VLForConditionalGeneration": 32, "Qwen2_5_VLForConditionalGeneration": 28}
+QWEN3 = "Qwen3VLForConditionalGeneration"
+SIDES = {QWEN3: 32, "Qwen2_5_VLForConditionalGeneration": 28}
 """Side of a token in pixels, by class."""
-UNKNOWN = "set it by hand: neither name nor folder of the model says whether it is of Qwen2.5-VL or of Qwen3-VL"
+UNKNOWN = (
+    "set it by hand, and for Qwen3-VL clip_markers = false: neither name nor folder of the model says whether it is of "
+    "Qwen2.5-VL or of Qwen3-VL"
+)
+TOKENS_OF_CLIPS = (
+    "as cosmos-rl's transformers, a version below 5: the tokens <|vision_start|> and <|vision_end|> are around the "
+    "frames of a clip, and not around the clip too"
+)
+"""Reason of the setting of :func:`tokens`."""
 
 
 def settings(upstream: Upstream) -> dict[str, Any]:
@@ -40,6 +49,11 @@ def settings(upstream: Upstream) -> dict[str, Any]:
 
 
 _AREA = ("min_pixels", "max_pixels")
+
+
+def tokens(upstream: Upstream) -> dict[str, Any]:
+    """Return the setting of the tokens of clips, for models of Qwen3-VL, with or without a script."""
+    return {f"{MEDIA}.video.clip_markers": False} if _side(upstream) == SIDES[QWEN3] else {}
 
 
 def _sampling(upstream: Upstream) -> dict[str, Any]:

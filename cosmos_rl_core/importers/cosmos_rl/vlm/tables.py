@@ -42,6 +42,8 @@ def implied(upstream: Upstream) -> Iterator[tuple[dict[str, Any], str]]:
         unknown = None in found.values()
         why = f"the script's share of a conversation for a video: {media.SHARE} of policy.model_max_length"
         yield found, media.UNKNOWN if unknown else why
+    if found := media.tokens(upstream):
+        yield found, media.TOKENS_OF_CLIPS
 
 
 def _names_dataset(upstream: Upstream) -> bool:
