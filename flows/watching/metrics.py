@@ -68,6 +68,11 @@ FILE = "metrics.jsonl"
 
 _LOST = 0.05
 """Share of advantages that is worth a number."""
+_AS_STORED = 1
+"""Newest version of ``update`` whose lines show rewards as they are stored, and none of the numbers of later ones.
+
+Lines of its artifacts stay as they were written, so that an audit of older runs holds.
+"""
 _ANSWERS_COUNTED = 4
 """Version of ``vlm_evaluate`` from which errors are over conversations, and unfinished answers are counted."""
 TRAINED = {
@@ -215,7 +220,7 @@ def lines_of(request: Request, manifest: Manifest, step: int, headline: str) -> 
 
 def _rewards(weights: Mapping[str, float], manifest: Manifest) -> dict[str, Any]:
     """Return statistics of all rewards and of each single one, without its weight, under their names for GRPO."""
-    table = _as_scored(weights, _table(manifest, contracts.Update.ADVANTAGES))
+    table = _rewarded(weights, manifest)
     numbers: dict[str, Any] = {"GRPO/reward_mean": _statistics(table, "reward").get("mean")}
     for name, weight in weights.items():
         if (column := f"reward.{name}") in table and weight != 0:
@@ -251,6 +256,12 @@ def _answered(config: VlmEvaluate, manifest: Manifest) -> dict[str, Any]:
     return found | ({"val/unfinished": said.get("unfinished", 0)} if config.max_new_tokens else {})
 
 
+def _rewarded(weights: Mapping[str, float], manifest: Manifest) -> Any:
+    """Return the advantages of an update with the rewards that its lines show."""
+    table = _table(manifest, contracts.Update.ADVANTAGES)
+    return table if manifest.version <= _AS_STORED else _as_scored(weights, table)
+
+
 def _as_scored(weights: Mapping[str, float], table: Any) -> Any:
     """Return advantages whose rewards are weighted scores, where a mixing stored normalised ones in their place.
 
@@ -267,17 +278,18 @@ def _as_scored(weights: Mapping[str, float], table: Any) -> Any:
 
 def _update(weights: Mapping[str, float], manifest: Manifest) -> dict[str, Any]:
     """Return the numbers of a whole update; rewards and advantages only if it has them."""
-    table, numbers = _as_scored(weights, _table(manifest, contracts.Update.ADVANTAGES)), dict[str, Any]()
+    table, numbers = _rewarded(weights, manifest), dict[str, Any]()
     normalized = _statistics(table, "normalized").items()
     numbers |= {f"train/normalized_reward_{key}": value for key, value in normalized if key != "mean"}
     for column, name in (("reward", "train/reward"), ("advantage", "rollout/advantage")):
         numbers |= {f"{name}_{key}": value for key, value in _statistics(table, column).items()}
     if not table.empty:
         numbers["train/excluded"] = manifest.summary.get("excluded", 0)
-    if lost := _lost_to_floor(table, manifest.config.get("algorithm", {})):
-        numbers["train/lost_to_floor"] = lost
-    if manifest.config.get("gates"):
-        numbers["train/prompts_held_back"] = manifest.summary.get(contracts.Update.HELD_BACK, 0)
+    if manifest.version > _AS_STORED:
+        if lost := _lost_to_floor(table, manifest.config.get("algorithm", {})):
+            numbers["train/lost_to_floor"] = lost
+        if manifest.config.get("gates"):
+            numbers["train/prompts_held_back"] = manifest.summary.get(contracts.Update.HELD_BACK, 0)
     return numbers | {"train/iteration_time": manifest.summary.get("seconds")}
 
 

@@ -1,0 +1,85 @@
+"""Finished runs whose updates an earlier version made: their numbers are compared with what that version wrote."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from flows.auditing.audit import audit
+from flows.planning import requests
+from flows.watching.metrics import FILE, lines_of
+from stages import contracts
+from stages.formats.tables import to_parquet
+from tests.flows.by_hand import make_all
+from tests.flows.proved import KEPT, RUN_ID, Forger, Proved, told
+from tests.hand_made import make, planned
+
+UPDATES = [f"iterations/{k:04d}/update" for k in range(3)]
+Line = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose rewards were normalised before they were summed."""
+    proved = Proved(tmp_path_factory.mktemp("proved"))
+    proved.run(keep=(*KEPT, "train.train_policy.mixing=gdpo", "train.train_policy.global_std=false"))
+    assert audit(str(proved.store), RUN_ID).faults == []
+    return proved.store
+
+
+def of_version_1(forger: Forger) -> None:
+    """Let version 1 have made the updates, and have written their lines: rewards as they are stored, and no floor."""
+    for slot in UPDATES:
+        forger.manifest(slot, lambda body: body.update(version=1))
+    forger.seal(metrics=False)
+
+    def then(line: Line) -> Line:
+        table = pd.read_parquet(forger.file(UPDATES[line["iteration"]], contracts.Update.ADVANTAGES))
+        known = table["reward"].dropna()
+        numbers = {"mean": known.mean(), "std": known.std(ddof=0), "max": known.max(), "min": known.min()}
+        line |= {f"train/reward_{name}": float(number) for name, number in numbers.items()}
+        later = ("train/normalized_", "train/lost_to_floor", "train/prompts_held_back")
+        return {name: value for name, value in line.items() if not name.startswith(later)}
+
+    _lines(forger, lambda line: then(line) if "train/reward_mean" in line else line)
+
+
+def _lines(forger: Forger, change: Callable[[Line], Line]) -> None:
+    path = forger.root / FILE
+    lines = [change(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+
+
+def test_lines_of_updates_of_an_earlier_version_are_those_that_it_wrote(finished: Path):
+    forger = Forger(finished)
+    assert "train/normalized_reward_std" in (forger.root / FILE).read_text(encoding="utf-8")
+    of_version_1(forger)
+    assert [line for line in told(forger) if line.startswith(FILE)] == []
+    _lines(forger, lambda line: line | ({"train/reward_max": 9.0} if "train/reward_max" in line else {}))
+    (fault,) = (line for line in told(forger) if line.startswith(FILE))
+    assert "train/reward_max is 9.0, the artifacts give " in fault
+
+
+GATE = '[[rewards]]\nrole = "gate"\nmin = 0.1\nfn = { name = "jpeg" }\n\n[[rewards]]'
+LATER = {"train/prompts_held_back", "train/lost_to_floor"}
+
+
+def test_numbers_that_an_earlier_version_did_not_count_are_in_none_of_its_lines(recipe, tmp_path: Path):
+    run = planned(recipe(("[[rewards]]", GATE)), tmp_path, run_id="hand", iterations=1)
+    make_all(run)
+    update = requests.update(run, 0).model_copy(update={"slot": str(tmp_path / "update")})
+    # A deviation of 1e-4 is as large as the floor, which takes half of the advantages.
+    rewards = [0.5, 0.5002]
+    table = pd.DataFrame({"prompt_id": ["p", "p"], "reward": rewards, "advantage": [-0.5, 0.5], "used": [True, True]})
+    steps = to_parquet(pd.DataFrame({"step": [0, 1], "loss": [0.5, 0.25]}))
+    made = make(update, {"current/w": b"w", contracts.METRICS: steps, contracts.Update.ADVANTAGES: to_parquet(table)})
+
+    def names(version: int) -> set[str]:
+        *_, line = lines_of(update, made.model_copy(update={"version": version}), 0, "ocr")
+        return {*line.values}
+
+    assert names(2) - names(1) == LATER
+    assert names(1) <= names(2)
