@@ -11,7 +11,7 @@ from flows.reporting.causes import cause
 
 @dataclass(frozen=True)
 class Logged:
-    """What the logs of one slot say."""
+    """The logs of one slot."""
 
     name: str
     """Of the slot, for people."""
@@ -37,7 +37,7 @@ class Left:
 
 @dataclass
 class Attempts:
-    """What the ledger of a run says of its attempts. A page that others follow is read once."""
+    """The attempts of a run, by its ledger. A page that others follow is read once."""
 
     run_url: str
     newest: Page | None = None
