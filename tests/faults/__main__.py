@@ -8,7 +8,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from tests.faults import damage, disk, kill
+from tests.faults import audits, damage, disk, kill
 from tests.faults.bases import Bases
 from tests.faults.kill import SAME
 from tests.faults.scenes import SCENES
@@ -20,6 +20,7 @@ PLAYS = {
     "full-disks": (disk.play, tuple(place for place in SCENES if place != "score")),
     "tampers": (damage.tampered, damage.KINDS),
     "flips": (damage.flipped, tuple(damage.COMMANDS)),
+    "audits": (audits.play, tuple(audits.PLACES)),
     "flips-after-kills": (damage.flipped_after_a_kill, ("an iteration",)),
 }
 """What makes a case, and the places in which it can."""
