@@ -1,11 +1,14 @@
 """The precision of a transformer: float32, or a half type by autocast, with float32 weights and a float32 velocity.
 
 Autocast casts only linear and convolution modules; norms, tables and residuals stay float32. Some classes of diffusers
-list modules that must stay float32 (``_keep_in_fp32_modules``), for example the embedding of Wan's timestep.
-:func:`keep_float32` makes the listed modules with matrices compute in float32 under autocast too.
+list modules that must stay float32 (``_keep_in_fp32_modules``), for example the embedding of Wan's timestep. Some of
+its attention processors cast to float32 before they multiply, because a sum over all tokens loses too much in a half
+type. :func:`keep_float32` makes both compute in float32 under autocast too.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
 from typing import Any, Literal
 
 import torch
@@ -59,12 +62,23 @@ def float32_modules(transformer: nn.Module) -> list[nn.Module]:
     return list(found.values())
 
 
+LINEAR_ATTENTION = ("SanaLinearAttnProcessor2_0", "SanaLinearAttnProcessor3_0")
+"""Classes of diffusers' attention processors that multiply queries, keys and values in float32 in every precision."""
+
+
 def keep_float32(transformer: nn.Module) -> None:
-    """Make :func:`float32_modules` compute in float32 under autocast, by replacing their classes in place."""
+    """Make :func:`float32_modules`, and the products of linear attention, compute in float32 under autocast.
+
+    Their classes are replaced in place.
+    """
     for module in float32_modules(transformer):
         own = type(module)
         if not issubclass(own, _InFloat32):
             module.__class__ = type(own.__name__, (_InFloat32, own), {})
+    for module in transformer.modules():
+        own = type(processor := getattr(module, "processor", None))
+        if own.__name__ in LINEAR_ATTENTION and not issubclass(own, _Float32Products):
+            processor.__class__ = _multiplying_in_float32(own)
 
 
 class _InFloat32(nn.Module):
@@ -74,3 +88,41 @@ class _InFloat32(nn.Module):
             return super().forward(given, *args, **kwargs)
         with torch.autocast(device, enabled=False):
             return super().forward(given.float(), *args, **kwargs)
+
+
+class _Float32Products:
+    """Marks attention processors that multiply in float32 under autocast."""
+
+
+def _multiplying_in_float32(own: Any) -> type:
+    """Return a class of attention processors that call the class ``own`` with autocast off, except for projections.
+
+    Projections stay in the half type, in which their weights may be stored.
+    """
+
+    @wraps(own.__call__)  # diffusers reads the names of its arguments
+    def call(processor: Any, attn: nn.Module, hidden_states: Tensor, **named: Any) -> Tensor:
+        device = hidden_states.device.type
+        if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+            return own.__call__(processor, attn, hidden_states, **named)
+        projecting = _Projecting(attn, device, torch.get_autocast_dtype(device))
+        with torch.autocast(device, enabled=False):
+            return own.__call__(processor, projecting, hidden_states, **named)
+
+    return type(own.__name__, (_Float32Products, own), {"__call__": call})
+
+
+class _Projecting:
+    """An attention module as a processor of linear attention reads it; only its projections run under autocast."""
+
+    def __init__(self, attn: Any, device: str, dtype: torch.dtype) -> None:
+        def in_half(projection: nn.Module) -> Callable[[Tensor], Tensor]:
+            def projected(given: Tensor) -> Tensor:
+                with torch.autocast(device, dtype):
+                    return projection(given)
+
+            return projected
+
+        self.heads, self.norm_q, self.norm_k = attn.heads, attn.norm_q, attn.norm_k
+        self.to_q, self.to_k, self.to_v = map(in_half, (attn.to_q, attn.to_k, attn.to_v))
+        self.to_out = [in_half(attn.to_out[0]), attn.to_out[1]]
