@@ -36,11 +36,11 @@ from flows.post_train import make
 from flows.running import gpus, pauses
 from flows.running.display import Display
 from flows.running.launch import grouped, launch
-from flows.running.lost_tasks import lost_tasks_ended
 from flows.running.progress import Reporter
-from flows.running.short_errors import log_messages_only
 from flows.running.tags import tags_of
 from flows.running.wave import Waves
+from flows.showing.lost_tasks import lost_tasks_ended
+from flows.showing.short_errors import log_messages_only
 from flows.terminal import commands
 from flows.warning.gate import pass_gate
 from flows.watching.judged import held_out_lines, result_line

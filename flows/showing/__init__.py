@@ -1,1 +1,1 @@
-"""Artifacts of a run in Prefect: a table of iterations, progress, pictures, the address of the report."""
+"""How a run looks in Prefect: artifacts while it works, the tasks of killed tries, errors in the log."""

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from cosmos_rl_core.errors import counted
+from cosmos_rl_core.errors import counted, visible
 from cosmos_rl_core.estimates.estimate import Estimate, mean_of_estimates
 from flows.planning.run import Run
 from flows.reporting.collecting import Collected
-from flows.running.step_means import MEASURED, means_of
+from flows.showing.step_means import MEASURED, means_of
 from stages.reporting.book import Piece
 from stages.reporting.choosing import evenly
 from stages.reporting.excerpt import Picture
@@ -129,8 +129,8 @@ def _grid(title: str, shown: Sequence[Picture]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a prompt without what Markdown or HTML would read, of at most 60 characters."""
-    return html.escape(re.sub(r"[\s|`*_\[\]()<>!\\]+", " ", text).strip()[:60])
+    """Return a prompt without what Markdown or HTML would read, of at most 60 characters, control characters escaped."""
+    return html.escape(visible(re.sub(r"[\s|`*_\[\]()<>!\\]+", " ", text).strip()[:60]))
 
 
 def report_link(address: str) -> str:
