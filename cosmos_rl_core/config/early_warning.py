@@ -66,6 +66,10 @@ DEFAULTS: dict[str, dict[str, float]] = {
     # Fewer artefacts, and more differences between the samples of a prompt, are no warning.
     "grid_energy": {"rise": DRIFT},
     "group_diversity": {"fall": DRIFT},
+    # Contrast and luma watch pictures that get calmer.
+    "block_deviation": {"rise": DRIFT},
+    "border_deviation": {"rise": DRIFT},
+    "block_contrast": {"rise": DRIFT},
 }
 """Limits on the statistics of pixels."""
 

@@ -9,6 +9,10 @@ All sums are of whole numbers, so a picture has the same statistics on every mac
 - ``fine_energy``: the variance of Y within blocks of 2 x 2 pixels: texture and noise.
 - ``grid_energy``: the variance of Y that the position within cells of 8 x 8 pixels explains: artefacts of a decoder,
   such as checkerboards. Absent below 8 x 8 pixels.
+- ``block_deviation``: the largest distance of the mean of a block from the median of all, of 8 x 8 equal blocks of the
+  picture, in any channel of its colour. ``border_deviation``: the same of the 28 blocks at the border, which hold less
+  of what the picture shows. ``block_contrast``: the largest standard deviation of Y within a block. A patch that all
+  other statistics dilute. Of a video the largest of any frame. Absent below 8 x 8 pixels.
 - ``flicker``: mean |Y(t-1) - 2 Y(t) + Y(t+1)| / 2. A steady change has none. Absent below three frames.
 - ``group_diversity``: mean distance from the other samples of the prompt: the root mean square difference of colours,
   on 32 x 32 thumbnails. Absent for a sample without others of its number of frames.
@@ -17,6 +21,7 @@ All sums are of whole numbers, so a picture has the same statistics on every mac
 import math
 from collections.abc import Sequence
 from importlib.metadata import version
+from itertools import pairwise, product
 from typing import Literal
 
 import numpy as np
@@ -36,6 +41,10 @@ WHITE = 255_000
 LUMA = np.array([299, 587, 114], np.int32)
 EDGE = 0.1
 """Least difference of luma that counts as an edge, exclusive."""
+BLOCKS = 8
+"""Rows and columns of blocks of a picture."""
+LOCAL = ("block_deviation", "border_deviation", "block_contrast")
+"""Statistics of single blocks."""
 CELL = 8
 """Height and width in pixels of the cells of a grid: a latent pixel of most VAEs."""
 THUMBNAIL = (32, 32)
@@ -54,6 +63,9 @@ class Options(RewardOptions):
             "colour_entropy": "bits, in [0, 9]",
             "fine_energy": "variance of luma, in [0, 0.25]",
             "grid_energy": "variance of luma, in [0, 0.25]; absent below 8 x 8 pixels",
+            "block_deviation": "in [0, 1]; absent below 8 x 8 pixels",
+            "border_deviation": "in [0, 1]; absent below 8 x 8 pixels",
+            "block_contrast": "in [0, 0.5]; absent below 8 x 8 pixels",
             "flicker": "in [0, 1]; absent below three frames",
             "group_diversity": "in [0, 1]; absent for a sample alone",
         },
@@ -73,7 +85,7 @@ class Reward:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self.version = f"1, pillow {version('pillow')}"
+        self.version = f"2, pillow {version('pillow')}"
 
     def check_prompt(self, prompt: Prompt) -> str | None:
         """Return None: prompts are not read."""
@@ -100,6 +112,8 @@ def _statistics(sample: Sample) -> Numbers:
     frames = [_of_frame(frame, luma) for frame, luma in zip(pixels, lumas, strict=True)]
     # Frames have one size, so they have the same statistics.
     found = {name: math.fsum(one[name] for one in frames) / len(frames) for name in frames[0]}
+    # One frame may hold the patch that a reward is raised by.
+    found |= {name: max(one[name] for one in frames) for name in LOCAL if name in found}
     if len(lumas) > 2:
         bends = [_total(abs(a - 2 * b + c)) for a, b, c in zip(lumas, lumas[1:], lumas[2:], strict=False)]
         found["flicker"] = sum(bends) / (2 * WHITE * len(bends) * lumas[0].size)
@@ -114,7 +128,9 @@ def _of_frame(frame: np.ndarray, luma: np.ndarray) -> Numbers:
         "colour_entropy": _colour_entropy(frame),
         "fine_energy": _within_blocks(luma),
     }
-    return found | ({"grid_energy": _grid_energy(luma)} if min(luma.shape) >= CELL else {})
+    if min(luma.shape) >= CELL:
+        found |= {"grid_energy": _grid_energy(luma)} | _of_blocks(frame, luma)
+    return found
 
 
 def _total(numbers: np.ndarray) -> int:
@@ -163,6 +179,22 @@ def _grid_energy(luma: np.ndarray) -> float:
     places = cells.sum(axis=(0, 2), dtype=np.int64).ravel().tolist()
     spread = len(places) * sum(place**2 for place in places) - sum(places) ** 2
     return spread / (len(places) * rows * columns * WHITE) ** 2
+
+
+def _of_blocks(frame: np.ndarray, luma: np.ndarray) -> Numbers:
+    """Return the statistics of the block that stands out most from the others."""
+    rows, columns = (pairwise([length * k // BLOCKS for k in range(BLOCKS + 1)]) for length in luma.shape)
+    places = [(slice(*row), slice(*column)) for row, column in product(rows, columns)]
+    sums = [frame[place].sum(axis=0, dtype=np.int64).sum(axis=0) for place in places]
+    means = np.stack(sums) / np.array([[luma[place].size] for place in places])
+    apart = np.abs(means - np.median(means, axis=0)).max(axis=1) / 255
+    at_border = apart.reshape(BLOCKS, BLOCKS).copy()
+    at_border[1:-1, 1:-1] = 0
+    return {
+        "block_deviation": float(apart.max()),
+        "border_deviation": float(at_border.max()),
+        "block_contrast": math.sqrt(max(_variance(luma[place]) for place in places)),
+    }
 
 
 def _distances(samples: Sequence[Sample]) -> dict[str, Numbers]:

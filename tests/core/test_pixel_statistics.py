@@ -1,11 +1,15 @@
 """Statistics of pixels against their closed forms."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cosmos_rl_core.config.early_warning import DEFAULTS
+from cosmos_rl_core.datasets import rendered_text
+from cosmos_rl_core.estimates.estimate import Estimate, mean_of
 from cosmos_rl_core.rewards import pixel_statistics
 from cosmos_rl_core.rewards._base import Sample
 
@@ -37,7 +41,8 @@ def test_a_flat_grey_picture_has_its_luma_and_nothing_else():
     found = statistics(grey(51, SIDE, SIDE))
     assert found == {
         "luma": 0.2, "contrast": 0.0, "edge_density": 0.0, "colour_entropy": 0.0, "fine_energy": 0.0,
-        "grid_energy": 0.0, "pixel_statistics": 0.0,
+        "grid_energy": 0.0, "block_deviation": 0.0, "border_deviation": 0.0, "block_contrast": 0.0,
+        "pixel_statistics": 0.0,
     }  # fmt: skip
 
 
@@ -102,7 +107,101 @@ def test_only_what_changes_back_flickers():
     assert statistics(fade)["flicker"] == statistics(alternating[::2])["flicker"] == 0.0
 
 
+LOCAL = ("block_deviation", "border_deviation", "block_contrast")
+
+
+def local(pixels: np.ndarray) -> list[float]:
+    found = statistics(pixels)
+    return [found[name] for name in LOCAL]
+
+
+@pytest.mark.parametrize(("corner", "at_border"), [((0, 0), True), ((56, 24), True), ((24, 32), False)])
+def test_one_block_of_another_level_stands_out_by_its_distance_from_the_others(
+    corner: tuple[int, int], at_border: bool
+):
+    pixels, (top, left) = grey(51, SIDE, SIDE).copy(), corner
+    pixels[0, top : top + 8, left : left + 8] = 153
+    assert local(pixels) == [0.4, 0.4 * at_border, 0.0]
+    # The farthest channel counts, whatever its weight in the luma.
+    pixels[0, top : top + 8, left : left + 8] = (51, 51, 204)
+    assert local(pixels) == [0.6, 0.6 * at_border, 0.0]
+
+
+def test_a_patch_of_half_a_block_moves_its_mean_by_half_and_spreads_it():
+    pixels = grey(51, SIDE, SIDE).copy()
+    pixels[0, :8, :4] = 153
+    assert local(pixels) == [pytest.approx(0.2), pytest.approx(0.2), pytest.approx(0.2)]
+
+
+def test_a_patch_of_noise_that_leaves_the_mean_is_found_by_the_contrast_of_its_block():
+    pixels = grey(51, SIDE, SIDE).copy()
+    pixels[0, :8, :8] = checkerboard(2, 8)[0] // 255 * 102
+    assert local(pixels) == [0.0, 0.0, pytest.approx(0.2)]
+
+
+def test_blocks_of_other_sizes_tile_the_picture():
+    pixels = grey(51, 12, 20).copy()
+    # The second row of blocks has one row of pixels, the second column three columns.
+    pixels[0, 1:3, 2:5] = 153
+    assert local(pixels)[:2] == [0.4, 0.0]
+
+
+@pytest.mark.parametrize("frame", [0, 3, 4])
+def test_a_patch_in_one_frame_of_a_video_is_not_diluted(frame: int):
+    video = grey(51, 5, SIDE, SIDE).copy()
+    video[frame, :8, :8] = 153
+    assert local(video) == [0.4, 0.4, 0.0]
+
+
+def signs(seed: int) -> list[Sample]:
+    """Signs like those of the demo, twelve of each of eight words."""
+    options = rendered_text.Options()
+    rng = np.random.default_rng(seed)
+    words = rng.choice(rendered_text.words(options), 8, replace=False)
+    drawn = [(f"{word}-{n}", word, rendered_text.draw(word, options, rng)) for word in words for n in range(12)]
+    return [Sample(name, word, "", picture[None]) for name, word, picture in drawn]
+
+
+def exceeded(now: list[Sample], first: list[Sample]) -> set[str]:
+    """The statistics that exceed their default limits."""
+
+    def estimates(samples: list[Sample]) -> dict[str, Estimate]:
+        found = [one for one in score(samples) if isinstance(one, dict)]
+        prompts = [sample.prompt_id for sample in samples]
+        return {name: mean_of([one[name] for one in found], prompts) for name in found[0]}
+
+    before, after = estimates(first), estimates(now)
+    drift = {name: after[name].minus(before[name]).in_errors for name in DEFAULTS if name in before}
+    return {
+        name
+        for name, moved in drift.items()
+        if moved > DEFAULTS[name].get("rise", math.inf) or -moved > DEFAULTS[name].get("fall", math.inf)
+    }
+
+
+def patched(samples: list[Sample], side: int, share: float) -> list[Sample]:
+    """Samples whose upper left corner is moved by a share of the way to pure red."""
+    found: list[Sample] = []
+    for sample in samples:
+        pixels = sample.pixels.astype(float)
+        corner = pixels[0, :side, :side]
+        pixels[0, :side, :side] = corner + share * (np.array([255, 0, 0]) - corner)
+        found.append(replace(sample, pixels=pixels.round().astype(np.uint8)))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_default_limits_find_a_patch_in_a_corner_and_leave_other_signs_alone(seed: int):
+    first, now = signs(2 * seed), signs(2 * seed + 1)
+    assert exceeded(now, first) == set()
+    for side in (8, 4):
+        assert exceeded(patched(now, side, 0.3), first) == {"border_deviation"}
+    # Much smaller than a block, which has 4 x 8 pixels here.
+    assert exceeded(patched(now, 2, 0.3), first) == set()
+
+
 def test_what_is_not_defined_is_absent():
+    assert not {*LOCAL} & {*statistics(grey(0, 64, 7))}
     assert "flicker" not in statistics(grey(0, 2, 8, 8))
     assert "flicker" in statistics(grey(0, 3, 8, 8))
     assert "grid_energy" not in statistics(grey(0, 7, 64))
@@ -119,10 +218,13 @@ def test_diversity_is_the_mean_distance_from_the_other_samples_of_the_prompt():
     }  # fmt: skip
 
 
-def test_a_video_has_the_means_of_its_frames():
+def test_a_video_has_the_means_of_its_frames_and_of_blocks_the_largest():
     pictures = [checkerboard(2), grey(51, SIDE, SIDE)]
     each, video = [statistics(picture) for picture in pictures], statistics(np.concatenate(pictures))
-    assert video == {name: (each[0][name] + each[1][name]) / 2 for name in each[0]}
+    assert video == {
+        name: max(each[0][name], each[1][name]) if name in LOCAL else (each[0][name] + each[1][name]) / 2
+        for name in each[0]
+    }
 
 
 def test_large_white_pictures_do_not_overflow():
