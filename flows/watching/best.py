@@ -25,7 +25,8 @@ class Best:
 
     k: int
     by: str
-    """``held-out loss``, whose lowest is best, or ``held-out <reward>``, whose highest is best."""
+    """``held-out loss``, whose lowest is best; or ``held-out <reward>`` or ``held-out correct answers: <dataset>``, of
+    which the highest is best."""
     figure: float
     rewards: dict[str, float] = field(default_factory=dict[str, float])
     """The mean held-out score of every reward of the recipe."""
@@ -48,6 +49,8 @@ class Judge:
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
     """Rewards of a weighted sum; empty if one number of a manifest ranks."""
     gates: Mapping[str, Gate] = field(default_factory=dict[str, "Gate"])
+    number: str = ""
+    """Its name in the summary of the stage, if it is neither a loss nor a reward."""
 
     @property
     def of_losses(self) -> bool:
@@ -64,6 +67,8 @@ def judge_of(run: Run) -> Judge | None:
         best_by = "reward" if run.evaluates and training else "loss" if run.validates else run.headline_reward
     if best_by == "loss" or not best_by:
         return Judge(("validate",), "held-out loss") if run.validates else None
+    if best_by in getattr(validation, "datasets", ()):
+        return Judge(("validate",), f"held-out correct answers: {best_by}", number=f"correct_{best_by}")
     if not run.evaluates:
         return None
     if best_by != "reward":
@@ -109,10 +114,16 @@ def _judged(k: int, judge: Judge, labels: Sequence[str], stood: Mapping[str, Sta
         passed = counts[0], counts[1]
     else:
         (state,) = (stood[stage] for stage in judge.stages)
-        figure = state.loss if judge.of_losses else state.reward
+        figure = state.loss if judge.of_losses else _number(state, judge.number) if judge.number else state.reward
     if figure is None or not math.isfinite(figure):
         return None
     return Best(k, judge.by, figure, rewards, passed)
+
+
+def _number(state: State, name: str) -> float | None:
+    """Return a number of the summary of what a stage made; None if it has none of that name."""
+    found = None if state.manifest is None else state.manifest.summary.get(name)
+    return found if isinstance(found, float) else None
 
 
 def _key(state: State) -> tuple[str, str]:

@@ -11,16 +11,24 @@ from safetensors.numpy import save_file
 
 from cosmos_rl_core.config.toml import dumps
 from cosmos_rl_core.errors import ConfigError
+from flows import post_train
+from flows.operations.export import export
 from flows.planning import describe
 from flows.planning.plan import Settings, freeze, plan_of, read_plan
-from flows.planning.run import run_of
+from flows.planning.run import Run, run_of
 from flows.planning.steps import open_run
 from flows.post_train import steps
+from flows.running.wave import standing_manifest
 from flows.vlm.describe import as_json, described
 from flows.vlm.plan import VlmPlan
 from flows.vlm.run import VlmRun
+from flows.watching.best import best_of
+from flows.watching.status import states
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
+from tests.hand_made import make
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +166,80 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path, values, setting: 
     with pytest.raises(ConfigError) as caught:
         plan(tmp_path, values, overrides=[setting])
     assert said in str(caught.value)
+
+
+MEASURED: dict[int, dict[str, float | None]] = {
+    0: {"loss": 3.0, "correct_mine": 0.25, "correct_other": 0.5},
+    1: {"loss": 1.0, "correct_mine": 0.5, "correct_other": 0.75},
+    2: {"loss": 2.0, "correct_mine": 0.75, "correct_other": 0.75},
+}
+"""What the evaluation of each policy version says of itself."""
+
+
+def judged_by(tmp_path: Path, values: dict[str, Any], **validation: Any) -> Run:
+    """A run of two iterations, whose three versions are measured as above."""
+    held_out = values["validation"]["datasets"]["mine"]
+    values["validation"] = {"datasets": {"mine": held_out, "other": held_out}, "freq": 1, **validation}
+    run = run_of(freeze(plan(tmp_path, values, run_id="judged"), str(tmp_path / "store")), str(tmp_path / "store"))
+
+    def launch(_: str, *wanted: Request) -> list[Manifest]:
+        return [standing_manifest(request) or one(request) for request in wanted]
+
+    def one(request: Request) -> Manifest:
+        found: Any = MEASURED[request.iteration or 0] if request.stage == "vlm_evaluate" else {}
+        return make(request, {"current/w": request.slot.encode()}, **found)
+
+    post_train.make(run, launch)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("best_by", "expected"),
+    [
+        (None, (1, "held-out loss", 1.0)),
+        ("loss", (1, "held-out loss", 1.0)),
+        ("mine", (2, "held-out correct answers: mine", 0.75)),
+        # Of equal ones the earliest.
+        ("other", (1, "held-out correct answers: other", 0.75)),
+    ],
+)
+def test_policies_are_ranked_by_the_loss_or_by_the_correct_answers_to_a_dataset(
+    tmp_path: Path, values, best_by: str | None, expected: Any
+):
+    chosen = {} if best_by is None else {"best_by": best_by}
+    run = judged_by(tmp_path, values, max_new_tokens=4, **chosen)
+    found = best_of(run, states(run))
+    assert found is not None
+    assert (found.k, found.by, found.figure) == expected
+    said = export(run.store_url, "judged", str(tmp_path / "out"), "best")[0]
+    assert said == "best of 0, 1, 2: policy {}, {} {:.4g}".format(*expected)
+
+
+@pytest.mark.parametrize(
+    ("best_by", "most_tokens", "known"),
+    [("yours", 4, "loss, mine, other"), ("reward", 4, "loss, mine, other"), ("mine", 0, "loss")],
+)
+def test_what_no_evaluation_measures_cannot_rank(tmp_path: Path, values, best_by: str, most_tokens: int, known: str):
+    said = f"validation.best_by = '{best_by}' is not measured by this recipe; known: {known}"
+    with pytest.raises(ConfigError, match=said) as caught:
+        judged_by(tmp_path, values, best_by=best_by, max_new_tokens=most_tokens)
+    assert ("set max_new_tokens" in str(caught.value)) == (most_tokens == 0)
+
+
+def test_a_dataset_called_loss_is_not_taken_for_the_loss(tmp_path: Path, values):
+    values["validation"] = {"datasets": {"loss": values["validation"]["datasets"]["mine"]}, "best_by": "loss"}
+    with pytest.raises(ConfigError, match=r"validation\.best_by = 'loss' names the loss and a dataset; give the dataset"):
+        plan(tmp_path, values)
+
+
+def test_a_recipe_without_a_choice_keeps_its_identity(tmp_path: Path, values):
+    ids = set[str]()
+    for chosen in ({}, {"best_by": "loss"}, {"best_by": "mine"}):
+        values["validation"] |= {"max_new_tokens": 4, **chosen}
+        made = plan(tmp_path, values)
+        ids.add(made.run_id)
+        assert ("best_by" in json.dumps(made.identity())) == bool(chosen)
+    assert len(ids) == 3
 
 
 def test_a_run_goes_on_with_more_iterations_and_not_with_another_seed(tmp_path: Path, values):

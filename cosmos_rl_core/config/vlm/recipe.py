@@ -152,6 +152,20 @@ class VlmValidationConfig(Section):
     parsers: dict[str, Regex] = {}
     """By dataset a regular expression, whose first group is compared in the expected and the given answer. Without
     one, answers must be equal, except for white space around them."""
+    best_by: str | None = Field(default=None, min_length=1, json_schema_extra={"neutral": None})
+    """The number that ranks policies, for ``status`` and ``export --best``. ``"loss"``: the held-out loss. A name in
+    ``datasets``: the share of correct answers to its conversations. Default: ``"loss"``."""
+
+    def mistakes(self) -> Iterator[str]:
+        """Yield a sentence if nothing measures what ``best_by`` names."""
+        known = ["loss", *(self.datasets if self.max_new_tokens else ())]
+        if self.best_by is not None and self.best_by not in known:
+            told = ", ".join(known)
+            if self.best_by in self.datasets:
+                told += "; set max_new_tokens above 0, so that answers are generated"
+            yield f"validation.best_by = {self.best_by!r} is not measured by this recipe; known: {told}"
+        if self.best_by == "loss" and "loss" in self.datasets:
+            yield "validation.best_by = 'loss' names the loss and a dataset; give the dataset another name"
 
     @model_validator(mode="after")
     def _parsers_are_of_datasets(self) -> "VlmValidationConfig":
@@ -201,6 +215,8 @@ def _mistakes(recipe: VlmRecipe) -> Iterator[str]:
     """Yield a sentence for each combination of settings that cannot work."""
     if (lora := recipe.policy.lora) is not None and lora.lora_dropout:
         yield f"policy.lora.lora_dropout = {lora.lora_dropout:g}: VLMs are trained without dropout; leave it out"
+    if recipe.validation is not None:
+        yield from recipe.validation.mistakes()
     launch, options = recipe.launch, recipe.train.train_policy
     ranks, batch = launch.processes_of("vlm_finetune"), recipe.train.train_batch_per_replica
     if batch % ranks:
