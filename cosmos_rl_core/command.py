@@ -9,7 +9,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ConfigError, visible
 
 PACKAGES = ("flows", "stages")
 OWNER = "cosmos-rl-flows"
@@ -36,6 +36,6 @@ def main() -> None:
     try:
         check_packages()
     except ConfigError as error:
-        print(error, file=sys.stderr)
+        print(visible(str(error)), file=sys.stderr)
         sys.exit(error.exit_code)
     runpy.run_module(PACKAGES[0], run_name="__main__")

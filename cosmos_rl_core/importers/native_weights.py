@@ -14,7 +14,7 @@ import torch
 from diffusers import CosmosTransformer3DModel
 from diffusers.loaders.single_file_utils import convert_cosmos_transformer_checkpoint_to_diffusers
 
-from cosmos_rl_core.errors import ConfigError, CosmosRLError
+from cosmos_rl_core.errors import ConfigError, CosmosRLError, visible
 from cosmos_rl_core.importers import pickled_tensors
 from cosmos_rl_core.pipelines import directories
 
@@ -66,9 +66,9 @@ def main(arguments: list[str]) -> int:
     try:
         digest = import_weights(Path(weights), base, Path(target))
     except CosmosRLError as error:
-        print(error, file=sys.stderr)
+        print(visible(str(error)), file=sys.stderr)
         return error.exit_code
-    print(f"{target}: {base} with the weights of {weights}, sha256 {digest}")
+    print(visible(f"{target}: {base} with the weights of {weights}, sha256 {digest}"))
     return 0
 
 

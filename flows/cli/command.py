@@ -4,6 +4,7 @@ import functools
 import inspect
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -96,13 +97,24 @@ def say(message: object, *, err: bool = False) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print a value, which may have dataclasses in it, as indented JSON, with the characters that stdout can encode."""
-    text = json.dumps(value, indent=1, ensure_ascii=False, default=asdict)
+    """Print a value, which may have dataclasses in it, as indented JSON, with the characters that stdout can encode.
+
+    Control characters are escaped, so that a terminal shows them and a reader of JSON gets the same value.
+    """
+    text = _NOT_ASCII.sub(_escaped, json.dumps(value, indent=1, ensure_ascii=False, default=asdict))
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
         text = json.dumps(value, indent=1, default=asdict)
     typer.echo(text)
+
+
+_NOT_ASCII = re.compile(r"[^\n -~]")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    char = found[0]
+    return char if visible(char) == char else f"\\u{ord(char):04x}"
 
 
 def accept_all_characters() -> None:
