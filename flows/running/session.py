@@ -21,7 +21,7 @@ from pydantic import Field
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.vlm.recipe import VLM_SFT
-from cosmos_rl_core.errors import ApprovalError, ConfigError, CosmosRLError, StageError, StoppedError
+from cosmos_rl_core.errors import ApprovalError, ConfigError, CosmosRLError, StageError, StoppedError, visible
 from cosmos_rl_core.rewards._base import ServedReward
 from flows.defaults import store_of
 from flows.launchers.fitting import misfits_of
@@ -33,7 +33,7 @@ from flows.planning import requests
 from flows.planning.plan import Plan, Settings, freeze, plan_of
 from flows.planning.run import Run, run_of
 from flows.post_train import make
-from flows.running import gpus, pauses
+from flows.running import gpus, pauses, work_folders
 from flows.running.display import Display
 from flows.running.launch import grouped, launch
 from flows.running.progress import Reporter
@@ -76,6 +76,7 @@ def working_on(
     untagged = TagsContext(current_tags=set())
     try:
         with untagged, run.lease() as lease, Reporter(run.url, lambda: run.is_made) as reporter:
+            work_folders.remove_abandoned(run.url)
 
             def check() -> None:
                 lease.check()
@@ -87,6 +88,8 @@ def working_on(
             waves = Waves(run.url, config, shown, allow_numerics_change, check, accept_scorer, ledger, slots)
             with shown, closing(waves):
                 yield waves
+            # Once more: processes of a killed flow may have lived on for a moment.
+            work_folders.remove_abandoned(run.url)
     except Pause:
         pauses.announce_end()
         raise
@@ -111,14 +114,14 @@ def ends_in_state(work: Callable[P, str]) -> Callable[P, State[None]]:
     def flow_of_states(*args: P.args, **kwargs: P.kwargs) -> State[None]:
         log_messages_only()
         try:
-            return Completed(message=work(*args, **kwargs))
+            return Completed(message=visible(work(*args, **kwargs)))
         except CosmosRLError as error:
             if isinstance(error, ApprovalError):
                 # Now that the lease is free: Resume may follow at once.
-                pauses.suspend(error.evidence, str(error))
+                pauses.suspend(error.evidence, visible(str(error)))
             message = error.summary if isinstance(error, StageError) else str(error)
             ended = Cancelled if isinstance(error, StoppedError) else Failed
-            return ended(message=message, data=error)
+            return ended(message=visible(message), data=error)
 
     return flow_of_states
 

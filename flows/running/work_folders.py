@@ -4,7 +4,7 @@ A flow locks each of its folders, and a cold stage locks its log, so that abando
 """
 
 import fcntl
-import json
+import math
 import os
 import shutil
 import tempfile
@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from cosmos_rl_core.canonical import from_json
 from stages.artifacts.request import REQUEST
 
 PREFIX = "cosmos-flows-"
@@ -59,10 +60,20 @@ def abandoned(run_url: str, older_than_s: float, others_s: float) -> dict[Path, 
     return found
 
 
+def remove_abandoned(run_url: str) -> None:
+    """Remove the folders of flows of this run that were killed, once their processes are gone.
+
+    Only for a process that holds the run's lease. What cannot be removed is left to ``gc``.
+    """
+    with suppress(OSError):
+        for folder in abandoned(run_url, 0.0, math.inf):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def _is_of(run_url: str, folder: Path) -> bool:
     """Return whether a folder has a Request of the run. Folders without a whole Request belong to no run."""
     try:
-        slot = json.loads((folder / REQUEST).read_bytes())["slot"]
+        slot = from_json((folder / REQUEST).read_bytes())["slot"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return str(slot).startswith(f"{run_url}/")

@@ -82,6 +82,7 @@ def require_the_same_command_goes_on(flows: Flows, before: dict[str, bytes], ref
     require_untouched(flows, before)
     require_same_run(flows, reference)
     assert flows.nothing_is_left()
+    assert list(flows.temporary.glob("cosmos-flows-*")) == []
 
 
 def test_a_finished_run_resumed_starts_a_server_and_leaves_none(flows: Flows, reference: Flows) -> None:

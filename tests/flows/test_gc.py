@@ -19,9 +19,10 @@ from flows.operations.rerun import rerun
 from flows.planning import requests
 from flows.planning.run import Run
 from flows.planning.steps import open_run
-from flows.running.work_folders import WorkFolder
+from flows.running.work_folders import PREFIX, WorkFolder, remove_abandoned
 from flows.watching.status import states
 from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import REQUEST
 from stages.artifacts.slots import input_of
 from stages.execution.mailbox import Mailbox, Order, Orders
 from stages.execution.outcome import failure_of, read_failures
@@ -281,6 +282,42 @@ def test_folders_of_flows_that_were_killed_go_and_those_of_others_stay(recipe, t
     assert list(temporary.iterdir()) == []
 
 
+def test_the_run_that_goes_on_removes_the_folders_of_its_killed_flow_and_no_others(recipe, tmp_path, temporary):
+    run = whole_run(recipe, tmp_path)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    slots = [f"{run.url}{name}/iterations/0000/rollout" for name in ("", "", "-2")]
+    flows = [subprocess.Popen([sys.executable, "-c", FLOW, slot], **pipes, cwd=Path.cwd()) for slot in slots]
+    for flow in flows:
+        assert flow.stdout is not None
+        assert flow.stdout.readline() == "written\n"
+    killed, alive, other = flows
+    for flow in (killed, other):
+        flow.kill()
+        flow.communicate()
+    (unknown := temporary / f"{PREFIX}update-x").mkdir()
+    remove_abandoned(run.url)
+    left = {json.loads((path / "request.json").read_text())["slot"] for path in temporary.iterdir() if path != unknown}
+    # One of this run is in use, the others may be of runs that have just begun.
+    assert (left, len(list(temporary.iterdir()))) == ({slots[1], slots[2]}, 3)
+    alive.kill()
+    alive.communicate()
+    remove_abandoned(run.url)
+    (last,) = set(temporary.iterdir()) - {unknown}
+    assert json.loads((last / "request.json").read_text())["slot"] == slots[2]
+
+
+def test_a_folder_that_cannot_be_looked_at_ends_no_run(recipe, tmp_path, temporary, monkeypatch):
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    run = whole_run(recipe, tmp_path)
+    (folder := temporary / f"{PREFIX}rollout-x").mkdir()
+    (folder / REQUEST).write_text(json.dumps({"slot": f"{run.url}/iterations/0000/rollout"}))
+    monkeypatch.setattr("fcntl.flock", fails)
+    remove_abandoned(run.url)
+    assert folder.exists()
+
+
 STAGE = """
 import types
 from pathlib import Path
@@ -307,7 +344,7 @@ def test_a_stage_without_space_leaves_nothing_but_finished_shards_and_names_the_
     (failure,) = read_failures(tmp_path)
     assert (failure.kind, failure.retryable) == ("unavailable", True)
     assert "no space left to write" in failure.message
-    assert "`cosmos-flows gc RUN`" in failure.message
+    assert "`cosmos-flows gc RUN --store STORE`" in failure.message
     found = store.listed(str(tmp_path / "slot"))
     assert [entry.size for name, entry in found.items() if name.startswith("attempts/")] == [1000]
 
@@ -324,5 +361,5 @@ def test_a_stage_without_space_leaves_nothing_but_finished_shards_and_names_the_
 def test_a_full_disk_elsewhere_is_no_crash_and_names_the_command(error):
     failure = failure_of(error)
     assert failure.kind == "unavailable"
-    assert "`cosmos-flows gc RUN` deletes" in failure.message
+    assert "`cosmos-flows gc RUN --store STORE` deletes" in failure.message
     assert failure_of(UnavailableError("a judge says: no space left on device")).message.count("gc") == 0
