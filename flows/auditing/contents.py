@@ -11,7 +11,7 @@ import pandas as pd
 from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.estimates.estimate import mean_of
 from cosmos_rl_core.storage import store
-from flows.auditing.checks import samples
+from flows.auditing.checks import drift, samples
 from flows.auditing.checks.tars import Members
 from flows.auditing.faults import Findings
 from stages import contracts
@@ -165,9 +165,21 @@ def _check_advantages(update: Artifact, request: Request, findings: Findings) ->
         for sample_id, one, other in zip(table["sample_id"], table[column], expected[column], strict=True):
             if not near(one, other):
                 findings.add(url, f"{column}, {sample_id}", f"{one}, its scores give {other}")
-    counts = {"excluded": len(table[~table["used"]]), contracts.Update.HELD_BACK: held_back_prompts(table)}
+    counts = {"excluded": len(table[~table["used"]])}
+    if made.version > 1:  # not counted before
+        counts[contracts.Update.HELD_BACK] = held_back_prompts(table)
     _check_summary(made, counts, "table", findings)
     _check_steps(update, request, findings)
+    _check_drift(update, config, table, findings)
+
+
+def _check_drift(update: Artifact, config: contracts.Update, table: pd.DataFrame, findings: Findings) -> None:
+    """Check that transitions are of samples that were trained on, and have the means that the optimizer steps say."""
+    if contracts.Update.TRANSITIONS not in update.names() or contracts.METRICS not in update.names():
+        return
+    transitions, metrics = (_table(update, name) for name in (contracts.Update.TRANSITIONS, contracts.METRICS))
+    for name, told in drift.differences(transitions, metrics, table, config.steps.first_step):
+        findings.add(_url(update, contracts.Update.TRANSITIONS), name, told)
 
 
 def _check_steps(policy: Artifact, request: Request, findings: Findings) -> None:

@@ -16,6 +16,7 @@ from flows.auditing.contents import input_of
 from flows.auditing.faults import Fault
 from flows.auditing.flow import audit as audit_flow
 from flows.auditing.heads import read_heads
+from flows.planning.plan import read_plan
 from flows.warning.decisions import DECISIONS, decide
 from stages import contracts
 from stages.artifacts.artifact import Artifact
@@ -26,6 +27,7 @@ from stages.scoring.advantages import advantages
 from stages.scoring.rewards import held_back_prompts
 from tests import hand_made
 from tests.flows.test_early_warning import LIMITS, Loop
+from tests.stages.made_up import score_files, score_table
 
 GATE = '[[rewards]]\nrole = "gate"\nmin = 0.1\non_fail = "ON_FAIL"\nfn = { name = "jpeg" }\n\n[[rewards]]'
 
@@ -176,3 +178,28 @@ def test_the_flow_audits_every_run_of_a_store_and_fails_with_the_faults(warned, 
     assert ended.message.partition(" faults in 1 run")[0] == str(len(audit(warned.store, "hand").faults))
     assert "limits tripped and nothing was decided" in ended.message
     assert ended.message == audit_flow.fn(run_id="hand", store=warned.store).message
+
+
+def test_prompts_without_a_passing_sample_were_not_counted_by_an_earlier_version(recipe, tmp_path: Path, monkeypatch):
+    """Made by version 1 of the stage, whose summary has no number for them."""
+    monkeypatch.setattr(contracts.Update, "version", 1)
+
+    class Trained(Loop):
+        """Nothing that its first prompt was drawn for passes the gate."""
+
+        def make(self, request: Request, name: str) -> Manifest:
+            if request.stage == "reward" and request.slot.endswith("jpeg"):
+                prompts = read_plan(self.store, "hand").prompts_of(request.iteration or 0)
+                scores = [0.0] * 2 + [1.0] * (2 * len(prompts) - 2)
+                return hand_made.make(request, score_files(score_table(prompts, 2, scores)), jpeg=0.75)
+            if request.stage != "update":
+                return super().make(request, name)
+            algorithm = algorithm_of(request.settings(contracts.Update).algorithm)
+            table = advantages(request, [*map(Artifact, request.inputs["rollouts"])], algorithm).drop(columns="key")
+            assert held_back_prompts(table) == 1
+            files = {"current/w": b"1", "old/w": b"2", contracts.Update.ADVANTAGES: to_parquet(table)}
+            return hand_made.make(request, files, excluded=len(table[~table["used"]]))
+
+    loop = Trained(recipe(("[[rewards]]", GATE.replace("ON_FAIL", "exclude"))), tmp_path)
+    loop.run("train.train_policy.mixing=sum")
+    assert faults(loop, "/update/") == []

@@ -1,0 +1,61 @@
+"""Check of the transitions that an update was trained on: they are of its samples, and of its numbers by step."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from cosmos_rl_core.algorithms._needs import DRIFT_METRICS
+from stages.contracts import METRICS
+
+SIZE = "effective_sample_size"
+ROUNDING = 1e-9
+"""Share of the mean size of a column's numbers by which sums in another order may differ."""
+
+
+def differences(transitions: Any, metrics: Any, advantages: Any, first_step: int) -> Iterator[tuple[str, str]]:
+    """Yield what contradicts the tables of an update: the field of its transitions, and how.
+
+    ``metrics`` have a row an optimizer step, the first of which is number ``first_step`` of the policy. A mean says
+    little of a single row: rows that were changed against each other are not found.
+    """
+    used = {*zip(advantages["rollout"], advantages["sample_id"], advantages["used"], strict=True)}
+    trained = {(rollout, sample_id) for rollout, sample_id, is_used in used if is_used}
+    for rollout, sample_id in dict.fromkeys(zip(transitions["rollout"], transitions["sample_id"], strict=True)):
+        if (rollout, sample_id) not in trained:
+            yield "samples", f"{sample_id} was not trained on"
+            return
+    groups = {first_step + int(index): rows for index, rows in transitions.groupby("optimizer_step")}
+    steps = [int(step) for step in metrics["step"]]
+    if sorted(groups) != steps:
+        yield "optimizer steps", f"{sorted(groups)}, {METRICS} says {steps}"
+        return
+    for row in metrics.to_dict("records"):
+        rows = groups[int(row["step"])]
+        for name in DRIFT_METRICS:
+            if name in row and not _is_mean(rows[name].to_numpy(np.float64), row[name]):
+                told = f"a mean of {rows[name].mean()}, {METRICS} says {row[name]}"
+                yield f"{name}, optimizer step {row['step']}", told
+        if SIZE in row and not _near(size := _effective_sample_size(rows["log_ratio"].to_numpy(np.float64)), row[SIZE]):
+            yield f"{SIZE}, optimizer step {row['step']}", f"{size}, {METRICS} says {row[SIZE]}"
+
+
+def _is_mean(values: Any, mean: float) -> bool:
+    rounding = ROUNDING * float(np.abs(values).mean())
+    return _near(float(values.mean()), mean, rounding)
+
+
+def _near(found: float, expected: float, rounding: float = 0.0) -> bool:
+    if math.isnan(found) or math.isnan(expected):
+        return math.isnan(found) and math.isnan(expected)
+    return math.isclose(found, expected, rel_tol=ROUNDING, abs_tol=max(rounding, 1e-12))
+
+
+def _effective_sample_size(log_ratios: Any) -> float:
+    """Return ``(sum w)^2 / (n sum w^2)``, with w the exponential of each log-ratio.
+
+    That of :mod:`stages.training.drift`, which imports torch.
+    """
+    weights = np.exp(log_ratios - log_ratios.max())
+    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
