@@ -129,7 +129,7 @@ def _grid(title: str, shown: Sequence[Picture]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a prompt without what Markdown or HTML would read, of at most 60 characters, control characters escaped."""
+    """Return 60 characters of a prompt at most, without what Markdown or HTML would read; no control characters."""
     return html.escape(visible(re.sub(r"[\s|`*_\[\]()<>!\\]+", " ", text).strip()[:60]))
 
 

@@ -2,7 +2,7 @@
 
 import logging
 
-from cosmos_rl_core.errors import CosmosRLError
+from cosmos_rl_core.errors import CosmosRLError, visible
 
 LOGGERS = ("prefect.flow_runs", "prefect.engine")
 """Those that log the error in the final state of a flow run, at the end of its process."""
@@ -18,5 +18,5 @@ def _shortened(record: logging.LogRecord) -> bool:
     """Shorten a line that has such an error. Returns True: the line is kept."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, CosmosRLError):
-        record.msg, record.args, record.exc_info, record.exc_text = str(error), (), None, None
+        record.msg, record.args, record.exc_info, record.exc_text = visible(str(error)), (), None, None
     return True
