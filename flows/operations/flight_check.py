@@ -111,7 +111,10 @@ def _ask(question: Callable[[SyncPrefectClient], Answer], missing: str = "") -> 
 
 
 def _server(*_: object) -> str:
-    if (error := _ask(lambda client: client.api_healthcheck())) is not None:
+    error = _ask(lambda client: client.api_healthcheck())
+    if isinstance(error, httpx.HTTPStatusError):
+        raise error
+    if error is not None:
         raise UnavailableError(f"{PREFECT_API_URL.value()} does not answer: {error}")
     return _ask(lambda client: f"Prefect {client.api_version()} at {client.api_url}")
 

@@ -1,10 +1,14 @@
 """What the flight check says where something is wrong."""
 
 import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from flows.launchers.devices import VISIBLE
@@ -41,3 +45,32 @@ def test_a_profile_of_gpus_fails_where_cuda_cannot_be_used(monkeypatch: pytest.M
     monkeypatch.setenv(VISIBLE, "")
     missing = flight_check.find("gpus", "", LaunchConfig(device="cuda"))
     assert (missing.word, "this machine shows no GPU" in missing.detail) == ("failed", True)
+
+
+class Elsewhere(BaseHTTPRequestHandler):
+    """A server of something else, which knows no path."""
+
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[str]:
+    """The address of a server that is not Prefect's."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/api"
+        server.shutdown()
+        thread.join()
+
+
+def test_the_address_of_something_else_is_named_and_doubted(elsewhere: str) -> None:
+    with temporary_settings({PREFECT_API_URL: elsewhere, PREFECT_CLIENT_MAX_RETRIES: 0}):
+        found = flight_check.find("server", "", LaunchConfig())
+    assert found.word == "failed"
+    assert found.detail.startswith(elsewhere)
+    assert found.detail.endswith(" answers 404 Not Found; is it the address of what is checked?")
