@@ -2,6 +2,7 @@
 
 import errno
 import re
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -12,11 +13,15 @@ T = TypeVar("T")
 RETRYABLE_KINDS = frozenset({"unavailable", "out_of_memory", "killed", "hung", "crash"})
 """Kinds of failure that another attempt may survive; ``config`` and ``data`` errors come back."""
 
+PROGRAM = "cosmos-flows"
+"""Name of the command line."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Error numbers of a full disk, an exhausted quota and a file above the size limit."""
 MISPLACED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
 """Error numbers of a path without permission, or with a file, folder or link in place of another."""
-FREE_SPACE = "`cosmos-flows gc RUN` deletes what killed attempts of a run left; free some space and run again"
+FREE_SPACE = (
+    "`cosmos-flows gc RUN --store STORE` deletes what killed attempts of a run left; free some space and run again"
+)
 """Advice for a full disk."""
 MAX_MISTAKES = 50
 """Number of mistakes that are listed; of further ones, only the number is given."""
@@ -286,6 +291,14 @@ def _is_of_a_library(error: BaseException) -> bool:
         return False
     foreign = type(error).__module__ != "builtins" and not isinstance(error, ValueError)
     return foreign or isinstance(error, (OSError, RuntimeError))
+
+
+def advised(name: str, *words: str, store: str) -> str:
+    """Return a command for a message: ``cosmos-flows approve RUN --store /where/it/is``.
+
+    ``store`` is absolute, so that the command works in any folder of the machine that printed it.
+    """
+    return shlex.join([PROGRAM, *name.split(), *words, "--store", store])
 
 
 def counted(number: int, noun: str) -> str:

@@ -11,6 +11,7 @@ from cosmos_rl_core.captioners._base import digest_of
 from cosmos_rl_core.config.dataset import DatasetConfig
 from cosmos_rl_core.config.train import CaptionerOptions
 from cosmos_rl_core.datasets import _sources
+from cosmos_rl_core.errors import advised, counted
 from cosmos_rl_core.storage import store
 from flows.planning.plan import Settings, plan_of
 from flows.planning.run import run_of
@@ -20,6 +21,7 @@ from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.garbage import renew
 from stages.artifacts.manifest import Manifest
+from stages.artifacts.records import store_of
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import input_of, named_manifest
 from stages.artifacts.snapshots import Snapshot
@@ -132,11 +134,13 @@ def described(snapshot: Snapshot, added: Added | None) -> str:
     found = f"{words}: {found}".replace("left_out", "left out")
     told = left_out(added)[:SHOWN]
     found += "".join(f"\n  left out: {name}: {reason}" for name, reason in told)
-    if more := added.left_out - len(told):
-        found += f"\n  {more} more are left out; `cosmos-flows data show {snapshot.dataset}` says which and why"
+    if added.index is not None and (more := added.left_out - len(told)):
+        show = advised("data show", snapshot.dataset, store=store_of(added.index.slot))
+        found += f"\n  {more} more left out; `{show}` says which and why"
     if names := differing(added):
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        found += f"\n{len(names)} differ though their files look unchanged: {', '.join(names[:SHOWN])}{more}"
+        changed = f"{counted(len(names), 'item')} changed in files that look unchanged"
+        found += f"\n{changed}: {', '.join(names[:SHOWN])}{more}"
     return found
 
 

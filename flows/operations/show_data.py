@@ -16,6 +16,7 @@ from cosmos_rl_core.datasets import _sources
 from cosmos_rl_core.datasets._base import ItemError, Source
 from cosmos_rl_core.datasets._pictures import pictures
 from cosmos_rl_core.errors import ConfigError, DatasetError
+from flows.terminal.commands import about
 from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.snapshots import Snapshot
@@ -70,7 +71,10 @@ def find(store_url: str, name: str) -> Snapshot:
     newest = snapshots.newest(store_url, dataset)
     if newest is None:
         known = ", ".join(sorted(snapshots.names(store_url))) or "none"
-        raise ConfigError(f"no dataset {dataset!r} in {store_url}, known: {known}; `cosmos-flows preprocess` makes one")
+        make = about(store_url, "preprocess", "FILE")
+        raise ConfigError(
+            f"no dataset {dataset!r} in {store_url}, known: {known}; `{make}` makes one from its settings"
+        )
     found = newest if number is None else Snapshot.read(store_url, dataset, int(number))
     if found is None:
         raise ConfigError(f"{dataset} has no snapshot {number}; its newest is {newest.number}")

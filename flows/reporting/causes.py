@@ -30,7 +30,7 @@ _ENDINGS = {
     "running": "Running",
     "finished": "Finished",
     "failed": "Failed",
-    "suspended": "Suspended by early warning until cosmos-flows approve",
+    "suspended": "Suspended by early warning until somebody approves it",
     "limited": "Reached train.max_gpu_hours; the same command with a higher limit continues it",
     "interrupted": WITHOUT_A_WORD[0].upper() + WITHOUT_A_WORD[1:] + GOES_ON,
     "idle": "No process works on it",

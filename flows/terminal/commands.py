@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cosmos_rl_core.errors import PROGRAM, advised
 from cosmos_rl_core.shipped import PREFIX
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from flows.planning.plan import Settings
     from flows.planning.run import Run
 
-PROGRAM = "cosmos-flows"
 COMMAND = "command"
 """Name and kind of the file of a run with the command that began or last continued it."""
 _ON_TRIP = "early_warning.on_trip"
@@ -22,7 +22,7 @@ _ON_TRIP = "early_warning.on_trip"
 
 def about(store_url: str, name: str, *words: str) -> str:
     """Return a command on what a store holds: ``cosmos-flows approve RUN --store /where/it/is``."""
-    return shlex.join([PROGRAM, *name.split(), *words, "--store", store.absolute(store_url)])
+    return advised(name, *words, store=store.absolute(store_url))
 
 
 def to_run(settings: "Settings", run_id: str, iterations: int | None = None) -> str:
@@ -35,6 +35,7 @@ def to_run(settings: "Settings", run_id: str, iterations: int | None = None) -> 
     options += [word for override in settings.overrides for word in ("--set", override)]
     options += ["--cluster", _absolute(settings.cluster)] if settings.cluster else []
     options += ["--allow-numerics-change"] * settings.allow_numerics_change
+    options += ["--remake"] * settings.remake
     options += ["--accept-scorer"] * settings.accept_scorer
     command = shlex.join([PROGRAM, "run", _absolute(settings.recipe), *options])
     if settings.recipe.startswith(PREFIX) and not any("/" in override for override in settings.overrides):

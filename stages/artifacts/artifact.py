@@ -5,16 +5,28 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.errors import ArtifactError, advised
 from stages.artifacts import files
 from stages.artifacts.files import read_entry
-from stages.artifacts.records import FileEntry
+from stages.artifacts.records import FileEntry, place_of, store_of
 from stages.artifacts.request import Input
 from stages.artifacts.slots import is_dropped, named_manifest
 from stages.contracts import MEDIA, TENSORS
 
 KEPT_BY = {MEDIA: "rollout.keep.media", TENSORS: "rollout.keep.tensors"}
 """The setting that says how many artifacts keep a part, where it is not that of policies."""
+
+
+def remaking(slot: str) -> str:
+    """Return the command that makes the artifact of a run again; "" for a slot of no run."""
+    match place_of(slot).split("/"):
+        case ["runs", run, stage]:
+            return advised("rerun", run, "--stage", stage, store=store_of(slot))
+        case ["runs", run, "iterations" | "exports", number, stage] if number.isdecimal():
+            words = ("--stage", stage, "--iteration", str(int(number)))
+            return advised("rerun", run, *words, store=store_of(slot))
+        case _:
+            return ""
 
 
 class Artifact:
@@ -46,9 +58,11 @@ class Artifact:
         if name not in self.manifest.files:
             raise ArtifactError(f"{self.url} has no file {name!r}; it has {', '.join(self.names())}")
         if self.lacks(part := name.partition("/")[0]):
+            command = remaking(self.url)
+            again = f"invalidate it (`{command}`) and continue the run" if command else "make the artifact again"
             raise ArtifactError(
-                f"{name} of {self.url} was deleted, because this run keeps the newest {part} only; make the artifact "
-                f"again (cosmos-flows rerun), and keep more ({KEPT_BY.get(part, 'train.ckpt.max_keep')})"
+                f"{name} of {self.url} was deleted, because this run keeps the newest {part} only; keep more "
+                f"({KEPT_BY.get(part, 'train.ckpt.max_keep')}); {again}"
             )
         return self.manifest.files[name]
 

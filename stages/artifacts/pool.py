@@ -11,11 +11,11 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from cosmos_rl_core.errors import UnavailableError
+from cosmos_rl_core.errors import UnavailableError, advised
 from cosmos_rl_core.storage import store
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.files import read_entry
-from stages.artifacts.records import FileEntry, Layout
+from stages.artifacts.records import FileEntry, Layout, store_of
 from stages.artifacts.slots import read_manifest
 
 POOL = "embeddings"
@@ -76,8 +76,8 @@ def check_not_swept(root: str) -> None:
     """Raise :class:`UnavailableError` while files of the pool beside the slots of ``root`` are being deleted."""
     if store.size(mark := store.join(root, POOL, _SWEEP)) is not None:
         raise UnavailableError(
-            f"embeddings that nothing names are being deleted ({mark}); try again when `cosmos-flows data gc` has "
-            "ended; if it was killed, give it once more"
+            f"embeddings that nothing names are being deleted ({mark}); try again when that has ended; if it was "
+            f"killed, give it once more: `{advised('data gc', store=store_of(root))}`"
         )
 
 

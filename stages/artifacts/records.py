@@ -29,6 +29,11 @@ def place_of(slot: str) -> str:
     return "/".join(names[max((i for i, name in enumerate(names) if name in _ROOTS), default=-1) :])
 
 
+def store_of(url: str) -> str:
+    """Return the store that a slot or a folder of slots lies in."""
+    return url.rstrip("/").removesuffix(place_of(url)).rstrip("/")
+
+
 def parsed(kind: type[Found], body: dict[str, Any], url: str) -> Found:
     """Return the section that a sealed body holds. Raises :class:`ArtifactError`, naming ``url``, on a misfit."""
     try:

@@ -10,7 +10,7 @@ from typing import Any, Self
 from pydantic import Field
 
 from cosmos_rl_core.canonical import sha256
-from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.errors import ArtifactError, ConfigError, advised
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import RESTORE, unseal
 from stages.artifacts.records import Sealed, parsed
@@ -49,8 +49,9 @@ class Snapshot(Sealed):
         url = url_of(store_url, dataset, number)
         if not removed and is_removed(store_url, dataset, number):
             raise ConfigError(
-                f"snapshot {number} of the dataset {dataset!r} was removed by `cosmos-flows data gc`; use a newer one: "
-                "another number or none in the settings, and another --run-id for a run"
+                f"snapshot {number} of the dataset {dataset!r} was removed as nothing needed it; use a newer one: "
+                "another number or none in the settings, and another --run-id for a run; "
+                f"`{advised('data show', dataset, store=store.absolute(store_url))}` shows the newest"
             )
         data = store.read_if_exists(url)
         if data is None:

@@ -91,7 +91,7 @@ def test_a_source_of_another_machine_is_said_to_be_unknown(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("other", "known: clips; `cosmos-flows preprocess`"),
+        ("other", "known: clips; `cosmos-flows preprocess FILE --store "),
         ("clips@2", "clips has no snapshot 2; its newest is 1"),
         ("../clips", "names no snapshot; expected NAME or NAME@NUMBER"),
         ("clips@0", "names no snapshot"),

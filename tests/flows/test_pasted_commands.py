@@ -9,19 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_rl_core.errors import ApprovalError, ConfigError, WarningError
+from cosmos_rl_core.errors import FREE_SPACE, ApprovalError, ArtifactError, ConfigError, UnavailableError, WarningError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal
 from flows.library import open_run
+from flows.operations import preprocess as preprocessing
+from flows.operations import show_data
 from flows.operations.export import export
 from flows.planning import steps
 from flows.planning.plan import Settings
+from flows.reporting import writing
 from flows.reporting.collecting import Collected
 from flows.terminal import commands
 from flows.warning.decisions import decisions_on
+from stages.artifacts import snapshots
+from stages.artifacts.artifact import Artifact, remaking
+from stages.artifacts.pool import check_not_swept
+from stages.artifacts.slots import drop, input_of
 from tests.flows.by_hand import whole_run
 from tests.flows.test_cli import EVERY, invoke
 from tests.flows.test_early_warning import LIMITS, Loop
+from tests.flows.test_preprocess import config_of, prepare
 from tests.hand_made import planned
 
 COMMAND = re.compile(r"(?:cd \S+ && )?cosmos-flows [^`\n]*")
@@ -32,7 +40,8 @@ def words_of(text: str) -> list[str]:
     found = COMMAND.search(text)
     assert found is not None, text
     words = shlex.split(found[0].rpartition("cosmos-flows ")[2])
-    EVERY[words[0],].make_context(words[0], words[1:])
+    count = 1 if (words[0],) in EVERY else 2
+    EVERY[tuple(words[:count])].make_context(" ".join(words[:count]), words[count:])
     return words
 
 
@@ -120,6 +129,71 @@ def test_other_messages_name_the_store_of_their_run(recipe, tmp_path, monkeypatc
     for text in said:
         assert words_of(text) == ["status", "hand", "--store", run.store_url], text
         assert invoke(*words_of(text)).exit_code == 0
+
+
+def test_a_deleted_part_of_an_artifact_is_made_again_with_the_printed_command(recipe, tmp_path, monkeypatch):
+    run = whole_run(recipe, tmp_path)
+    for slot, words in (
+        (run.slots.iteration(1, "update"), ["--stage", "update", "--iteration", "1"]),
+        (run.slots.version(2, "evaluate"), ["--stage", "evaluate", "--iteration", "2"]),
+    ):
+        artifact = Artifact(input_of(slot))
+        name = artifact.names()[-1]
+        drop(slot, name.partition("/")[0])
+        with pytest.raises(ArtifactError, match=r"was deleted, because") as gone:
+            Artifact(input_of(slot)).read(name)
+        monkeypatch.chdir("/")
+        assert words_of(str(gone.value)) == ["rerun", "hand", *words, "--store", run.store_url]
+        assert invoke(*words_of(str(gone.value)), "--dry-run").exit_code == 0
+
+
+def test_an_artifact_outside_of_runs_has_no_command(tmp_path):
+    assert remaking(str(tmp_path / "dataset" / "clips" / "parts" / "1")) == ""
+    assert remaking(str(tmp_path / "slot")) == ""
+
+
+def test_messages_on_datasets_name_their_store(pictures, store_url, monkeypatch):
+    config = config_of(pictures, max_left_out=0.9)
+    for name in ("0001", "0002"):
+        (pictures / f"{name}.png").write_bytes(b"")
+    monkeypatch.chdir(Path(store_url).parent)
+    monkeypatch.setattr(preprocessing, "SHOWN", 1)
+    said = prepare(config, pictures.parent, url=Path(store_url).name)
+    assert "1 more left out" in said
+    show = ["data", "show", "clips", "--store", store_url]
+    assert words_of(said) == show
+    with pytest.raises(ConfigError) as unknown:
+        show_data.find(Path(store_url).name, "other")
+    assert words_of(str(unknown.value)) == ["preprocess", "FILE", "--store", store_url]
+    prepare(config, pictures.parent, url=store_url, verify=True, merge=True)
+    snapshots.remove(store_url, "clips", 1)
+    with pytest.raises(ConfigError, match="was removed") as removed:
+        snapshots.Snapshot.read(store_url, "clips", 1)
+    assert words_of(str(removed.value)) == show
+    sweep = store.join(store_url, "dataset", "embeddings", "sweep")
+    store.write(sweep, b"")
+    with pytest.raises(UnavailableError) as swept:
+        check_not_swept(store.join(store_url, "dataset"))
+    assert words_of(str(swept.value)) == ["data", "gc", "--store", store_url]
+
+
+def test_a_full_disk_names_a_command_with_a_store():
+    assert words_of(FREE_SPACE) == ["gc", "RUN", "--store", "STORE"]
+
+
+def test_a_page_that_cannot_be_written_names_its_run_and_store(recipe, tmp_path, monkeypatch):
+    run = planned(recipe(), tmp_path, run_id="hand")
+    monkeypatch.setattr(writing, "page", lambda *_, **__: 1 / 0)
+    said: list[str] = []
+    with writing.Pages(run, said.append):
+        pass
+    assert words_of(said[-1]) == ["report", "hand", "--store", run.store_url]
+
+
+def test_the_command_to_go_on_keeps_that_changed_stages_are_made_again(recipe, tmp_path):
+    remaking_them = Settings(recipe(), str(tmp_path / "store"), remake=True)
+    assert "--remake" in words_of(commands.to_run(remaking_them, "hand"))
+    assert "--remake" not in commands.to_run(Settings(recipe(), "store"), "hand")
 
 
 def test_the_report_names_the_command_for_its_cost(recipe, tmp_path, monkeypatch):

@@ -201,7 +201,7 @@ def test_a_verification_finds_edits_that_stamps_do_not_show(clips: Path, tmp_pat
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert prepare(config, tmp_path) == "clips: snapshot 1, nothing new"
     assert prepare(config, tmp_path, verify=True) == (
-        "clips: snapshot 2: 1 new, 1 removed, 0 left out\n1 differ though their files look unchanged: mine/0001"
+        "clips: snapshot 2: 1 new, 1 removed, 0 left out\n1 item changed in files that look unchanged: mine/0001"
     )
     assert prepare(config, tmp_path) == "clips: snapshot 2, nothing new"
     picture = clips / "0002.png"
@@ -213,7 +213,7 @@ def test_a_verification_finds_edits_that_stamps_do_not_show(clips: Path, tmp_pat
     assert prepare(config, tmp_path, made, verify=True) == (
         "clips: snapshot 3: 1 new, 1 removed, 1 left out\n"
         "  left out: mine/0002: cannot be read: cannot identify image file; expected one of JPEG, PNG, WEBP, GIF, BMP\n"
-        "1 differ though their files look unchanged: mine/0002"
+        "1 item changed in files that look unchanged: mine/0002"
     )
     assert names_of(tmp_path) == ["0000", "0001", "0003"]
     assert prepare(config, tmp_path, made, verify=True).startswith("clips: snapshot 4: 0 new, 0 removed, 1 left out")

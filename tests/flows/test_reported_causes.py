@@ -196,7 +196,7 @@ def test_device_hours_tell_start_up_apart(run: Run):
         (
             ApprovalError.on("evidence", "iteration 1 exceeds its limits"),
             "suspended",
-            "Suspended by early warning until cosmos-flows approve",
+            "Suspended by early warning until somebody approves it",
             "iteration 1 exceeds its limits",
         ),
         (

@@ -197,7 +197,7 @@ def test_a_path_or_a_prompt_with_such_a_word_makes_no_error_collective(error: Ba
     assert not judge(error).collective
 
 
-FREE = "`cosmos-flows gc RUN` deletes what killed attempts of a run left; free some space and run again"
+FREE = "`cosmos-flows gc RUN --store STORE` deletes what killed attempts of a run left; free some space and run again"
 SHM = "/dev/shm/nccl-4D1b8y (size 9637888), error: No space left on device (28)"
 
 
