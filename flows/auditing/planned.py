@@ -10,12 +10,15 @@ from flows.planning.steps import Step
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing
+from stages.contracts import Reward
+from stages.scoring.rewards import label_of
 
 
 def check(steps: Iterable[Step], slot_at: Callable[[str], Slot], findings: Findings) -> list[tuple[Manifest, Request]]:
     """Compare each artifact with the Request that the plan gives, and return those pairs that have one recipe.
 
     ``slot_at`` returns the slot with a URL. The artifact of another run, which a slot may refer to, has its own recipe.
+    Scores by another version of their scorer than today's are compared with what the plan asks of that one.
     """
     pairs: list[tuple[Manifest, Request]] = []
     for step in steps:
@@ -24,12 +27,28 @@ def check(steps: Iterable[Step], slot_at: Callable[[str], Slot], findings: Findi
             made, request = standing(step.slot)[1], step.request()
             if made is None:
                 continue
+            if (then := _as_scored(made, request)) is not None:
+                told = f"scored by version {made.config['scorer']!r} of {label_of(made)}"
+                findings.unchecked.append(f"{findings.place(step.slot)}: {told}, today's is {request.config.scorer!r}")
+                request = then
             if made.recipe == request.recipe:
                 pairs.append((made, request))
             if (reason := made.why_not(request)) is not None and not _waits(made, request, slot_at):
                 field = "inputs" if made.recipe == request.recipe else "recipe"
                 findings.add(Manifest.url(step.slot, made.generation), field, reason)
     return pairs
+
+
+def _as_scored(made: Manifest, request: Request) -> Request | None:
+    """Return the Request that asks for the scorer which made the scores; None if it is the same, or more differs.
+
+    The version of a scorer names the packages that it needs, so it changes with the machine too.
+    """
+    if not isinstance(request.config, Reward) or made.config.get("scorer") in (None, request.config.scorer):
+        return None
+    config = request.config.model_copy(update={"scorer": made.config["scorer"]})
+    then = request.model_copy(update={"config": config})
+    return then if then.recipe == made.recipe else None
 
 
 def _waits(made: Manifest, request: Request, slot_at: Callable[[str], Slot]) -> bool:

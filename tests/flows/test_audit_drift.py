@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,7 +28,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     proved.run()
     forger = Forger(proved.store)
     used = pd.read_parquet(forger.file(UPDATE, contracts.Update.ADVANTAGES)).query("used")
-    rng, rows = np.random.default_rng(0), list[dict]()
+    rng, rows = np.random.default_rng(0), list[dict[str, Any]]()
     for place, (rollout, sample_id) in enumerate(zip(used["rollout"], used["sample_id"], strict=True)):
         for step in range(3):
             named = {"optimizer_step": place % 2, "rollout": rollout, "sample_id": sample_id, "step": step}
@@ -55,7 +56,7 @@ def forger(finished: Path, tmp_path: Path) -> Forger:
     return Forger(shutil.copytree(finished, tmp_path / "store"))
 
 
-def changed(column: str, value: object) -> Callable[[pd.DataFrame], pd.DataFrame]:
+def changed(column: str, value: Any) -> Callable[[pd.DataFrame], pd.DataFrame]:
     def change(table: pd.DataFrame) -> pd.DataFrame:
         table.loc[0, column] = value
         return table
@@ -85,6 +86,6 @@ def test_transitions_are_of_samples_and_optimizer_steps_that_trained(forger: For
     forger.seal()
     (line,) = told(forger)
     assert line.endswith("samples: i0001-other-000 was not trained on")
-    forger.table(UPDATE, TRANSITIONS, lambda table: table[table["optimizer_step"] == 1])
+    forger.table(UPDATE, TRANSITIONS, lambda table: table.query("optimizer_step == 1"))
     forger.seal()
     assert any("optimizer steps: [3], " in line and line.endswith("says [2, 3]") for line in told(forger))

@@ -1,6 +1,7 @@
 """Finished runs whose updates an earlier version made: their numbers are compared with what that version wrote."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,15 +9,17 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from cosmos_rl_core.rewards import ocr
 from flows.auditing.audit import audit
 from flows.planning import requests
 from flows.watching.metrics import FILE, lines_of
 from stages import contracts
 from stages.formats.tables import to_parquet
 from tests.flows.by_hand import make_all
-from tests.flows.proved import KEPT, RUN_ID, Forger, Proved, told
+from tests.flows.proved import KEPT, RUN_ID, Forger, Proved, body_of, told
 from tests.hand_made import make, planned
 
+REWARD = "iterations/0001/reward-ocr"
 UPDATES = [f"iterations/{k:04d}/update" for k in range(3)]
 Line = dict[str, Any]
 
@@ -53,8 +56,12 @@ def _lines(forger: Forger, change: Callable[[Line], Line]) -> None:
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
 
 
-def test_lines_of_updates_of_an_earlier_version_are_those_that_it_wrote(finished: Path):
-    forger = Forger(finished)
+@pytest.fixture
+def forger(finished: Path, tmp_path: Path) -> Forger:
+    return Forger(shutil.copytree(finished, tmp_path / "store"))
+
+
+def test_lines_of_updates_of_an_earlier_version_are_those_that_it_wrote(forger: Forger):
     assert "train/normalized_reward_std" in (forger.root / FILE).read_text(encoding="utf-8")
     of_version_1(forger)
     assert [line for line in told(forger) if line.startswith(FILE)] == []
@@ -83,3 +90,18 @@ def test_numbers_that_an_earlier_version_did_not_count_are_in_none_of_its_lines(
 
     assert names(2) - names(1) == LATER
     assert names(1) <= names(2)
+
+
+def test_scores_by_an_earlier_version_of_a_scorer_are_said_and_no_fault(forger: Forger, monkeypatch):
+    """A new version of a scorer, or of a package that it needs, scores a run again only if that goes on."""
+    before = body_of(forger.root / REWARD / "manifest.1.json")["config"]["scorer"]
+    monkeypatch.setattr(ocr.Reward, "version", "3")
+    found = audit(str(forger.store), RUN_ID)
+    assert found.faults == []
+    assert f"runs/{RUN_ID}/{REWARD}: scored by version {before!r} of ocr, today's is '3'" in found.unchecked
+    forger.table(REWARD, contracts.Reward.SCORES, lambda table: table.assign(scorer="9"))
+    forger.seal()
+    assert any("scored by 9" in line for line in told(forger))
+    forger.manifest(REWARD, lambda body: body["config"]["reward"].update(line_width=12))
+    forger.seal()
+    assert any(line.startswith(f"{REWARD}/manifest.1.json recipe: the settings of reward") for line in told(forger))
