@@ -44,11 +44,13 @@ def counts(summary: dict[str, Any], *names: str) -> list[int]:
     return [summary[name] for name in names]
 
 
-def test_training_reads_what_the_encoder_makes_of_the_files(talks: Talks):
+@pytest.mark.parametrize("settings", [{}, {"clip_markers": False}], ids=str)
+def test_training_reads_what_the_encoder_makes_of_the_files(talks: Talks, settings: dict[str, Any]):
+    talks.video |= settings
     talks.index("index")
     summary = talks.tokenize("tokens", "index").summary
     found = Tokens(Artifact(input_of(f"{talks.folder}/tokens")))
-    prompts = Prompts(talks.model, {"video": {"fps": 2.0}})
+    prompts = Prompts(talks.model, {"video": talks.video})
     conversations = Conversations(found, prompts, {"mine": talks.options})
     listed = table(talks, "index", VlmIndex.CONVERSATIONS)
     assert len(found) == len(listed) == 4

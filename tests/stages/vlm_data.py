@@ -51,6 +51,8 @@ class Talks:
         self.folder, self.model = folder, model
         (folder / "media").mkdir(parents=True)
         self.rows: list[Any] = []
+        self.video: dict[str, Any] = {"fps": 2.0}
+        """Settings of clips."""
 
     def standard(self) -> "Talks":
         media = self.folder / "media"
@@ -71,7 +73,7 @@ class Talks:
 
     @property
     def vlm(self) -> VlmRef:
-        return VlmRef(path=self.model, digest=_folders.digest(self.model), changes={"video": {"fps": 2.0}})
+        return VlmRef(path=self.model, digest=_folders.digest(self.model), changes={"video": self.video})
 
     def index_request(self, slot: str, **settings: Any) -> Request:
         file = self.folder / "rows.json"
