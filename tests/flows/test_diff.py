@@ -21,11 +21,14 @@ from flows.comparing.page import write_page
 from flows.planning.run import Run
 from flows.watching.tracking import Tracker
 from stages import contracts
+from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
+from stages.formats.losses import by_item, summary_of
+from stages.formats.samples import read_index
 from stages.formats.tables import to_parquet
 from stages.reporting.samples import Samples
-from tests.flows.by_hand import validated
+from tests.flows.by_hand import HELD_OUT_MEDIA, validated
 from tests.flows.imagined import Imagined
 from tests.hand_made import make, planned
 
@@ -41,6 +44,10 @@ class Moves:
     start: np.ndarray
     gain: float = 0.0
     """How much its held-out scores rise by training."""
+    losses: dict[str, float] | None = None
+    """The loss of each held-out item after training, without which there are no held-out media."""
+    rewards: tuple[float, ...] = ()
+    """The reward of each prompt of a rollout, by the order of their ids; imagined ones if there are none."""
 
 
 class Weighted(Imagined):
@@ -55,6 +62,10 @@ class Weighted(Imagined):
             return make(request, self._weights(0))
         if request.stage == "export":
             return make(request, self._weights(request.iteration or 0))
+        if request.stage == "validate":
+            table = losses_of((self.moves.losses or {}) if request.iteration else {"a": 1.0})
+            summary: dict[str, Any] = summary_of(by_item(table))
+            return make(request, {contracts.Validate.LOSSES: to_parquet(table)}, **summary)
         return super().made(request)
 
     def _weights(self, version: int) -> dict[str, bytes]:
@@ -75,7 +86,20 @@ class Weighted(Imagined):
             score = 0.5 + self.moves.gain + 0.01 * np.arange(len(table))
             table = table.assign(valid=True, score=score, scorer="imagined 1")
             files[contracts.Reward.SCORES] = to_parquet(table)
+        elif self.moves.rewards and "evaluate" not in request.slot:
+            index = read_index(Artifact(request.one("samples")))
+            of_prompt = dict(zip(sorted(set(index["prompt_id"])), self.moves.rewards, strict=True))
+            score = [of_prompt[one] for one in index["prompt_id"]]
+            table = index[["sample_id", "prompt_id"]].assign(valid=True, score=score, scorer="imagined 1")
+            answers = index[["sample_id"]].assign(error="", details="{}")
+            files = {contracts.Reward.SCORES: to_parquet(table), contracts.Reward.ANSWERS: to_parquet(answers)}
         return files
+
+
+def losses_of(items: dict[str, float]) -> pd.DataFrame:
+    """The losses of items at two noise levels, of which the mean is given."""
+    rows = [(item, item, t, loss + t - 0.5) for item, loss in items.items() for t in (0.25, 0.75)]
+    return pd.DataFrame(rows, columns=["item_id", "medium", "t", "loss"])
 
 
 Make = Callable[..., Run]
@@ -138,6 +162,52 @@ def test_runs_part_at_the_first_artifact_that_a_setting_changes(make_run: Make, 
     assert held_out.change.mean == pytest.approx(0.25)
     assert held_out.change.error == pytest.approx(0, abs=1e-12)
     assert held_out.b.mean - held_out.a.mean == pytest.approx(0.25)
+
+
+LOSSES = {"a": 1.0, "b": 3.0, "c": 5.0, "d": 9.0}
+LOWER = {"a": 0.9, "b": 2.9, "c": 4.9, "d": 8.7}
+SEEN_BY_A = math.sqrt(35 / 3 / 4)
+"""Standard error of the mean of the losses of A: items differ much more than the runs do."""
+
+
+@pytest.mark.parametrize(
+    ("losses", "seed", "how", "change", "error"),
+    [
+        # The differences are -0.1, -0.1, -0.1 and -0.3, whose standard deviation is 0.1.
+        (LOWER, 0, "item by item", -0.15, 0.1 / 2),
+        (LOWER, 5, "item by item, other noise", -0.15, 0.1 / 2),
+        # Item d is of one run alone.
+        ({"a": 0.9, "b": 2.9, "c": 4.9, "e": 70.0}, 0, "item by item", -0.1, 0.0),
+        (
+            {item * 2: loss + 1 for item, loss in LOSSES.items()},
+            0,
+            "other items",
+            1.0,
+            math.hypot(SEEN_BY_A, SEEN_BY_A),
+        ),
+    ],
+)
+def test_held_out_losses_are_compared_item_by_item(
+    make_run: Make, tmp_path: Path, losses: dict[str, float], seed: int, how: str, change: float, error: float
+):
+    make_run("one", Moves(UP, ZERO, losses=LOSSES), (HELD_OUT_MEDIA,))
+    make_run("two", Moves(RIGHT, ZERO, losses=losses), (HELD_OUT_MEDIA, "train.optm_lr=0.5", f"validation.seed={seed}"))
+    found = {one.name: one for one in compare("one", "two", str(tmp_path / STORE)).scores}["val/avg_loss"]
+    assert (found.where, found.how) == ("held-out, policy 2", how)
+    assert (found.change.mean, found.change.error) == (pytest.approx(change), pytest.approx(error, abs=1e-9))
+    if "d" in losses or how == "other items":
+        assert (found.a.mean, found.a.error) == (pytest.approx(4.5), pytest.approx(SEEN_BY_A))
+
+
+def test_rewards_of_rollouts_are_compared_prompt_by_prompt(make_run: Make, tmp_path: Path):
+    make_run("one", Moves(UP, ZERO, rewards=(0.1, 0.9)), judged=False)
+    make_run("two", Moves(RIGHT, ZERO, rewards=(0.2, 1.1)), ("train.optm_lr=0.5",), judged=False)
+    (found,) = compare("one", "two", str(tmp_path / STORE)).scores
+    assert (found.name, found.where, found.how) == ("ocr", "training, iteration 1", "prompt by prompt")
+    assert (found.a.mean, found.a.error) == (pytest.approx(0.5), pytest.approx(0.4))
+    # The two prompts differ by 0.8 and 0.9 in each run, but their differences are 0.1 and 0.2.
+    assert (found.change.mean, found.change.error) == (pytest.approx(0.15), pytest.approx(0.05))
+    assert (found.change.n, found.change.clusters) == (8, 2)
 
 
 def test_weights_are_measured_in_closed_form(make_run: Make, tmp_path: Path):
