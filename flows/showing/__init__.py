@@ -1,1 +1,1 @@
-"""How a run looks in Prefect: artifacts while it works, the tasks of killed tries, errors in the log."""
+"""The look of a run in Prefect: artifacts while it works, the tasks of killed tries, errors in the log."""
