@@ -19,6 +19,7 @@ import torch
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.models._loading import stock_arguments
+from cosmos_rl_core.models._refusals import refused
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.pipelines import directories, guidance
 from stages import contracts
@@ -40,8 +41,11 @@ def run(request: Request, context: Context) -> dict[str, float]:
 
     def generate(plans: list[SamplePlan]) -> list[StoredSample]:
         pictures = _generate(pipeline, plans, config)
-        made = zip(plans, pictures, strict=True)
-        return [with_media(plan, pixels, None, facts) for plan, pixels in made]
+        made = zip(plans, pictures, refused(pipeline, len(plans)), strict=True)
+        return [
+            with_media(plan, None if lost else pixels, None, facts, refused=lost and pixels is not None)
+            for plan, pixels, lost in made
+        ]
 
     samples = plan_samples(config.prompts, config.n_generation, request.seed, iteration=None)
     return write_samples(context, config, samples, generate, tensors=False)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import pandas as pd
 from PIL import Image
 
 from cosmos_rl_core.errors import first_line
@@ -18,6 +19,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.contracts import Warn
+from stages.formats.generating import BY_GUARDRAIL, REFUSED
 from stages.formats.losses import item_losses, sums_of
 from stages.formats.tables import read_table
 from stages.reporting import choosing, pictures
@@ -144,12 +146,16 @@ def _scores(label: str, table: Any) -> Iterator[Score]:
 def _failures(scored: Scored, config: contracts.Fragment) -> Iterator[Failure]:
     """Yield the reasons why samples have no score or do not count, the most frequent first."""
     table = scored.samples.table
-    if broken := int((~table["finite"].astype(bool)).sum()):
+    refused = table[REFUSED].dropna() if REFUSED in table else pd.Series(dtype=object)
+    if broken := int((~table["finite"].astype(bool)).sum()) - len(refused):
         yield Failure(what="not finite", reward="", reason="the sampler gave NaN or infinity", count=broken)
+    for reason, count in refused.value_counts().items():
+        yield Failure(what="refused", reward="", reason=str(reason), count=int(count))
     for label, artifact in scored.artifacts.items():
         rows = read_table(artifact, contracts.Reward.SCORES)
         answers = read_table(artifact, contracts.Reward.ANSWERS).set_index("sample_id")["error"]
         errors: Any = answers.reindex(rows.loc[~rows["valid"], "sample_id"]).fillna("")
+        errors = errors.where(~errors.index.isin(refused.index), BY_GUARDRAIL)
         told = errors.map(lambda error: first_line(error)[:REASON] or "no reason given")
         for reason, count in told.value_counts(sort=True).head(REASONS).items():
             yield Failure(what="no score", reward=label, reason=str(reason), count=int(count))

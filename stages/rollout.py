@@ -71,7 +71,10 @@ class _Generator:
             for plan, picture, tensors in zip(plans[part], pictures, stored[part], strict=True):
                 prompt_id = plan.prompt.id
                 facts = self.facts[prompt_id] | (self.given.facts(prompt_id) if self.given else {})
-                samples.append(with_media(plan, picture, to_bytes(tensors), facts))
+                shown = None if picture is None else self.model.screen(picture)
+                refused = picture is not None and shown is None
+                kept = to_bytes(_emptied(tensors) if refused else tensors)
+                samples.append(with_media(plan, shown, kept, facts, refused=refused))
         return samples
 
     def sample(self, plans: list[SamplePlan]) -> Trajectory:
@@ -135,6 +138,11 @@ def decode_finite(model: Model, latents: Tensor, finite: list[bool]) -> list[np.
         finite = [is_finite and has_pixels(place) for place, is_finite in enumerate(finite)]
         found = pixels(finite)
     return [picture if kept else None for picture, kept in zip(found, finite, strict=True)]
+
+
+def _emptied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a refused sample: zeros for all that pictures could be decoded from."""
+    return {name: torch.zeros_like(t) if t.is_floating_point() else t for name, t in tensors.items()}
 
 
 def _stored(trajectory: Trajectory, place: int, steps: tuple[int, ...]) -> dict[str, Tensor]:

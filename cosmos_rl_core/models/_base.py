@@ -16,6 +16,7 @@ A plugin is a folder with two modules.
 from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from diffusers import DiffusionPipeline
@@ -146,8 +147,16 @@ class Model(ABC):
     def decode(self, latents: Tensor) -> Tensor:
         """Decode normalised latents ``[B, *latent_shape]`` to uint8 RGB ``[B, frames, height, width, 3]``.
 
-        Raises :class:`cosmos_rl_core.models._media.NotFiniteError` if a decoded value is not finite.
+        Raises :class:`cosmos_rl_core.models._media.NotFiniteError` if a decoded value is not finite. Give the pixels to
+        :meth:`screen` before anybody sees them.
         """
+
+    def screen(self, frames: np.ndarray) -> np.ndarray | None:
+        """Return decoded frames ``[frames, height, width, 3]`` as they may be shown; None if a guardrail refuses them.
+
+        The default changes nothing: most models have no guardrail.
+        """
+        return frames
 
     @abstractmethod
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._needs import trained_steps
 from cosmos_rl_core.datasets._base import Prompt
-from cosmos_rl_core.errors import DivergenceError
+from cosmos_rl_core.errors import ConfigError, DivergenceError
 from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.storage import media
@@ -21,6 +21,8 @@ from stages.context import Context
 from stages.contracts import INDEX, MEDIA, TENSORS, MediaShape, Rollout, Samples
 from stages.formats.samples import StoredSample, unit_files, unit_name
 
+REFUSED, BY_GUARDRAIL = "refused", "refused by the guardrail"
+"""Name, in a row of the index, of the reason why a decoded sample was not kept, and that reason. Other rows lack it."""
 VAE_SAMPLE_BYTES = 32 * 2**20
 """Float32 pixels of a sample beyond which the VAE takes one at a time: a video of 480p from 8 frames on, an image from
 2.8 megapixels on. It depends on the sample alone, so that no division of the work changes bits."""
@@ -87,14 +89,15 @@ def row_of(plan: SamplePlan) -> dict[str, Any]:
 
 
 def with_media(
-    plan: SamplePlan, pixels: np.ndarray | None, tensors: bytes | None, facts: dict[str, Any]
+    plan: SamplePlan, pixels: np.ndarray | None, tensors: bytes | None, facts: dict[str, Any], *, refused: bool = False
 ) -> StoredSample:
     """Return a generated sample with its picture encoded.
 
-    ``pixels`` is uint8 ``[frames, height, width, 3]``, None if the sample is not finite. ``facts`` are added to its row
-    of the index.
+    ``pixels`` is uint8 ``[frames, height, width, 3]``, None if the sample is not finite or ``refused`` by a guardrail.
+    ``facts`` are added to its row of the index.
     """
-    row = row_of(plan) | {"finite": pixels is not None} | facts
+    assert not (refused and pixels is not None), "no media of a refused sample are stored"
+    row = row_of(plan) | {"finite": pixels is not None} | ({REFUSED: BY_GUARDRAIL} if refused else {}) | facts
     encoded = ("", b"") if pixels is None else media.encode(pixels)
     return StoredSample(row, *encoded, tensors=tensors)
 
@@ -123,7 +126,8 @@ def write_samples(
     Each rank makes its own units and adopts those that an earlier attempt finished. Context-parallel peers make the
     same units; their leader writes them. ``generate`` makes at most ``batch_size`` samples of one unit; with
     ``tensors`` each has tensors. Under sharded weights every rank must do the same number of forward passes: a rank
-    with fewer batches calls ``accompany`` for the rest. Raises :class:`DivergenceError` if no sample is finite.
+    with fewer batches calls ``accompany`` for the rest. Raises :class:`DivergenceError` if no sample is finite, and
+    :class:`ConfigError` if a guardrail refuses all that are.
     """
     ranks = context.ranks
     by_id = {sample.sample_id: sample for sample in samples}
@@ -165,15 +169,22 @@ def write_samples(
 
 
 def _summary(context: Context, samples: list[SamplePlan], mine: dict[int, int]) -> dict[str, float]:
-    """Count the samples that are not finite on all ranks. Collective."""
+    """Count the samples without pixels on all ranks, and those of them that were refused. Collective."""
     indices = [context.attempt.read(unit_name(INDEX, number)) for number in mine]
     rows = [row for index in indices for row in json.loads(index)]
     nonfinite = sum(context.ranks.gather(sum(not row["finite"] for row in rows)))
+    refused = sum(context.ranks.gather(sum(REFUSED in row for row in rows)))
+    if refused and nonfinite == len(samples):
+        raise ConfigError(
+            f"the guardrail refuses all {refused} samples that were decoded, e.g. of the prompt "
+            f"{samples[0].prompt.text!r}; take other prompts, or begin again at an earlier policy"
+        )
     if nonfinite == len(samples):
         raise DivergenceError(
             f"none of {len(samples)} samples is finite, e.g. {samples[0].sample_id}: the policy, or its precision, is "
             "broken; begin again at an earlier policy, or compute in float32"
         )
     counts = {"samples": len(samples)} | ({"nonfinite": nonfinite} if nonfinite else {})
+    counts |= {"refused": refused} if refused else {}
     size, total = sum(entry.size for entry in context.attempt.files.values()), sum(mine.values())
     return counts | ({"kb_per_sample": size / total / 1000} if total else {})

@@ -11,7 +11,7 @@ import pytest
 import torch
 from diffusers.pipelines.cosmos import pipeline_cosmos2_5_predict
 
-from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._loading import COMPONENTS
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from cosmos_rl_core.pipelines import directories
@@ -86,11 +86,15 @@ def test_the_guardrail_refuses_prompts_and_changes_videos(folder, latents):
     # As in the stock pipeline, which shows it prompts alone.
     steered = (each.encode_negative("a bomb", LENGTH)["prompt_embeds"] for each in (guarded, model))
     assert torch.equal(*steered)
-    pixels, free = guarded.decode(latents), model.decode(latents)
-    assert pixels[:, :, :2].count_nonzero() == 0
-    assert torch.equal(pixels[:, :, 2:], free[:, :, 2:])
-    with pytest.raises(ArtifactError, match="refuses a generated video"):
-        guarded.checked(torch.full((1, 1, 4, 4, 3), 255, dtype=torch.uint8, device=CPU))
+    free = model.decode(latents)
+    assert torch.equal(guarded.decode(latents), free)
+    (frames,) = free.numpy()
+    shown = guarded.screen(frames)
+    assert shown is not None
+    assert np.count_nonzero(shown[:, :2]) == 0
+    assert np.array_equal(shown[:, 2:], frames[:, 2:])
+    assert model.screen(frames) is frames
+    assert guarded.screen(np.full((1, 4, 4, 3), 255, np.uint8)) is None
 
 
 @pytest.mark.usefixtures("installed")

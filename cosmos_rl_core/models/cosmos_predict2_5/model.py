@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from diffusers import AutoencoderKLWan, Cosmos2_5_PredictBasePipeline
@@ -12,11 +13,12 @@ from diffusers.pipelines.cosmos import pipeline_cosmos2_5_predict as stock
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
-from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import CONDITIONAL_LATENTS, CONDITIONAL_MASK, Conditioning
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER, GUARDRAIL, PREFIX
 from cosmos_rl_core.models._media import VideoModel
+from cosmos_rl_core.models._refusals import Refusals
 from cosmos_rl_core.models.cosmos_predict2_5 import FROZEN_PREFIX, GUARDRAIL_PACKAGE
 from cosmos_rl_core.parallel.context_parallel import Peers, SelfAttention
 from cosmos_rl_core.parallel.sharding import WHOLE, load_base
@@ -72,21 +74,9 @@ class CosmosPredict25(VideoModel):
             return {EMBEDS: embeds[0].cpu()}
         return {PROJECTED: self._prefix(embeds)[0].cpu()}
 
-    def decode(self, latents: Tensor) -> Tensor:
-        """Decode ``[B, C, T, H, W]`` to ``[B, frames, height, width, 3]``; the guardrail, if loaded, may change pixels.
-
-        Raises :class:`ArtifactError` for a video that the guardrail refuses.
-        """
-        return self.checked(super().decode(latents))
-
-    def checked(self, pixels: Tensor) -> Tensor:
-        """Return ``pixels`` ``[B, frames, height, width, 3]`` after the guardrail. Raises like :meth:`decode`."""
-        if self._guardrail is None:
-            return pixels
-        videos = [self._guardrail.check_video_safety(video) for video in pixels.cpu().numpy()]
-        if any(video is None for video in videos):
-            raise ArtifactError("the guardrail refuses a generated video; see its log, and train on other prompts")
-        return torch.stack([torch.from_numpy(video) for video in videos]).to(pixels.device)
+    def screen(self, frames: np.ndarray) -> np.ndarray | None:
+        """Return frames after the guardrail, if it is loaded, which may change pixels; None if it refuses them."""
+        return frames if self._guardrail is None else self._guardrail.check_video_safety(frames)
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
         """Predict; the transformer gets t itself in float32, once for each latent frame, and 1e-4 at given frames."""
@@ -117,14 +107,18 @@ def load_stock(
 ) -> Cosmos2_5_PredictBasePipeline:
     """Return the whole stock pipeline, float32, read straight to ``device``.
 
-    Without ``guardrail`` nothing is checked. ``transformer``, if given, replaces the directory's own.
+    Without ``guardrail`` nothing is checked. With it a refused video becomes black, and
+    :func:`cosmos_rl_core.models._refusals.refused` tells which ones did. ``transformer``, if given, replaces the
+    directory's own.
     """
     own = "transformer" if transformer is None else EMPTY_TRANSFORMER
     pipeline = _load_pipeline(path, (own, "vae", "text"), device, device_map=device.type)
     if transformer is not None:
         pipeline.register_modules(transformer=transformer)
     if guardrail:
-        pipeline.register_modules(safety_checker=_guardrail(device))
+        guard = _guardrail(device)
+        guard.check_video_safety = Refusals(guard.check_video_safety)
+        pipeline.register_modules(safety_checker=guard)
     return pipeline
 
 
