@@ -28,9 +28,8 @@ def check(steps: Iterable[Step], slot_at: Callable[[str], Slot], findings: Findi
             if made is None:
                 continue
             if (then := _as_scored(made, request)) is not None:
-                told = f"scored by version {made.config['scorer']!r} of {label_of(made)}"
-                findings.unchecked.append(f"{findings.place(step.slot)}: {told}, today's is {request.config.scorer!r}")
-                request = then
+                request, told = then
+                findings.unchecked.append(f"{findings.place(step.slot)}: {told}")
             if made.recipe == request.recipe:
                 pairs.append((made, request))
             if (reason := made.why_not(request)) is not None and not _waits(made, request, slot_at):
@@ -39,8 +38,10 @@ def check(steps: Iterable[Step], slot_at: Callable[[str], Slot], findings: Findi
     return pairs
 
 
-def _as_scored(made: Manifest, request: Request) -> Request | None:
-    """Return the Request that asks for the scorer which made the scores; None if it is the same, or more differs.
+def _as_scored(made: Manifest, request: Request) -> tuple[Request, str] | None:
+    """Return the Request that asks for the scorer which made the scores, and how that differs from today's.
+
+    None if it is the same, or if more differs.
 
     The version of a scorer names the packages that it needs, so it changes with the machine too.
     """
@@ -48,7 +49,8 @@ def _as_scored(made: Manifest, request: Request) -> Request | None:
         return None
     config = request.config.model_copy(update={"scorer": made.config["scorer"]})
     then = request.model_copy(update={"config": config})
-    return then if then.recipe == made.recipe else None
+    told = f"scored by version {config.scorer!r} of {label_of(made)}, today's is {request.config.scorer!r}"
+    return (then, told) if then.recipe == made.recipe else None
 
 
 def _waits(made: Manifest, request: Request, slot_at: Callable[[str], Slot]) -> bool:

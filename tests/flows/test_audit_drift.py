@@ -33,7 +33,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for step in range(3):
             named = {"optimizer_step": place % 2, "rollout": rollout, "sample_id": sample_id, "step": step}
             rows.append(named | {name: float(np.float32(rng.normal(0, 0.01))) for name in DRIFT_METRICS})
-    table = pd.DataFrame(rows).sort_values("optimizer_step", ignore_index=True)
+    table: Any = pd.DataFrame(rows).sort_values("optimizer_step", ignore_index=True)
     slot = forger.root / UPDATE
     path = f"attempts/{body_of(slot / 'manifest.1.json')['attempt']}/{TRANSITIONS}"
     (slot / path).write_bytes(to_parquet(table))

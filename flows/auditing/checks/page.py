@@ -59,7 +59,7 @@ def check(run: Run, every: Sequence[Step], findings: Findings) -> None:
         # What is damaged is found where it belongs.
         found = f"what it shows cannot be read: {first_line(error)}", ""
     reason, fault = found
-    if (reason or fault) and run.holder(PATIENCE_S) is not None:
+    if fault and run.holder(PATIENCE_S) is not None:
         reason, fault = "a process works on the run", ""
     if reason:
         findings.unchecked.append(f"{findings.place(url)}: {reason}")
