@@ -1,7 +1,8 @@
 """The prompt sets that cosmos-rl knows by name, downloaded once into its cache folder.
 
 The file of a set is ``$COSMOS_CACHE_DIR/diffusion_nft/<set>/train.txt``, or ``train_metadata.jsonl`` with metadata for
-rewards (``geneval``). It is downloaded when a run is planned and its file is not there. The plan holds the prompts.
+rewards (``geneval``). It is downloaded when a run is planned and its file is not there: of one commit, but that of
+``dance_grpo_t2v`` of a branch, which may change. The plan holds the prompts, so a run keeps those that it began with.
 """
 
 from pathlib import Path
@@ -17,7 +18,8 @@ from cosmos_rl_core.datasets._prompt_files import prompts_in
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import cache
 
-DIFFUSION_NFT = "https://raw.githubusercontent.com/NVlabs/DiffusionNFT/main/dataset"
+DIFFUSION_NFT = "https://raw.githubusercontent.com/NVlabs/DiffusionNFT/9a84a8a1c8522a7865363f09e1b5d1d11c71c89a/dataset"
+# TODO(commit): name one as soon as it is known to have this file.
 DANCE_GRPO = "https://raw.githubusercontent.com/XueZeyue/DanceGRPO/main/assets"
 
 
@@ -57,9 +59,10 @@ class Options(DatasetOptions):
     """Folder with the files of the set. Nothing is downloaded then. Default: ``diffusion_nft/<set>`` in the folder
     that the environment variable ``COSMOS_CACHE_DIR`` names, or in ``~/.cache/cosmos_rl``."""
     base_url: str = Field(default="", json_schema_extra=NOT_IDENTITY)
-    """URL of a folder with the files of the set, such as a mirror. Default: the set's own repository on GitHub."""
+    """URL of a folder with the files of the set, such as a mirror. Default: the set's own repository on GitHub, at one
+    commit; that of ``dance_grpo_t2v`` at its branch ``main``."""
     sha256: str = Field(default="", pattern="^([0-9a-f]{64})?$", json_schema_extra=NOT_IDENTITY)
-    """Digest that the bytes of the file must have. Default: any, but the same on every read after a download."""
+    """Digest that the bytes of the file must have. Default: that of the first download, which is written beside it."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

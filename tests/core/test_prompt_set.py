@@ -1,6 +1,7 @@
 """Prompt sets by name: downloaded once, checked on every read, never taken if they are not whole."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -74,6 +75,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def texts(name: str, **settings: Any) -> list[str]:
     options = prompt_set.Options.model_validate({"name": "prompt_set", "set": name} | settings)
     return [prompt.text for prompt in prompt_set.prompts(options)]
+
+
+def test_sets_are_of_one_commit_as_far_as_it_is_known(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+
+    def read(url: str, *_: Any) -> bytes:
+        asked.append(url)
+        raise FileNotFoundError("404")
+
+    monkeypatch.setattr(http, "read", read)
+    for name in prompt_set.SETS:
+        with pytest.raises(ConfigError, match="put the file at"):
+            texts(name)
+    # A branch may move between two downloads.
+    of_branches = {url for url in asked if not re.search("/[0-9a-f]{40}/", url)}
+    assert of_branches == {f"{prompt_set.DANCE_GRPO}/video_prompts.txt"}
+    assert len(asked) == len(prompt_set.SETS)
 
 
 def test_a_set_is_downloaded_once_with_its_digest_beside_it(site: Site, folder: Path):
