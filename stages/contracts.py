@@ -210,7 +210,7 @@ class Rollout(OnPolicy, Samples):
     """Samples of the behaviour policy: media, final latents, recorded steps and seeds."""
 
     name = "rollout"
-    version = 1
+    version = 2
     distributed = True
     inputs = {"policy": "one", "init": "many", **_DATA}
     sample: SolverConfig
@@ -319,7 +319,7 @@ class Finetune(Training):
     """Policy k to policy k + 1 by a range of supervised steps on a media set."""
 
     name = "finetune"
-    version = 2
+    version = 3
     distributed = True
     inputs = {"policy": "one", "init": "many", **_DATA}
     algorithm: AnySupervised
@@ -348,7 +348,7 @@ class Evaluate(Samples):
     """Samples of the stock pipeline on fixed prompts and seeds, with an export loaded into it."""
 
     name = "evaluate"
-    version = 1
+    version = 2
     distributed = True
     inputs = {"export": "one"}
     model: ModelRef
