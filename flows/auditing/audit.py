@@ -9,13 +9,13 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from cosmos_rl_core.canonical import differences
 from cosmos_rl_core.errors import ArtifactError, ConfigError, UnreadableError, first_line
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import PATIENCE_S
-from flows.auditing import beside, chain, contents, planned, unknown
+from flows.auditing import beside, chain, contents, planned
 from flows.auditing.chain import Chain
 from flows.auditing.checks import numbers, page, samples, tars
+from flows.auditing.checks.unknown import Listings
 from flows.auditing.faults import Findings
 from flows.auditing.heads import HEADS
 from flows.auditing.slot import Slot
@@ -26,12 +26,11 @@ from flows.planning.plan import PLAN_FILE, run_url
 from flows.planning.run import Run
 from flows.planning.steps import Step, open_run
 from flows.post_train import TRAINERS, steps
-from flows.running.wave import NUMERICS
 from flows.watching.metrics import FILE
 from stages.artifacts.files import BLOCK_BYTES
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.pool import INDEX
-from stages.artifacts.records import FileEntry, Pinned, place_of
+from stages.artifacts.records import FileEntry, place_of
 from stages.artifacts.request import Input
 from stages.artifacts.slots import one_look
 
@@ -122,10 +121,6 @@ class Audit:
         self._run, self._findings, self._kept, self._signed_by, self._quick = run, findings, kept, signed_by, quick
         self._right = right
         self._slots: dict[str, Slot] = {}
-        self._whole: list[str] | None = None
-        """Names of all files of the run, from before anything else was looked at; None for one iteration."""
-        self._listings: dict[str, list[str]] = {}
-        """Names of the files of other slots, each from before the slot was looked at."""
 
     def look(self, iteration: int | None) -> Findings:
         """Look at all steps, or at those of one iteration, and return what was found."""
@@ -137,8 +132,7 @@ class Audit:
             raise ConfigError(
                 f"{run_id} has no iteration {iteration}; its iterations and policy versions are 0 to {last}"
             )
-        if iteration is None:
-            self._whole = unknown.names_under(self._run.url)
+        self._listings = Listings(self._run.url, whole=iteration is None)
         for step in reversed(chosen):
             self._look_at(step.slot)
         self._slots = dict(reversed(self._slots.items()))
@@ -156,7 +150,8 @@ class Audit:
             self._look_at_metrics(every)
             page.check(self._run, every, self._findings)
         pairs = planned.check(reached, lambda url: self._look_at(self._here(url)), self._findings)
-        self._look_at_numerics()
+        own = [slot for url, slot in self._slots.items() if self._is_own(url)]
+        beside.check_numerics(self._run, own, self._findings)
         self._hash(self._listed())
         rollouts: dict[str, list[dict[str, Any]]] = {}
         found = {url: members for (url, _), members in self._right.items() if members is not None}
@@ -165,25 +160,15 @@ class Audit:
             if made.stage == "rollout":
                 rollouts[Manifest.url(made.slot, made.generation)] = rows
         samples.check_alike(rollouts, self._findings)
-        self._look_for_unknown()
+        self._listings.check(self._slots, self._findings)
         self._findings.artifacts = sum(len(slot.manifests) for slot in self._slots.values())
         return self._findings
 
     def _look_at(self, url: str) -> Slot:
         if url not in self._slots:
-            if self._whole is None or not self._is_own(url):
-                self._listings[url] = unknown.names_under(url)
+            self._listings.add(url)
             self._slots[url] = Slot(url, self._findings)
         return self._slots[url]
-
-    def _look_for_unknown(self) -> None:
-        """Compare what is there with what records name. Of slots of others only what passes for a part is told."""
-        if self._whole is not None:
-            unknown.check_run(self._run.url, self._whole, self._slots, self._findings)
-        for url, names in self._listings.items():
-            found = list(unknown.check_slot(self._slots[url], names, self._findings))
-            if self._is_own(url):
-                unknown.add_unknown(url, found, self._findings)
 
     def _follow_reference(self, url: str) -> None:
         """Look at the slot that the artifact of another slot is in."""
@@ -247,20 +232,6 @@ class Audit:
         made = ((step, found) for step in own if (found := self._slots[step.slot].standing) is not None)
         # The report of a shorter run says nothing of the iterations after it.
         return next((step for step, found in made if step.kind != "report" or _is_last(self._run, found)), every[0])
-
-    def _look_at_numerics(self) -> None:
-        # What runs share was made under the numerics of the run that made it.
-        own = [slot for slot in self._slots.values() if self._is_own(slot.url)]
-        stages = {found.stage for slot in own for found in slot.manifests.values()}
-        folder = store.join(self._run.url, NUMERICS)
-        stages |= {name.removesuffix(".json") for name in store.names(folder) if name.endswith(".json")}
-        for stage in sorted(stages):
-            url = store.join(folder, f"{stage}.json")
-            with self._findings.catching(url, "numerics"):
-                if (pinned := Pinned.read(url, stage)) is None:
-                    raise ArtifactError(f"missing, but there are artifacts of {stage}")
-                for made in (one for slot in own for one in slot.manifests.values() if one.stage == stage):
-                    _compare_numerics(made, pinned, self._findings)
 
     def _look_beside(self, every: Iterable[Step]) -> None:
         """Look at decisions on warnings, and at the scorers of services."""
@@ -380,14 +351,6 @@ MISSING = "missing"
 def _is_last(run: Run, report: Manifest) -> bool:
     """Return whether a report is on all iterations."""
     return len(report.inputs.get("updates", ())) >= run.recipe.train.num_iterations
-
-
-def _compare_numerics(made: Manifest, pinned: Pinned, findings: Findings) -> None:
-    """Compare numerics with the pinned ones; an artifact says how they differ, where somebody allowed that."""
-    told, right = made.summary.get("numerics_changed", ""), ", ".join(differences(pinned.numerics, made.numerics))
-    if not made.referred and told != right:
-        said = f"{right or 'none'} since the pinned ones, its summary says {told or 'none'}"
-        findings.add(Manifest.url(made.slot, made.generation), "numerics", said)
 
 
 def _reads(made: Manifest, source: Manifest) -> bool:

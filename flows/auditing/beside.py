@@ -1,7 +1,8 @@
-"""Checks of the records beside artifacts: decisions on warnings, and the scorers of services that a run keeps to."""
+"""Checks of the records beside artifacts: decisions on warnings, scorers of services, and numerics of a run."""
 
 from collections.abc import Iterable, Mapping
 
+from cosmos_rl_core.canonical import differences
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.rewards._exact import ONE_BY_ONE
 from cosmos_rl_core.storage import store
@@ -9,12 +10,13 @@ from flows.auditing.contents import input_of
 from flows.auditing.faults import Findings
 from flows.auditing.slot import Slot
 from flows.planning.run import Run
-from flows.running.wave import SCORERS
+from flows.running.wave import NUMERICS, SCORERS
 from flows.warning.decisions import DECISIONS, Decision, decisions_on
 from flows.warning.warnings import Warned
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
+from stages.artifacts.records import Pinned
 from stages.formats.tables import read_table
 from stages.scoring.pinned import pinned_scorers
 from stages.scoring.rewards import label_of
@@ -87,3 +89,29 @@ def _check_scorer(made: Manifest, pinned: Mapping[str, set[str]], url: str, find
         if digest not in ({"", ONE_BY_ONE} if known is None else known):
             told = ", ".join(sorted(known or ())) or "none"
             findings.add(url, "scorer", f"scored by {name}; scorers that the run pinned: {told}")
+
+
+def check_numerics(run: Run, slots: Iterable[Slot], findings: Findings) -> None:
+    """Check the numerics that are pinned, and those of artifacts, which may differ where it is said.
+
+    ``slots`` are the run's own: what runs share was made under the numerics of the run that made it.
+    """
+    made = [one for slot in slots for one in slot.manifests.values()]
+    folder = store.join(run.url, NUMERICS)
+    stages = {name.removesuffix(".json") for name in store.names(folder) if name.endswith(".json")}
+    for stage in sorted(stages | {one.stage for one in made}):
+        url = store.join(folder, f"{stage}.json")
+        with findings.catching(url, "numerics"):
+            if (pinned := Pinned.read(url, stage)) is None:
+                raise ArtifactError(f"missing, but there are artifacts of {stage}")
+            for one in made:
+                if one.stage == stage:
+                    _compare_numerics(one, pinned, findings)
+
+
+def _compare_numerics(made: Manifest, pinned: Pinned, findings: Findings) -> None:
+    """Compare numerics with the pinned ones; an artifact says how they differ, where somebody allowed that."""
+    told, right = made.summary.get("numerics_changed", ""), ", ".join(differences(pinned.numerics, made.numerics))
+    if not made.referred and told != right:
+        said = f"{right or 'none'} since the pinned ones, its summary says {told or 'none'}"
+        findings.add(Manifest.url(made.slot, made.generation), "numerics", said)

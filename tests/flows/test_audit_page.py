@@ -16,6 +16,7 @@ from flows.reporting.report import write_report
 from flows.terminal import commands
 from stages.artifacts.generations import invalidate
 from stages.artifacts.slots import standing
+from stages.contracts import METRICS
 from tests.flows.by_hand import validated
 from tests.flows.imagined import Imagined
 from tests.hand_made import planned
@@ -155,3 +156,12 @@ def test_settings_that_decide_no_result_may_be_those_of_another_command(run: Run
     assert told(run) == ([], [])
     change(run, "<dt>train.optm_lr</dt><dd>0.001", "<dt>train.optm_lr</dt><dd>0.002")
     assert len(told(run)[0]) == 1
+
+
+def test_damage_of_what_the_page_shows_is_found_where_it_is(run: Run, tmp_path: Path):
+    go(run, tmp_path)
+    _, made = standing(run.slots.iteration(1, "update"))
+    assert made is not None
+    store.write(store.join(made.slot, made.files[METRICS].path), b"no table")
+    faults, (reason,) = told(run)
+    assert (faults, "what it shows cannot be read: " in reason) == ([], True)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from cosmos_rl_core.canonical import sha256
-from cosmos_rl_core.errors import ArtifactError, first_line
+from cosmos_rl_core.errors import first_line
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import PATIENCE_S
 from flows.auditing.faults import Findings
@@ -55,8 +55,7 @@ def check(run: Run, every: Sequence[Step], findings: Findings) -> None:
     url, again = address(run), f"`cosmos-flows report {run.plan.run_id}` writes it anew"
     try:
         found = _look(run, every, url)
-    except ArtifactError as error:
-        # What is damaged is found where it belongs.
+    except Exception as error:  # whatever it is made from is damaged, which is found where it belongs
         found = f"what it shows cannot be read: {first_line(error)}", ""
     reason, fault = found
     if fault and run.holder(PATIENCE_S) is not None:

@@ -43,6 +43,33 @@ _DEPTHS = {"iterations": 3, "exports": 3} | dict.fromkeys((HEADS, LEDGER, NUMERI
 """Of folders of a run, how far down files are listed one by one."""
 
 
+class Listings:
+    """The names of all files of what is looked at. :meth:`add` a slot before it is read."""
+
+    def __init__(self, run_url: str, *, whole: bool) -> None:
+        """List the run, if all of it is looked at."""
+        self._run_url = run_url
+        self._run = names_under(run_url) if whole else None
+        self._slots: dict[str, list[str]] = {}
+
+    def add(self, url: str) -> None:
+        """List a slot that no listing has."""
+        if self._run is None or not self._is_own(url):
+            self._slots[url] = names_under(url)
+
+    def check(self, slots: Mapping[str, Slot], findings: Findings) -> None:
+        """Compare the listings with what records name. Of slots of others only what passes for a part is told."""
+        if self._run is not None:
+            check_run(self._run_url, self._run, slots, findings)
+        for url, names in self._slots.items():
+            found = list(check_slot(slots[url], names, findings))
+            if self._is_own(url):
+                add_unknown(url, found, findings)
+
+    def _is_own(self, url: str) -> bool:
+        return url.startswith(f"{self._run_url}/")
+
+
 def names_under(url: str) -> list[str]:
     """Return the names of all files under ``url``, sorted, without those that are being written."""
     return sorted(name for name in store.listed(url) if not store.is_temporary(name))
