@@ -1,8 +1,8 @@
 """Write the measured figures of the pages: ``python -m docs.figures``.
 
-Scores come from ``docs/measured``, speeds from ``tests/benchmarks/results``. With a store and ids of finished runs,
-``python -m docs.figures STORE RUN...``, their held-out scores are stored first. A test compares the pages with what
-this command would write.
+Scores and printed blocks come from ``docs/measured``, speeds from ``tests/benchmarks/results``. With a store and ids of
+finished runs, ``python -m docs.figures STORE RUN...``, their held-out scores are stored first. A test compares the
+pages with what this command would write.
 """
 
 import json
@@ -107,6 +107,8 @@ def _figures() -> Iterator[Figure]:
             yield RESULTS, rf"\| {rows[run.algorithm]} \|.*\|", _row(title, *run.ends), 1
     yield from _of_data()
     yield from _of_the_service()
+    yield "docs/from-demo-to-sd3.5.md", r"```\ntrains  [^`]*```", _printed("plan-sd3_5"), 1
+    yield "docs/commands.md", r"```\nddrl-tiny-[^`]*```", _printed("status"), 1
 
 
 def _of_the_demo(runs: Sequence[HeldOut]) -> Iterator[Figure]:
@@ -150,6 +152,12 @@ def _table_row(*cells: str, named: int) -> Figure:
 
 def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def _printed(what: str) -> str:
+    """Return a block of what ``tests.flows.printed`` stored, as a template."""
+    text = (MEASURED / f"{what}.txt").read_text(encoding="utf-8")
+    return f"```\n{text}```".replace("\\", r"\\")
 
 
 def _newest(what: str) -> dict[str, Any]:
