@@ -1,6 +1,6 @@
-"""What policies were measured to be worth: the number that ranks them, and the last lines of a run.
+"""The number that ranks policies, and the last lines of a run, from the newest manifests.
 
-Stages are not checked: what their newest manifests say is taken.
+Nothing checks whether the stages that made them are up to date.
 """
 
 from collections.abc import Iterator

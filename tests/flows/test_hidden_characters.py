@@ -2,6 +2,8 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -9,8 +11,11 @@ from cosmos_rl_core import command
 from cosmos_rl_core.errors import ConfigError, StageError, StoppedError
 from cosmos_rl_core.importers import native_weights
 from flows.cli.command import print_json
+from flows.planning.run import Run
+from flows.reporting.collecting import Collected
 from flows.running.session import ends_in_state
 from flows.showing import contents
+from stages.reporting.book import Piece
 from stages.reporting.excerpt import Excerpt, Picture
 
 HIDDEN = "a\u202eb\x9b2J\x1b[2J\x7f\u2066c\u2028"
@@ -34,7 +39,9 @@ def test_json_for_scripts_has_escapes_that_read_as_the_same_value(capsys: pytest
 def test_a_prompt_in_an_artifact_of_prefect_is_escaped():
     picture = Picture(sample="s", prompt=f"{HIDDEN} | <b> a *dog*", seed=1, score=0.5, thumb="data:x")
     excerpt = Excerpt(k=0, pictures={"s": picture}, shown={"fixed": ("s",)})
-    grid = contents._grid("policy 0", excerpt.chosen("fixed"))
+    found = Collected(cast(Run, SimpleNamespace(url="/nowhere")))
+    found.judged[0] = Piece(excerpt)
+    grid = contents.pictures(found)
     assert raw(grid) == []
     assert "a\\u202eb\\x9b2J" in grid
     assert "b a dog" in grid
