@@ -153,7 +153,7 @@ def test_a_page_that_cannot_be_written_ends_no_run(run: Run, tmp_path: Path, mon
     assert Artifact(input_of(run.slots.report)).names() == [Report.PAGE]
 
 
-def test_audit_covers_fragments_and_leaves_the_page_alone(run: Run, tmp_path: Path):
+def test_audit_covers_fragments_and_the_page(run: Run, tmp_path: Path):
     go(run, tmp_path)
     before = {fault.file for fault in audit(run.store_url, "hand").faults}
     slot = run.slots.iteration(1, "fragment")
