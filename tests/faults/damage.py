@@ -270,8 +270,10 @@ def _status(flows: Flows) -> tuple[int, Any]:
     if code:
         return code, {}
     found = json.loads(said)
-    numbers = {one["name"]: (one["reward"], one["loss"]) for one in found["stages"] if one["state"] == "stands"}
-    if change := found["outlook"]["change"]:
+    numbers: dict[str, Any] = {
+        one["name"]: (one["reward"], one["loss"]) for one in found["stages"] if one["state"] == "stands"
+    }
+    if (change := found["outlook"]["change"]) is not None:
         numbers[f"change up to {change['after']['k']}"] = json.dumps(change)
     return 0, numbers
 
