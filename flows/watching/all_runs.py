@@ -1,6 +1,5 @@
 """One line for each run of a store, from its plan and its newest manifests. Stages are not checked."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -82,7 +81,7 @@ def rendered(lines: Sequence[RunLine], store_url: str) -> Iterator[str | Table]:
     table = Table(*(Column(title, overflow="fold") for title in titles), box=None, pad_edge=False, header_style="bold")
     for line in lines:
         of_all = f"{line.iterations}/{line.num_iterations}" if line.num_iterations else ""
-        reward = "\n".join(_rewards(line))
+        reward = ", ".join(_rewards(line))
         times = ("" if seconds is None else duration(seconds) for seconds in (line.left_s, line.device_s))
         table.add_row(line.run, line.algorithm, line.state, of_all, reward, *times)
     yield table
@@ -90,13 +89,13 @@ def rendered(lines: Sequence[RunLine], store_url: str) -> Iterator[str | Table]:
 
 
 def _rewards(line: RunLine) -> Iterator[str]:
-    """Yield the number that ranks policies, then every reward if there are several or another number ranks."""
+    """Yield the number that ranks policies, then every other reward."""
     if line.reward is None:
         return
     ends = [line.reward] if line.first_reward is None else [line.first_reward, line.reward]
     yield _change(line.reward_name, ends)
-    if [name for name in line.rewards if name != line.reward_name.removeprefix("held-out ")]:
-        yield from itertools.starmap(_change, line.rewards.items())
+    ranking = line.reward_name.removeprefix("held-out ")
+    yield from (_change(name, means) for name, means in line.rewards.items() if name != ranking)
 
 
 def _change(name: str, means: Sequence[float]) -> str:

@@ -144,5 +144,5 @@ def test_slots_of_a_limit_are_asked_for_again(proxy: FaultyProxy, code: int, mon
         assert said[0].startswith("waits for Prefect's server")
     monkeypatch.setattr(gpus, "PATIENCE_S", 0.5)
     proxy.always = partial(overloaded, code)
-    with pytest.raises(UnavailableError, match="cannot take 1 slots"):
+    with pytest.raises(UnavailableError, match="cannot take 1 slot"):
         gpus.taken([request], one_gpu, Waiting(said.append, lambda: None)).__enter__()

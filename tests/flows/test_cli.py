@@ -173,7 +173,7 @@ def test_status_without_a_run_lists_those_of_the_store(recipe, tmp_path):
     assert rows[:4] == [
         ["run", "algorithm", "state", "iterations", "reward", "left", "devices"],
         ["begun", "nft", "idle", "0/2"],
-        ["hand", "nft", "idle", "2/2", "held-out", "ocr", "0.250", "->", "0.250"],
+        ["hand", "nft", "idle", "2/2", *["held-out", "ocr", "0.250", "->", "0.250,", "jpeg", "0.250", "->", "0.250"]],
         ["unreadable", "damaged"],
     ]
     assert ended.stdout.splitlines()[4].startswith(f"unreadable is damaged: {unreadable} ")
@@ -188,6 +188,7 @@ def test_status_without_a_run_lists_those_of_the_store(recipe, tmp_path):
         "reward_name": "held-out ocr",
         "reward": 0.25,
         "first_reward": 0.25,
+        "rewards": {"ocr": [0.25, 0.25], "jpeg": [0.25, 0.25]},
         "left_s": None,
         "device_s": None,
         "error": "",
