@@ -1,7 +1,11 @@
 """Copy a run's exported weights to a directory, with the layout of cosmos-rl."""
 
+import fcntl
+import os
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +13,7 @@ from cosmos_rl_core.errors import FREE_SPACE, FULL, ArtifactError, ConfigError, 
 from cosmos_rl_core.storage.file_digests import Remembered
 from flows.planning.run import Run
 from flows.planning.steps import open_run
+from flows.running.work_folders import hold, in_use
 from flows.terminal.commands import about
 from flows.watching.best import Best, best_of, judge_of
 from flows.watching.status import State, states
@@ -122,16 +127,39 @@ def _copy(artifact: Artifact, target: Path) -> int:
         if there == {path: artifact.entry(name).sha256 for path, name in files.items()}:
             return len(files)
         raise ConfigError(f"{target} exists and holds other files; remove it, or name another")
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        for path, name in files.items():
-            (partial / path).parent.mkdir(parents=True, exist_ok=True)
-            copy(artifact.url, artifact.entry(name), partial / path)
-        partial.rename(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _partial(target) as partial:
+            for path, name in files.items():
+                (partial / path).parent.mkdir(parents=True, exist_ok=True)
+                copy(artifact.url, artifact.entry(name), partial / path)
+            partial.rename(target)
     except OSError as error:
         if error.errno in FULL:
             raise NoSpaceError(f"no space left to write {target}: {error.strerror}; {FREE_SPACE}") from error
         raise ConfigError(f"cannot write {target}: {error.strerror}; name another") from error
+    return len(files)
+
+
+@contextmanager
+def _partial(target: Path) -> Iterator[Path]:
+    """Yield a new hidden folder next to the target, and remove what killed exports left of theirs."""
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    parent = os.open(target.parent, os.O_RDONLY)
+    try:
+        # Without locks nothing tells a killed export from one that still copies: then the folders stay.
+        with suppress(OSError):
+            fcntl.flock(parent, fcntl.LOCK_EX)
+            for folder in target.parent.glob(f".{target.name}.*"):
+                if not in_use(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+        partial.mkdir()
+        mine = os.open(partial, os.O_RDONLY)
+        hold(mine)
+    finally:
+        os.close(parent)
+    try:
+        yield partial
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return len(files)
+        os.close(mine)

@@ -55,7 +55,7 @@ def abandoned(run_url: str, older_than_s: float, others_s: float) -> dict[Path, 
             newest_s = max(path.lstat().st_mtime for path in (folder, *files))
             old = newest_s <= time.time() - (older_than_s if _is_of(run_url, folder) else others_s)
             mine = folder.is_dir() and stat.st_uid == os.getuid()
-            if mine and old and not any(map(_in_use, (folder, *files))):
+            if mine and old and not any(map(in_use, (folder, *files))):
                 found[folder] = sum(path.lstat().st_size for path in files)
     return found
 
@@ -87,7 +87,8 @@ def _place() -> Path:
         return Path(os.environ.get("TMPDIR", "/tmp"))
 
 
-def _in_use(path: Path) -> bool:
+def in_use(path: Path) -> bool:
+    """Return whether a process holds a file or folder, see :func:`hold`. Raises ``OSError`` if there are no locks."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

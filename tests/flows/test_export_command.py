@@ -1,6 +1,8 @@
 """Exported weights where cosmos-rl puts them: whole, checked, named by optimizer steps."""
 
+import os
 import shutil
+from contextlib import contextmanager
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +13,7 @@ from flows.cli import app as cli
 from flows.operations.export import export, optimizer_steps
 from flows.operations.rerun import rerun
 from flows.planning import requests
+from flows.running import work_folders
 from stages.artifacts.slots import standing
 from tests.flows.by_hand import make_all, make_one, whole_run
 from tests.hand_made import make, planned
@@ -62,6 +65,27 @@ def test_a_full_disk_is_told_from_a_wrong_folder_and_the_same_command_goes_on(re
         export(run.store_url, "hand", str(out))
     assert not [path for path in out.rglob("*") if path.is_file()]
     assert "1 file in" in export(run.store_url, "hand", str(out))[0]
+
+
+@contextmanager
+def held(folder):
+    """Hold a folder as an export does that copies to it."""
+    file = os.open(folder, os.O_RDONLY)
+    work_folders.hold(file)
+    yield
+    os.close(file)
+
+
+def test_what_a_killed_export_left_goes_and_what_another_one_copies_stays(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+    folder = tmp_path / "out" / "safetensors"
+    name = f".step_{optimizer_steps(run, 2)}"
+    killed, at_work, other = (folder / one for one in (f"{name}.1", f"{name}.2", ".step_77.1"))
+    for one in (killed, at_work, other):
+        (one / "lora").mkdir(parents=True)
+    with held(at_work):
+        export(run.store_url, "hand", str(tmp_path / "out"))
+    assert (killed.exists(), at_work.exists(), other.exists()) == (False, True, True)
 
 
 def damage(slot, size=None):
