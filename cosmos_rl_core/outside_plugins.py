@@ -6,7 +6,6 @@ the name of the file.
 """
 
 import importlib.util
-import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ from typing import Any, Literal
 from pydantic import Field, TypeAdapter
 
 from cosmos_rl_core import plugins
-from cosmos_rl_core.canonical import sha256
+from cosmos_rl_core.canonical import from_json, sha256
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage.file_digests import Remembered
@@ -117,7 +116,7 @@ def named_in(data: bytes) -> list[Any]:
     Returns an empty list if the bytes are not a JSON object; validation reports that.
     """
     with suppress(ValueError, AttributeError):
-        return json.loads(data).get("plugins", [])
+        return from_json(data).get("plugins", [])
     return []
 
 

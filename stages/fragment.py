@@ -19,8 +19,8 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.contracts import Warn
-from stages.formats.generating import BY_GUARDRAIL, REFUSED
 from stages.formats.losses import item_losses, sums_of
+from stages.formats.samples import BY_GUARDRAIL, REFUSED
 from stages.formats.tables import read_table
 from stages.reporting import choosing, pictures
 from stages.reporting.excerpt import HELD_OUT_LOSS, Change, Excerpt, Failure, Loss, Picture, PromptScore, Score, Tripped

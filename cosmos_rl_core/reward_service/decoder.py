@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cosmos_rl_core import plugins
+from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.reward_service import frames
 from cosmos_rl_core.reward_service.config import DecodeArgs
@@ -46,7 +47,7 @@ def _folder(place: Path, channels: int) -> Path:
     if folder is None:
         raise DecoderError("no folder of diffusers with the config.json of a VAE")
     try:
-        config = json.loads((folder / CONFIG).read_bytes())
+        config = from_json((folder / CONFIG).read_bytes())
         name, vaes = str(config["_class_name"]), plugins.load("models", "wan").SPEC.vaes
         if name not in vaes:
             raise DecoderError(f"a {name}; expected {', '.join(vaes)}")

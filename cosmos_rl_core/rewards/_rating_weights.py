@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken
 from torch import Tensor
 
+from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.errors import ConfigError
 
 ARCHITECTURE = "Qwen2VLRewardModelBT"
@@ -78,7 +79,13 @@ def constant(path: Path, name: str, where: str) -> str:
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    """Return a JSON object. Raises :class:`ConfigError` if there is no such file."""
+    """Return a JSON object. Raises :class:`ConfigError` if there is no such file, or it holds none."""
     if not path.is_file():
         raise ConfigError(f"{path} is missing; fetch it")
-    return json.loads(path.read_text(encoding="utf-8"))
+    try:
+        found = from_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}; fetch it again") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds no JSON object; fetch it again")
+    return found

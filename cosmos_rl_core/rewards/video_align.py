@@ -3,7 +3,6 @@
 The folder of the model is one that ``cosmos-flows reward-service prepare video_align`` has made of the published files.
 """
 
-import json
 import math
 from functools import cached_property
 from importlib import import_module
@@ -13,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.datasets._base import ItemError, Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
@@ -106,7 +106,7 @@ class Reward:
         """Return mean and deviation of each raw score. Raises :class:`ConfigError` for a file that has other values."""
         path = Path(self._files.folder, NORMALISATION)
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
+            told = from_json(path.read_text(encoding="utf-8"))
             found = {name: (float(told[name]["mean"]), float(told[name]["std"])) for name in TOKENS}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path}: expected mean and std of {', '.join(TOKENS)}: {error!r}") from error

@@ -1,7 +1,6 @@
 """Folders with a LoRA in the format of diffusers, of peft or of cosmos-rl. Imports no torch, so that plans can read
 them."""
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from safetensors import safe_open
 
+from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.pipelines import directories, sizes
@@ -153,7 +153,7 @@ def _stated(path: Path) -> tuple[dict[str, Any], str]:
         if text is None:
             continue
         try:
-            values = json.loads(text)
+            values = from_json(text)
         except ValueError as error:
             raise ConfigError(f"{place} is not JSON: {error}") from error
         if not isinstance(values, dict):

@@ -19,10 +19,8 @@ from stages.artifacts.layouts import cut, holds
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.contracts import INDEX, MEDIA, TENSORS, MediaShape, Rollout, Samples
-from stages.formats.samples import StoredSample, unit_files, unit_name
+from stages.formats.samples import BY_GUARDRAIL, REFUSED, StoredSample, unit_files, unit_name
 
-REFUSED, BY_GUARDRAIL = "refused", "refused by the guardrail"
-"""Name, in a row of the index, of the reason why a decoded sample was not kept, and that reason. Other rows lack it."""
 VAE_SAMPLE_BYTES = 32 * 2**20
 """Float32 pixels of a sample beyond which the VAE takes one at a time: a video of 480p from 8 frames on, an image from
 2.8 megapixels on. It depends on the sample alone, so that no division of the work changes bits."""

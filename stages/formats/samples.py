@@ -24,6 +24,9 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.records import FileEntry
 from stages.contracts import INDEX, MEDIA, TENSORS
 
+REFUSED, BY_GUARDRAIL = "refused", "refused by the guardrail"
+"""Name, in a row of the index, of the reason why a decoded sample was not kept, and that reason. Other rows lack it."""
+
 
 class Files(Protocol):
     """Files by name, read with every byte checked: an :class:`Artifact`, or what is finished of one."""
@@ -49,7 +52,7 @@ class StoredSample:
     """Its row of the index."""
     extension: str = ""
     media: bytes = b""
-    """The encoded picture or video; empty if the sample is not finite or its media were not read."""
+    """The encoded picture or video; empty if there is none or it was not read."""
     tensors: bytes | None = None
     """A safetensors file; None if the sample has none or they were not read."""
 
@@ -64,10 +67,15 @@ class StoredSample:
         return self.row["finite"]
 
     @property
+    def why_lost(self) -> str:
+        """Return why there is no picture: that the sample is not finite, or was refused; "" if there is one."""
+        return "" if self.finite else f"was {self.row[REFUSED]}" if REFUSED in self.row else "is not finite"
+
+    @property
     def pixels(self) -> np.ndarray:
-        """Return uint8 RGB ``[frames, height, width, 3]``. Raises :class:`ArtifactError` if not finite."""
-        if not self.finite:
-            raise ArtifactError(f"sample {self.sample_id} is not finite: it has no picture")
+        """Return uint8 RGB ``[frames, height, width, 3]``. Raises :class:`ArtifactError` if there are none."""
+        if self.why_lost:
+            raise ArtifactError(f"sample {self.sample_id} {self.why_lost}: it has no picture")
         return media.decode(self.extension, self.media)
 
     @property

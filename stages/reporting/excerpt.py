@@ -70,7 +70,7 @@ class Failure(Section):
     """Samples without a score, or held back, or answers of a VLM that were cut off, for one reason."""
 
     what: str
-    """``not finite``, ``no score``, ``gated``, or ``answer``."""
+    """``not finite``, ``refused``, ``no score``, ``gated``, or ``answer``."""
     reward: str
     reason: str
     count: int

@@ -200,7 +200,7 @@ def _failed(book: Book) -> dict[str, int]:
     """Return numbers of samples of all rollouts by what became of them, and of prompts that gates held back."""
     excerpts = [piece.excerpt for piece in book.iterations]
     counts = {"generated": sum(one.samples for one in excerpts)}
-    for what in ("not finite", "no score", "gated"):
+    for what in ("not finite", "refused", "no score", "gated"):
         counts[what] = sum(one.count for e in excerpts for one in e.failures if one.what == what)
     counts["not trained on"] = sum(one.excluded for one in book.trained)
     return counts | {"prompts held back": sum(one.held_back_prompts for one in book.trained)}

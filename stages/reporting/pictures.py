@@ -87,8 +87,8 @@ def within(strips: dict[str, list[Image.Image]], most_bytes: int) -> dict[str, T
 
 def missing(sample: StoredSample) -> str:
     """Return why a sample has no picture; "" if it has one."""
-    if not sample.finite:
-        return "no picture: the sample is not finite"
+    if sample.why_lost:
+        return f"no picture: the sample {sample.why_lost}"
     return "" if sample.media else "the picture was deleted (rollout.keep.media)"
 
 

@@ -27,7 +27,8 @@ _AWAY = (UnavailableError, ConnectionError, TimeoutError)
 """Errors of a scorer that is away, which are no sample's fault."""
 _PASSING = (ConfigError, *_AWAY)
 CALL = ["shard_samples", "attempt", "failed", "seconds"]
-NOT_FINITE = DivergenceError("the sample is not finite, so there is no picture to score")
+LOST = "so there is no picture to score"
+"""How the error of a sample without a picture ends."""
 _UNITS_HELD = 2
 """Units in memory, as bytes: a prompt of few samples lies in two at most."""
 
@@ -43,9 +44,9 @@ class Made(NamedTuple):
     def all_scored(self) -> bool:
         """Return whether another attempt may adopt the portion: a sample that failed now may be scored then.
 
-        Samples that are not finite never can be.
+        Samples without a picture never can be.
         """
-        return all(answer["error"] in ("", words(NOT_FINITE)) for answer in self.answers)
+        return all(not answer["error"] or answer["error"].endswith(LOST) for answer in self.answers)
 
 
 class Scorer:
@@ -94,11 +95,13 @@ class Scorer:
         """Return the score rows of one portion, the answers that they come from, and the calls.
 
         Failed samples are tried again together, up to ``max_attempts`` times in all; of a groupwise reward, all samples
-        of the prompt are. The reward never gets a sample that is not finite.
+        of the prompt are. The reward never gets a sample without a picture.
         """
         label, calls = self.config.reward.label, Rows()
         stored = [self._unit(unit)[one] for unit, ids in portion.units.items() for one in ids]
-        results: dict[str, Outcome] = {s.sample_id: NOT_FINITE for s in stored if not s.finite}
+        results: dict[str, Outcome] = {
+            s.sample_id: DivergenceError(f"the sample {s.why_lost}, {LOST}") for s in stored if s.why_lost
+        }
         waiting = finite = [_sample(one) for one in stored if one.finite]
         for attempt in range(self.config.max_attempts if waiting else 0):
             started_s = time.monotonic()

@@ -1,6 +1,8 @@
 """JSON and TOML of others that is nested without end: each reader ends with an error of its own, never a traceback."""
 
+import io
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,11 +11,12 @@ import pytest
 
 from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.chat_datasets import hf_chat, llava
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.pipelines.weight_files import damages
-from cosmos_rl_core.rewards import _agreement
+from cosmos_rl_core.rewards import _agreement, _rating_weights
 from cosmos_rl_core.shipped import path_of
+from cosmos_rl_core.storage.tensor_headers import read_header
 from cosmos_rl_core.vlms import _base, _settings
 from flows.running.server import named_server
 from tests import hf_folder
@@ -39,6 +42,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "file of a pipeline": lambda file: directories.read_json(file.parent, file.name),
     "settings of a VLM": lambda file: _settings.json_object(str(file.parent), file.name),
     "class of a VLM": lambda file: _base.architecture(file.parent),
+    "settings of a judge's weights": _rating_weights.json_of,
     "agreement": lambda file: _agreement.read(str(file), "judge", "v1"),
 }
 
@@ -49,6 +53,11 @@ def test_a_file_that_is_nested_too_deep_is_named(tmp_path: Path, reader: str):
     with pytest.raises(ConfigError, match=WHY) as refused:
         READERS[reader](file)
     assert file.name in str(refused.value)
+
+
+def test_a_header_of_tensors_that_is_nested_too_deep_is_damaged():
+    with pytest.raises(ArtifactError, match=f"not a safetensors file: .*{WHY}"):
+        read_header(io.BytesIO(struct.pack("<Q", len(DEEP)) + DEEP.encode()))
 
 
 def test_a_row_that_is_nested_too_deep_is_left_out_with_the_reason(tmp_path: Path):

@@ -84,6 +84,7 @@ def check_samples(request: Request, artifact: Artifact, refused: list[int]) -> l
     assert [place for place, one in enumerate(stored) if not one.finite] == refused
     assert [one.media == b"" for one in stored] == [not one.finite for one in stored]
     assert all(one.row.get(REFUSED, "") == ("" if one.finite else REASON) for one in stored)
+    assert {one.why_lost for one in stored} == {"", "was refused by the guardrail"}
     assert artifact.manifest.summary["refused"] == artifact.manifest.summary["nonfinite"] == len(refused)
     # What plan and settings say of the samples is still there.
     findings = Findings("run")
@@ -109,6 +110,8 @@ def test_an_iteration_goes_on_without_it(run: Run, tmp_path: Path, monkeypatch: 
     table = read_table(scored, contracts.Reward.SCORES)
     assert [*table[~table["valid"]]["sample_id"]] == [lost]
     assert scores.summary["failed"] == 1
+    answers = read_table(scored, contracts.Reward.ANSWERS).set_index("sample_id")["error"]
+    assert str(answers[lost]).endswith(": the sample was refused by the guardrail, so there is no picture to score")
     updated, update = made(requests.update(run, 0), tmp_path)
     advantages = read_table(update, contracts.Update.ADVANTAGES)
     assert [*advantages[~advantages["used"]]["sample_id"]] == [lost]
