@@ -10,6 +10,8 @@ from PIL import Image
 
 from flows.operations.rerun import rerun
 from tests.e2e.flow_process import COLD, ITERATIONS, NO_PREFECT, RUN_ID, Flows
+from tests.faults import kinds
+from tests.twins.inputs import Inputs
 
 LAST = ITERATIONS - 1
 TWO_RANKS = (*COLD, "--set", "launch.stage_processes.rollout=2", "--set", "launch.stage_processes.update=2")
@@ -23,6 +25,8 @@ class Bases:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
+        self.inputs = Inputs(self.folder / "inputs")
+        """Weights and data, at the same paths for every case."""
 
     def copy(self, name: str, to: Path) -> Flows:
         """A store of its own with what the base of this name has."""
@@ -36,7 +40,7 @@ class Bases:
                 parent, make = MAKERS[name]
                 if parent is not None:
                     self.copy(parent, made.folder)
-                make(made)
+                make(made, self.inputs)
                 assert made.nothing_is_left()
                 (base / "made").touch()
         flows = plain(to)
@@ -66,7 +70,7 @@ def write_media(folder: Path) -> None:
         Image.fromarray(pixels).save(folder / f"{number:04d}.png")
 
 
-def _empty(flows: Flows) -> None:
+def _empty(flows: Flows, _: Inputs) -> None:
     Path(flows.store).mkdir()
 
 
@@ -77,13 +81,17 @@ def end(flows: Flows, *stages: str) -> None:
         rerun(flows.store, RUN_ID, stage, None if stage == "report" else LAST + of_policy)
 
 
-def _two_ranks(flows: Flows) -> None:
+def _tiny(flows: Flows, _: Inputs) -> None:
+    flows.run()
+
+
+def _two_ranks(flows: Flows, _: Inputs) -> None:
     """The last iteration by two ranks."""
     end(flows, "report", "export", "fragment", "update", "rollout")
     flows.run(*TWO_RANKS)
 
 
-def _garbage(flows: Flows) -> None:
+def _garbage(flows: Flows, _: Inputs) -> None:
     """The run with files of attempts that were killed, and of generations that were made again."""
     for stage, slot in (("rollout", "rollout"), ("reward-ocr", "reward-ocr")):
         end(flows, stage)
@@ -94,24 +102,34 @@ def _garbage(flows: Flows) -> None:
     flows.run()
 
 
-def _pool(flows: Flows) -> None:
+def _pool(flows: Flows, _: Inputs) -> None:
     """Two runs of one iteration that share embeddings, and of which one has more."""
     for run, more in (("first", "1"), ("second", "2")):
         command = ("run", flows.recipe, "--store", flows.store, "--run-id", run, "--iterations", more)
         flows.start_command(flows.program, *command).finish()
 
 
-def _media(flows: Flows) -> None:
+def _media(flows: Flows, _: Inputs) -> None:
     Path(flows.store).mkdir()
     write_media(flows.folder / "media")
 
 
-MAKERS: dict[str, tuple[str | None, Callable[[Flows], object]]] = {
+def _every_kind(base: str) -> Callable[[Flows, Inputs], None]:
+    """A whole run with the stages that the tiny NFT run has not."""
+
+    def make(flows: Flows, inputs: Inputs) -> None:
+        flows.run(*kinds.prepare(flows, base, inputs))
+
+    return make
+
+
+MAKERS: dict[str, tuple[str | None, Callable[[Flows, Inputs], None]]] = {
     "empty": (None, _empty),
-    "tiny": (None, Flows.run),
+    "tiny": (None, _tiny),
     "two-ranks": ("tiny", _two_ranks),
     "garbage": ("tiny", _garbage),
     "pool": (None, _pool),
     "media": (None, _media),
+    **{base: (None, _every_kind(base)) for base in kinds.KINDS},
 }
 """The base that each begins as a copy of, and what is done then."""

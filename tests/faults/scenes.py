@@ -15,6 +15,7 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of, standing
 from tests.caption_server import Asked, Reply, serving, size_of_pictures
 from tests.e2e.flow_process import COLD, ITERATIONS, PREFECT, RUN_ID, Flows, Started, metrics
+from tests.faults import kinds
 from tests.faults.bases import TWO_RANKS, Bases, end
 from tests.faults.held import Hold
 
@@ -238,6 +239,18 @@ def _export(bases: Bases, folder: Path) -> Scene:
     return Scene(flows, "/exported/", [start], contents)
 
 
+def _kind(base: str, stage: str) -> Callable[[Bases, Path], Scene]:
+    """One stage of a run is made again."""
+
+    def scene(bases: Bases, folder: Path) -> Scene:
+        flows = bases.copy(base, folder)
+        options = kinds.prepare(flows, base, bases.inputs)
+        slot = kinds.end_stage(flows, stage)
+        return Scene(flows, slot, [lambda: flows.start(*options)], lambda: _run_of(flows))
+
+    return scene
+
+
 ONCE = ("--set", "launch.max_attempts=1")
 """The flow itself tries no second time."""
 TWO_SCORERS = (*COLD, *ONCE, "--set", "launch.stage_processes.reward=2")
@@ -257,4 +270,4 @@ SCENES: dict[str, Callable[[Bases, Path], Scene]] = {
     "run beside data gc": _beside_gc,
     "score": _score,
     "export": _export,
-}
+} | {f"{stage} of {base}": _kind(base, stage) for base, stages in kinds.KINDS.items() for stage in stages}
