@@ -41,6 +41,11 @@ class DatasetOptions(Section):
     name: str
     """The dataset: the name of a file in ``cosmos_rl_core/datasets``, or of a plugin from outside."""
 
+    @property
+    def follows(self) -> str:
+        """Return what of the data may change under its name, and how to hold it; "" if nothing may."""
+        return ""
+
 
 class SnapshotOptions(DatasetOptions):
     """Base of the ``Options`` of datasets whose media are in the store, indexed and captioned."""

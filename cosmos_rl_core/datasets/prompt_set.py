@@ -33,6 +33,8 @@ class Origin(NamedTuple):
     """Name of its file at the URL."""
     lines: tuple[int, int] = (0, 0)
     """Lines of ``train`` and of ``test``; 0 if not known."""
+    branch: str = ""
+    """The branch of which the file is taken, if not of a commit."""
 
 
 METADATA = "{split}_metadata.jsonl"
@@ -41,7 +43,7 @@ SETS = {
     "ocr": Origin(f"{DIFFUSION_NFT}/ocr", lines=(0, 1_018)),
     "geneval": Origin(f"{DIFFUSION_NFT}/geneval", METADATA, METADATA, lines=(0, 2_212)),
     # Both splits are the one file that there is.
-    "dance_grpo_t2v": Origin(DANCE_GRPO, remote="video_prompts.txt", lines=(50_000, 50_000)),
+    "dance_grpo_t2v": Origin(DANCE_GRPO, remote="video_prompts.txt", lines=(50_000, 50_000), branch="main"),
 }
 
 
@@ -69,6 +71,13 @@ class Options(DatasetOptions):
         if self.local_dir and self.base_url:
             raise ValueError("local_dir and base_url: nothing is downloaded to local_dir; expected one of the two")
         return self
+
+    @property
+    def follows(self) -> str:
+        """Return that a set is a file of a branch; "" for one of a commit, of a folder or with a digest."""
+        if self.local_dir or self.base_url or self.sha256 or not SETS[self.set].branch:
+            return ""
+        return f"set {self.set} is a file of the branch {SETS[self.set].branch}, which may change; state its sha256"
 
 
 def prompts(options: Options) -> tuple[Prompt, ...]:

@@ -42,6 +42,7 @@ def describe_plan(plan: Plan, store_url: str, named_by: str = "") -> str:
         "trains": f"{trained} of {total} parameters",
         "algorithm": f"{train.train_policy.type}, {counted(train.num_iterations, 'iteration')}, seed {train.seed}",
         "prompts": f"{plan.num_prompts} to train on, {len(plan.validation_prompts)} held out",
+        "follows": _follows(recipe),
         "data": [f"{p.items} items, {p.dataset}@{p.number}" for p in plan.snapshots],
         "buckets": ", ".join(f"{height} x {width}" for height, width in plan.buckets) or [],
     }
@@ -70,6 +71,13 @@ def describe_plan(plan: Plan, store_url: str, named_by: str = "") -> str:
     listed = {name: [said] if isinstance(said, str) else said for name, said in subjects.items()}
     between = "\n" + " " * 11
     return "\n".join(f"{name:<11}{between.join(lines)}" for name, lines in listed.items() if lines)
+
+
+def _follows(recipe: Recipe) -> list[str]:
+    """Return what the data are taken from that may change under its name, each once."""
+    policy, validation = recipe.train.train_policy, recipe.validation
+    datasets = [policy.dataset, getattr(policy, "data", None), validation and validation.dataset]
+    return [*dict.fromkeys(dataset.follows for dataset in datasets if dataset and dataset.follows)]
 
 
 def _overlaps(recipe: Recipe) -> str | list[str]:

@@ -1,0 +1,33 @@
+"""Prompts whose file may change under its name: the plan says so."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows.planning.describe import describe_plan
+from flows.planning.plan import Settings, plan_of
+
+Recipe = Callable[..., str]
+
+
+def test_the_plan_names_a_set_of_prompts_that_follows_a_branch(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COSMOS_CACHE_DIR", str(tmp_path / "cache"))
+    folder = tmp_path / "cache" / "diffusion_nft" / "dance_grpo_t2v"
+    folder.mkdir(parents=True)
+    (folder / "train.txt").write_text(
+        "\n".join(f'a sign that says "{number}"' for number in range(50_000)), encoding="utf-8"
+    )
+    words = f'name = "ocr"\nlocal_dir = "{tmp_path}/words"\n'
+    dataset = 'name = "prompt_set"\nset = "dance_grpo_t2v"\n'
+
+    def lines(dataset: str) -> list[str]:
+        plan = plan_of(Settings(recipe((words, dataset))))
+        return [line for line in describe_plan(plan, "outputs").splitlines() if line.startswith("follows")]
+
+    assert lines(dataset) == [
+        "follows    set dance_grpo_t2v is a file of the branch main, which may change; state its sha256"
+    ]
+    assert lines(f'{dataset}local_dir = "{folder}"\n') == []
