@@ -20,7 +20,7 @@ from stages.contracts import Embed
 from stages.formats.embeddings import EMPTY, NEGATIVE, Embeddings
 from stages.training.loading import load_model
 from tests import tiny_pipelines
-from tests.stages.conftest import make, make_on_ranks
+from tests.stages.conftest import make
 
 CPU = torch.device("cpu")
 TINY = ModelRef(path="package:tiny-sd3", adapter="sd3", digest="d")
@@ -139,11 +139,3 @@ def test_padding_is_put_back_and_takes_no_room_where_it_is_not_read(family: str,
     stored = entries_of(Artifact(input_of(asked.slot)))[prompt_id("a b")].size
     whole = len(to_bytes(expected))
     assert stored > whole if family == "sd3" else stored < 0.6 * whole
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_several_ranks_make_the_embeddings_of_one(ranks: int, tmp_path: Path):
-    texts = [f"prompt {number}" for number in range(4)]
-    alone = make(request(tmp_path / "alone", *texts), tmp_path / "outcome")
-    assert make_on_ranks(request(tmp_path / "shared", *texts), tmp_path, ranks).content == alone.content

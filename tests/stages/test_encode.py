@@ -26,7 +26,7 @@ from stages.execution.runner import execute
 from stages.formats.latents import Latents
 from stages.formats.tables import read_table
 from stages.training.loading import load_media, load_model
-from tests.stages.conftest import make, make_on_ranks
+from tests.stages.conftest import make
 
 CPU = torch.device("cpu")
 ITEMS = 5
@@ -136,15 +136,6 @@ def test_latents_are_the_models_own_of_each_item(config: Encode, tmp_path: Path)
         assert found[item_id].dtype == torch.float32
         assert torch.equal(found[item_id], expected)
     assert len({tuple(latents.flatten().tolist()) for latents in map(found.__getitem__, media.item_ids)}) == ITEMS
-
-
-@pytest.mark.processes
-def test_one_rank_and_two_write_the_same_bytes(config: Encode, tmp_path: Path):
-    alone = make(asked(config, tmp_path, "alone"), tmp_path)
-    both = make_on_ranks(asked(config, tmp_path, "both"), tmp_path, 2)
-    assert both.numerics["world_size"] == 2
-    assert sorted(alone.files) == ["index.parquet", *(f"latents/0000{number}.tar" for number in range(3))]
-    assert {n: f.sha256 for n, f in alone.files.items()} == {n: f.sha256 for n, f in both.files.items()}
 
 
 def test_the_next_attempt_adopts_the_shards_of_one_that_ended(config: Encode, tmp_path: Path):

@@ -17,15 +17,11 @@ from cosmos_rl_core.pipelines.memory import in_half, is_matrix
 from cosmos_rl_core.weights.export import full_pipeline, lora_files
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import prepare
-from flows.planning import requests
-from stages.artifacts.slots import input_of
-from stages.contracts import Evaluate, ModelRef
+from stages.contracts import ModelRef
 from stages.training.loading import load_stock
 from tests import tiny_pipelines
 from tests.adapters import load_model
 from tests.families import CPU, LENGTH, PROMPTS, SIZE, frames_of, moved, tensors_of, write_files
-from tests.stages.conftest import FEW_PROMPTS, make, make_on_ranks, make_run
-from tests.stages.every_stage import recipe
 
 LORA = LoraConfig(r=4, lora_alpha=12.0)
 LEVELS = 2.5
@@ -110,19 +106,3 @@ def test_in_bfloat16_the_pictures_are_nearly_those_of_float32(
             )
             if ".lora_" not in key:
                 assert tensor.dtype == (torch.bfloat16 if halved_too else torch.float32), (name, key)
-
-
-@pytest.mark.slow
-def test_ranks_of_one_machine_share_what_is_brought_and_make_the_same_samples(tmp_path: Path):
-    run = make_run(tmp_path, recipe({"type": "nft", "dataset": FEW_PROMPTS, "batch_size_per_optimize": 4}), "shared")
-    make(requests.policy(run), tmp_path)
-    make(requests.export(run, 0), tmp_path)
-    alone = requests.evaluate(run, 0)
-    assert isinstance(alone.config, Evaluate)
-    few = alone.config.model_copy(update={"prompts": alone.config.prompts[:2], "samples_per_shard": 1})
-    alone, shared = (
-        alone.model_copy(update={"slot": f"{alone.slot}-{name}", "config": few}) for name in ("alone", "shared")
-    )
-    make(alone, tmp_path)
-    make_on_ranks(shared, tmp_path, 2)
-    assert input_of(shared.slot).content == input_of(alone.slot).content

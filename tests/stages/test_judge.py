@@ -22,7 +22,7 @@ from stages.formats.samples import read_samples
 from stages.formats.tables import read_table
 from tests import tiny_scorers
 from tests.hand_made import rewards
-from tests.stages.conftest import FEW_PROMPTS, make, make_on_ranks, make_run
+from tests.stages.conftest import FEW_PROMPTS, make, make_run
 from tests.stages.every_stage import recipe
 from tests.stages.test_damaged_work import Dying, Killed
 
@@ -74,15 +74,6 @@ def test_a_reward_with_torch_is_judged_on_ranks_and_trained_on_like_any_other(
     assert [*advantages["used"]] == [True] * 8
     assert dict(zip(advantages["sample_id"], advantages["reward"], strict=True)) == scores
     assert update.stage == "update"
-
-
-def test_two_ranks_write_what_one_writes(run: Run, judged: Manifest, tmp_path: Path):
-    request = judging(run, str(tmp_path / "shared"))
-    both = make_on_ranks(request, tmp_path, 2)
-    assert both.content == judged.content
-    here, there = (Artifact(input_of(slot)) for slot in (judging(run).slot, request.slot))
-    assert there.read(contracts.Judge.ANSWERS) == here.read(contracts.Judge.ANSWERS)
-    assert len(read_table(there, contracts.Judge.CALLS)) == 2
 
 
 def test_a_killed_judge_goes_on_with_its_finished_units(run: Run, judged: Manifest, tmp_path: Path):

@@ -22,7 +22,6 @@ from stages.vlm.tokens import Conversations, Tokens
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
 from tests.stages.conftest import make
-from tests.stages.ranks import run_on_ranks
 from tests.stages.vlm_data import Talks, clip, picture, talk
 
 
@@ -181,17 +180,3 @@ def test_a_medium_that_has_changed_is_refused(talks: Talks):
         Conversations(found, Prompts(talks.model), {"mine": talks.options})[1]
     with pytest.raises(DatasetError, match=r"c\.mp4 has changed since it was indexed"):
         talks.tokenize("again", "index")
-
-
-@pytest.mark.processes
-def test_two_ranks_make_the_bytes_of_one(talks: Talks, tmp_path: Path):
-    talks.index("index")
-    talks.tokenize("tokens", "index")
-    request = talks.tokenize_request("two", "index")
-    folder = tmp_path / "ranks"
-    folder.mkdir()
-    (folder / "request.json").write_text(request.model_dump_json(), encoding="utf-8")
-    (folder / "execution.json").write_text('{"parallelism": {"world_size": 2}}', encoding="utf-8")
-    run_on_ranks([str(folder / "request.json")], folder, 2, 60)
-    one, two = (Artifact(input_of(f"{talks.folder}/{slot}")).manifest.content for slot in ("tokens", "two"))
-    assert one == two
