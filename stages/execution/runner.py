@@ -54,17 +54,19 @@ def main(argv: list[str] | None = None) -> int:
             outcome.failed(failure)
             outcome.finish()
         except OSError as full:  # the log still has the message, and the exit code the kind
-            print(f"the error file could not be written: {full}", file=sys.stderr)
-        print(
-            failure.traceback if failure.kind == "crash" else f"{failure.kind}: {failure.message}",
-            file=sys.stderr,
-            flush=True,
-        )
+            _tell(f"the error file could not be written: {full}")
+        _tell(failure.traceback if failure.kind == "crash" else f"{failure.kind}: {failure.message}")
         if failure.collective:
             # When this rank ends, torchrun ends the others of its node, which may not have written their errors yet.
             outcome.wait_for_reason(REASON_TIMEOUT_S)
         return failure.exit_code
     return 0
+
+
+def _tell(text: str) -> None:
+    # A log on a full disk takes no text, and the exit code still tells the kind.
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _read(path: Path) -> Request:
@@ -187,8 +189,9 @@ def leave(code: int) -> NoReturn:
     After a failure nothing is cleaned up: pending NCCL work or a waiting thread could block the exit.
     """
     if code != 0:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
         os._exit(code)
     sys.exit(0)
 

@@ -2,6 +2,9 @@
 
 import errno
 import sqlite3
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -261,3 +264,13 @@ def test_full_shared_memory_names_the_setting_that_enlarges_it(error: BaseExcept
         f"no space left: {error}; this is shared memory (/dev/shm), not a disk; give the container more: "
         "`--shm-size` of Docker, or on Kubernetes an emptyDir of medium Memory mounted there; then run again"
     )
+
+
+def test_the_exit_code_tells_the_kind_where_the_log_takes_no_text(tmp_path: Path):
+    """`/dev/full` is a device without room."""
+    command = [sys.executable, "-m", "stages.execution.runner", str(tmp_path / "request.json")]
+    (tmp_path / "request.json").write_text("{}", encoding="utf-8")
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        ended = subprocess.run(command, stdout=full, stderr=full, timeout=120, check=False)
+    with_room = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert ended.returncode == with_room.returncode != 1
