@@ -3,13 +3,14 @@
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cosmos_rl_core.errors import ConfigError, UnreadableError, counted
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import Lease
 from flows.planning.checks import misnamed, no_plan
 from flows.planning.plan import PLAN_FILE, run_url
+from flows.terminal.commands import about
 
 LEASE = "lease"
 SHOWN = 5
@@ -22,6 +23,7 @@ class Deletion:
     """A run and all its files."""
 
     run: str
+    store_url: str
     url: str
     files: int
     bytes: int
@@ -32,7 +34,8 @@ class Deletion:
         did = "deleted" if self.deleted else "would delete"
         yield f"{did} {self.url}: {counted(self.files, 'file')}, {self.bytes / 1e6:.1f} MB"
         if self.deleted:
-            yield "data that it shared with others stays in dataset/; `cosmos-flows data gc` deletes what no run reads"
+            collect = about(self.store_url, "data", "gc")
+            yield f"data that it shared with others stays in dataset/; `{collect}` deletes what no run reads"
 
 
 def found(store_url: str, run_id: str) -> Deletion:
@@ -50,7 +53,7 @@ def found(store_url: str, run_id: str) -> Deletion:
     if readers := sorted(_readers(store_url, run_id)):
         more = f" and {len(readers) - SHOWN} more" if len(readers) > SHOWN else ""
         raise ConfigError(f"{', '.join(readers[:SHOWN])}{more} read artifacts of {run_id}: delete them first")
-    return Deletion(run_id, url, len(files), sum(entry.size for entry in files.values()), deleted=False)
+    return Deletion(run_id, store_url, url, len(files), sum(entry.size for entry in files.values()), deleted=False)
 
 
 def delete(store_url: str, run_id: str) -> Deletion:
@@ -70,7 +73,7 @@ def delete(store_url: str, run_id: str) -> Deletion:
     if "://" not in wanted.url:
         # Only folders are left.
         shutil.rmtree(wanted.url, ignore_errors=True)
-    return Deletion(run_id, wanted.url, wanted.files, wanted.bytes, deleted=True)
+    return replace(wanted, deleted=True)
 
 
 def _readers(store_url: str, run_id: str) -> Iterator[str]:

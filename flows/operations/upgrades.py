@@ -9,6 +9,7 @@ from flows.planning.run import Run
 from flows.planning.steps import Step
 from flows.planning.versions import go_on_with
 from flows.post_train import steps
+from flows.terminal.commands import about
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.slots import standing
 from stages.contracts import STAGES
@@ -43,6 +44,8 @@ def _of_another_version(step: Step) -> Manifest | None:
 
 
 def _refusal(run: Run, every: list[Step], other: list[tuple[Step, Manifest]]) -> str:
+    first, _ = other[0]
+    which = ["--stage", first.stage, *([] if first.k is None else ["--iteration", str(first.k)])]
     changes = {m.stage: f"{m.stage} {m.version} -> {STAGES[m.stage].version}" for _, m in other}
     again = [Made(step.name, seconds_of(manifest)) for step, manifest in other]
     below = made_from(run, [step for step, _ in other], every)
@@ -53,6 +56,6 @@ def _refusal(run: Run, every: list[Step], other: list[tuple[Step, Manifest]]) ->
             *listed("of another version", again),
             *listed("stale if those come out differently", below),
             "nothing was changed; continue with the code that made them, make all again with --remake, or end single "
-            "ones with `cosmos-flows rerun`",
+            f"ones, such as the first with `{about(run.store_url, 'rerun', run.plan.run_id, *which)}`",
         ]
     )

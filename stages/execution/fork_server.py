@@ -16,7 +16,6 @@ import json
 import os
 import selectors
 import sys
-import tempfile
 import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -27,6 +26,7 @@ from cosmos_rl_core.imports import uncollected
 from cosmos_rl_core.processes import die_with_parent
 from stages.contracts import STAGES
 from stages.execution import runner
+from stages.execution.outcome import failure_of
 
 LIGHT = (
     "onnxruntime",
@@ -91,8 +91,8 @@ def _preload(names: Sequence[str]) -> None:
 def _fork(order: dict[str, Any], replies: TextIO, imports_of: dict[int, IO[bytes]]) -> None:
     """Fork a runner, and store the file of its imports under its pid."""
     sys.stdout.flush()
-    # A file, because writing to a pipe may block.
-    imports = tempfile.TemporaryFile()  # noqa: SIM115
+    # A file, because writing to a pipe may block; in memory, because the disk may be full.
+    imports = os.fdopen(os.memfd_create("imports"), "w+b")
     pid = os.fork()
     if pid == 0:
         _run(order, imports)
@@ -102,7 +102,6 @@ def _fork(order: dict[str, Any], replies: TextIO, imports_of: dict[int, IO[bytes
 
 def _run(order: dict[str, Any], imports: IO[bytes]) -> None:
     """Run the stage in the fork, and end the process."""
-    code = 70
     before = set(sys.modules)
     try:
         log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -112,13 +111,16 @@ def _run(order: dict[str, Any], imports: IO[bytes]) -> None:
         code = runner.main([order["request"]])
         imports.write("\n".join(_importable(before)).encode())
         imports.flush()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # sys.exit would run the server's own cleanup.
-        os._exit(code)
+    except BaseException as error:
+        code = failure_of(error).exit_code
+        with suppress(OSError):
+            traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        # The log may be on a full disk.
+        with suppress(OSError):
+            stream.flush()
+    # sys.exit would run the server's own cleanup.
+    os._exit(code)
 
 
 def _importable(before: Iterable[str]) -> list[str]:

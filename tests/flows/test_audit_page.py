@@ -72,7 +72,7 @@ def test_the_fault_shows_the_line_and_what_to_do(run: Run, tmp_path: Path):
     assert fault.startswith("page: line ")
     assert "3 iterations trained" in fault
     assert "2 iterations trained" in fault
-    assert "`cosmos-flows report hand` writes it anew" in fault
+    assert f"`cosmos-flows report hand --store {run.store_url}` writes it anew" in fault
     write_report(run.store_url, "hand")
     assert told(run) == ([], [])
 
@@ -83,7 +83,8 @@ def test_a_page_that_is_missing_is_a_fault_of_a_run_by_its_command(run: Run, tmp
     store.remove(writing.address(run))
     assert told(run) == ([], [])
     commands.keep(run, Settings("tiny.toml", run.store_url))
-    assert told(run) == (["page: missing; `cosmos-flows report hand` writes it anew"], [])
+    anew = f"`cosmos-flows report hand --store {run.store_url}` writes it anew"
+    assert told(run) == ([f"page: missing; {anew}"], [])
 
 
 def test_numbers_and_words_about_attempts_and_costs_are_told_apart(run: Run, tmp_path: Path):

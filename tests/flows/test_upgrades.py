@@ -42,8 +42,8 @@ stale if those come out differently: 10 artifacts, 51 s to make again
   policy-0002/evaluate-ocr     3 s
   policy-0002/fragment         0 s
   report                       5 s
-nothing was changed; continue with the code that made them, make all again with --remake, or end single ones with \
-`cosmos-flows rerun`"""
+nothing was changed; continue with the code that made them, make all again with --remake, or end single ones, such as \
+the first with `cosmos-flows rerun hand --stage update --iteration 0 --store STORE`"""
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_finished_run_is_not_made_again_by_a_newer_version_but_refused_with_th
     upgrade(contracts.Update)
     with pytest.raises(ConfigError) as caught:
         settled(resumed(finished), remake=False)
-    assert str(caught.value) == REFUSAL
+    assert str(caught.value) == REFUSAL.replace("STORE", finished.store_url)
     assert caught.value.exit_code == 64
     assert ended(finished) == []
     assert newest(finished.url, "hand") is None

@@ -7,9 +7,11 @@ import psutil
 import pytest
 
 from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.errors import ConfigError
 from flows.launchers._processes import WarmServer
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing
+from tests.e2e.flow_process import eventually
 from tests.stages.test_reward import RIGHT, scoring, write_samples
 
 PATIENCE_S = 120.0
@@ -49,5 +51,17 @@ def test_the_server_imports_what_its_first_fork_imported_on_first_use(tmp_path: 
             assert manifest.summary["ocr"] == 1.0
         assert any("cv2" in name for name in libraries_of(process))
         assert process.num_threads() == num_threads
+    finally:
+        server.close()
+
+
+def test_the_exit_code_of_a_fork_tells_the_kind_where_its_log_takes_no_text(tmp_path: Path) -> None:
+    """`/dev/full` is a device without room."""
+    (tmp_path / "request.json").write_text("{}", encoding="utf-8")
+    server = WarmServer(LaunchConfig(mode="warm"))
+    try:
+        process = server.start("index", tmp_path / "request.json", Path("/dev/full"))
+        assert eventually(lambda: process.poll() is not None, PATIENCE_S)
+        assert process.poll() == ConfigError().exit_code
     finally:
         server.close()

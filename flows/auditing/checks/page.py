@@ -52,7 +52,7 @@ def check(run: Run, every: Sequence[Step], findings: Findings) -> None:
 
     A page that is missing is a fault only of a run by the command `run`: stages that are made alone write none.
     """
-    url, again = address(run), f"`cosmos-flows report {run.plan.run_id}` writes it anew"
+    url, again = address(run), f"`{commands.about(run.store_url, 'report', run.plan.run_id)}` writes it anew"
     try:
         found = _look(run, every, url)
     except Exception as error:  # whatever it is made from is damaged, which is found where it belongs
