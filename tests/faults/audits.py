@@ -8,7 +8,8 @@ from pathlib import Path
 from cosmos_rl_core.errors import ConfigError
 from flows.auditing.audit import audit
 from tests.e2e.flow_process import RUN_ID, Flows
-from tests.faults.bases import Bases, plain
+from tests.faults import kinds
+from tests.faults.bases import TWO_RANKS, Bases, plain
 from tests.faults.kill import SAME
 
 ENDED_S = 1800.0
@@ -22,6 +23,9 @@ PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
     "ddrl": ("configs/tiny/ddrl.toml", ("--iterations", "1")),
     "grpo": ("configs/tiny/grpo.toml", ("--iterations", "1")),
     "sft": ("configs/tiny/sft.toml", SUPERVISED),
+    "nft on 2 ranks": ("tests/e2e/tiny.toml", ("--iterations", "1", *TWO_RANKS)),
+    # Its recipe names what is made for it.
+    "vlm": ("", ()),
 }
 """Recipes and the options of their commands."""
 
@@ -54,6 +58,8 @@ def play(place: str, seed: int, bases: Bases) -> Case:
     folder = bases.folder / "cases" / f"audits-{place.replace(' ', '-')}-{seed}"
     flows = plain(folder)
     flows.recipe = recipe
+    if place == "vlm":
+        options = kinds.prepare(flows, place, bases.inputs)
     Path(flows.store).mkdir(parents=True, exist_ok=True)
     try:
         if "shared" in place:

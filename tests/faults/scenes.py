@@ -212,6 +212,15 @@ def _beside_gc(bases: Bases, folder: Path) -> Scene:
     return Scene(flows, "/store/", [run, collect], contents, ("first", "third"), deletes=True, again=[run])
 
 
+def _gc_beside(bases: Bases, folder: Path) -> Scene:
+    """The garbage of a run is deleted while the run makes its last iteration again."""
+    flows = bases.copy("garbage", folder)
+    end(flows, *ITERATION)
+    command = ("gc", RUN_ID, "--store", flows.store, "--superseded", "--older-than", "0")
+    collect = lambda: flows.start_command("flows", *command)  # noqa: E731
+    return Scene(flows, "/store/", [flows.start, collect], lambda: _run_of(flows), deletes=True, again=[flows.start])
+
+
 def _score(bases: Bases, folder: Path) -> Scene:
     """The command that scores files of one's own."""
     flows = bases.copy("media", folder)
@@ -268,6 +277,7 @@ SCENES: dict[str, Callable[[Bases, Path], Scene]] = {
     "gc": _gc,
     "data gc": _data_gc,
     "run beside data gc": _beside_gc,
+    "gc beside its run": _gc_beside,
     "score": _score,
     "export": _export,
 } | {f"{stage} of {base}": _kind(base, stage) for base, stages in kinds.KINDS.items() for stage in stages}
