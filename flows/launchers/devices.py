@@ -26,7 +26,7 @@ from tempfile import NamedTemporaryFile
 from typing import IO
 
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.errors import ConfigError, UnavailableError
+from cosmos_rl_core.errors import ConfigError, UnavailableError, counted
 from cosmos_rl_core.parallel.parallelism import Device
 from flows.running.waiting import Waiting
 from stages.contracts import STAGES
@@ -198,7 +198,7 @@ def taken(needs: Sequence[Need], devices: Sequence[str], waiting: Waiting) -> It
 def _why_busy(needs: Sequence[Need], devices: Sequence[str]) -> str:
     wanted, names = sum(need.count for need in needs), ", ".join(devices)
     used = ", ".join(f"{name} by process {pid}" for name, pid in users(devices).items())
-    return f"waits for {wanted} free GPUs of {names}; in use: {used or 'by processes that cannot be seen'}"
+    return f"waits for {counted(wanted, 'free GPU')} of {names}; in use: {used or 'by processes that cannot be seen'}"
 
 
 def users(devices: Sequence[str]) -> dict[str, int]:

@@ -11,7 +11,7 @@ from flows.launchers.devices import VISIBLE
 from tests.e2e.flow_process import COLD, Flows, Started
 
 TIMEOUT_S = 600.0
-WAITS = "waits for 1 free GPUs"
+WAITS = "waits for 1 free GPU"
 STAGES = 3
 """Of each run, until it is believed."""
 
@@ -47,7 +47,7 @@ def test_no_stage_runs_beside_the_other_runs_stage_on_one_device(runs: list[Flow
         for flows in runs:
             started.append(flows.start(*COLD))
             started[-1].wait_until(
-                lambda flows=flows: with_device(flows) or "waits for 1 free GPUs" in said(started[-1])
+                lambda flows=flows: with_device(flows) or "waits for 1 free GPU" in said(started[-1])
             )
         while min(map(len, seen)) < STAGES:
             assert time.monotonic() < end_s, [run.said for run in started]

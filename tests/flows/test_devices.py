@@ -205,7 +205,7 @@ def test_another_run_waits_for_a_device_until_the_stage_of_a_killed_run_is_gone(
     assert stage.environ()[VISIBLE] == two[0]
     ours = Flow(work, "ours", two[0])
     started.append(ours.process)
-    wait_until(lambda: f"waits for 1 free GPUs of {two[0]}; in use: {two[0]} by process" in ours.said)
+    wait_until(lambda: f"waits for 1 free GPU of {two[0]}; in use: {two[0]} by process" in ours.said)
     assert str(stage.pid) in ours.said
     (theirs.process if killed == "flow" else stage).send_signal(signal.SIGKILL)
     stage.wait(20)
