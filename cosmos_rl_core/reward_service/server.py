@@ -60,7 +60,7 @@ async def serve(config: Config, spool: Spool, listening: socket.socket, stop: as
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     service = Service(config, spool)
     most = connections.most(config.settings.service.max_connections, len(service.pools))
-    server = _Server(_settings(connections.bounded(app_of(service, spool.worker_token()), most)))
+    server = _Server(_settings(connections.bounded(app_of(service, spool.worker_token()), most - connections.SPARE)))
     service.start()
     # It takes no socket: the door gives it connections.
     serving = asyncio.create_task(server.serve([]))

@@ -30,7 +30,17 @@ MANY = f"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {running.TOKE
 
 @pytest.fixture
 def command(tmp_path: Path) -> Iterator[Command]:
-    values = running.settings(tmp_path, {"reward_type": "probe"}, body_timeout_s=5) | {"port": free_port()}
+    yield from with_few_files(tmp_path, body_timeout_s=5)
+
+
+@pytest.fixture
+def patient(tmp_path: Path) -> Iterator[Command]:
+    """A service that waits for bodies as long as it does by default."""
+    yield from with_few_files(tmp_path)
+
+
+def with_few_files(tmp_path: Path, **settings: float) -> Iterator[Command]:
+    values = running.settings(tmp_path, {"reward_type": "probe"}, **settings) | {"port": free_port()}
     found = Command(running.write(tmp_path, values), before=("prlimit", f"--nofile={OPEN_FILES}:{OPEN_FILES}"))
     try:
         yield found
@@ -87,6 +97,18 @@ def test_hundreds_of_slow_clients_keep_no_other_out(command: Command, sent: byte
     lines = command.path.with_suffix(".log").read_text().splitlines()
     assert len(lines) <= KINDS * (seconds + 2), lines[:10]
     assert command.terminate() == 0
+
+
+def test_health_is_told_and_requests_are_refused_while_all_that_may_be_at_work_wait_for_bodies(patient: Command):
+    client = patient.start()
+    running.wait_ready(client)
+    with ExitStack() as opened:
+        for _ in range(NUM_CLIENTS):
+            connect(client, HALF_A_BODY, opened)
+        asked_s = time.monotonic()
+        assert client.get("/healthz")[0] == 200
+        assert client.post("enqueue", image_frame("a"))[0] == 503
+        assert time.monotonic() - asked_s < 10
 
 
 def test_connections_are_as_many_as_there_are_files_for():
