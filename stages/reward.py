@@ -25,7 +25,7 @@ from stages.formats.tables import to_parquet
 from stages.scoring.pinned import settle
 from stages.scoring.portions import Portion, portions_of
 from stages.scoring.processes import side_by_side
-from stages.scoring.scorer import CALL, LOST, Made, Rows, Scorer
+from stages.scoring.scorer import CALL, LOST, REFUSED, Made, Rows, Scorer
 from stages.scoring.shards import Shards
 
 
@@ -35,7 +35,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     Records hold the rest: ``answers.parquet`` (``sample_id, error, details``), and ``calls.parquet`` with a row a call.
 
     Raises :class:`RewardError`, naming the samples, if more than the allowed share failed, and :class:`DivergenceError`
-    if more than that have no picture.
+    if more than that are not finite.
     """
     samples = Artifact(request.one("samples"))
     scorer = Scorer(request, samples)
@@ -136,11 +136,11 @@ def _scored_ahead(waiting: list[Portion], ahead: Shards, context: Context) -> di
 
 
 def _refuse_too_many(answers: Rows, config: contracts.Reward) -> None:
-    failed = [answer for answer in answers if answer["error"]]
+    failed = [answer for answer in answers if answer["error"] and not answer["error"].endswith(REFUSED)]
     lost = [answer for answer in failed if answer["error"].endswith(LOST)]
     total, allowed, label = len(answers), config.max_failed_fraction, config.reward.label
     for kind, some, what in (
-        (DivergenceError, lost, f"{len(lost)} of {total} samples have no picture"),
+        (DivergenceError, lost, f"{len(lost)} of {total} samples are not finite"),
         (RewardError, failed, f"{label} could not score {len(failed)} of {total} samples"),
     ):
         if len(some) > allowed * total:

@@ -161,7 +161,8 @@ class RewardConfig(Section):
     max_attempts: int = Field(default=3, ge=1)
     """Number of attempts to score a sample before it is excluded."""
     max_failed_fraction: float = Field(default=0.05, ge=0, lt=1)
-    """Maximum share of excluded samples; above it the stage fails. Gated samples do not count."""
+    """Maximum share of excluded samples; above it the stage fails. Neither gated samples count, nor those
+    that a guardrail refused."""
     overlap: bool = Field(default=False, json_schema_extra=NOT_IDENTITY)
     """Begin to score the finished files of a rollout while it still makes others. Changes no score. For rewards without
     torch and ``launch.launcher = "local"``; they share the processor with the rollout."""

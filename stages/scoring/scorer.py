@@ -17,7 +17,7 @@ from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.contracts import MEDIA, TENSORS
-from stages.formats.samples import Files, StoredSample, read_unit
+from stages.formats.samples import BY_GUARDRAIL, Files, StoredSample, read_unit
 from stages.scoring.portions import Portion
 
 Rows = list[dict[str, Any]]
@@ -29,6 +29,8 @@ _PASSING = (ConfigError, *_AWAY)
 CALL = ["shard_samples", "attempt", "failed", "seconds"]
 LOST = "so there is no picture to score"
 """How the error of a sample without a picture ends."""
+REFUSED = f"was {BY_GUARDRAIL}, {LOST}"
+"""How the error of a sample ends that a guardrail refused: no failure of the policy or of the reward."""
 _UNITS_HELD = 2
 """Units in memory, as bytes: a prompt of few samples lies in two at most."""
 

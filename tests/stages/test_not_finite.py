@@ -159,7 +159,7 @@ def test_more_than_may_fail_is_a_failure_that_no_retry_mends(tmp_path: Path, mod
         make(request, tmp_path)
     make(requests.rollout(run, 0), tmp_path)
     (reward,) = rewards(run, run.slots.iteration(0, "rollout"), 0)
-    with pytest.raises(DivergenceError, match=r"8 of 12 samples have no picture, more than max_failed_fraction = 0\.5"):
+    with pytest.raises(DivergenceError, match=r"8 of 12 samples are not finite, more than max_failed_fraction = 0\.5"):
         make(reward, tmp_path)
 
 

@@ -65,7 +65,7 @@ def run(tmp_path: Path, prompt_dir: str, monkeypatch: pytest.MonkeyPatch) -> Run
     (tmp_path / "held-out/test.txt").write_text('x "y" z\n', encoding="utf-8")
     values = recipe(base, prompt_dir, LORA)
     values["policy"]["diffusers"] |= {"max_prompt_length": 200, "sample": {"num_steps": 2, "eval_num_steps": 2}}
-    values["rewards"] = [{"fn": {"name": "jpeg"}, "max_failed_fraction": 0.5}]
+    values["rewards"] = [{"fn": {"name": "jpeg"}}]
     dataset = {"name": "ocr", "local_dir": str(tmp_path / "held-out"), "split": "test"}
     run = make_run(tmp_path, values | {"validation": {"n_generation": 2, "dataset": dataset}})
     assert run.plan.model.guardrail == ("guardrail",)
