@@ -12,7 +12,7 @@ from tests.twins.shrinking import twin_of
 
 RANKS = 2
 LAUNCH = {"processes": RANKS, "gpus": RANKS, "dp_shard_size": 1, "cp_size": 1}
-TOGETHER = ("judge", "rollout", "update")
+TOGETHER = ("embed", "judge", "rollout", "update")
 """Stages that ranks share."""
 
 
