@@ -53,7 +53,7 @@ from typing import Any
 
 import pandas as pd
 
-from cosmos_rl_core.algorithms._advantages import floor_share
+from cosmos_rl_core.algorithms._advantages import HELD, floor_share
 from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.storage import store
 from stages import contracts
@@ -61,6 +61,7 @@ from stages.artifacts.files import read_entry
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.contracts import METRICS
+from stages.scoring.rewards import placed
 from stages.vlm.settings import VlmEvaluate, VlmFinetune
 
 FILE = "metrics.jsonl"
@@ -265,15 +266,24 @@ def _rewarded(weights: Mapping[str, float], manifest: Manifest) -> Any:
 def _as_scored(weights: Mapping[str, float], table: Any) -> Any:
     """Return advantages whose rewards are weighted scores, where a mixing stored normalised ones in their place.
 
-    The sum of those, whose mean is 0 whatever the policy does, becomes the column ``normalized``.
+    The sum of those, whose mean is 0 whatever the policy does, becomes the column ``normalized``. Samples that gates
+    hold back have the scores of the lowest of their prompt that passes, as if nothing had been normalised.
     """
     if f"score.{next(iter(weights), '')}" not in table:
         return table
-    # Samples that do not count have no reward.
-    scored = {
-        f"reward.{name}": w * table[f"score.{name}"].where(table["reward"].notna()) for name, w in weights.items()
-    }
-    return table.assign(**scored, reward=sum(scored.values()), normalized=table["reward"])
+    # Samples that do not count have no reward, nor have those held back until they are placed.
+    counts = table["reward"].notna() & ~_held(table)
+    scored = {f"reward.{name}": w * table[f"score.{name}"].where(counts) for name, w in weights.items()}
+    table = table.assign(**scored, reward=sum(scored.values()), normalized=table["reward"])
+    if HELD not in table:
+        return table
+    table = table.assign(valid=counts, **{HELD: _held(table)})
+    return pd.concat([placed(samples) for _, samples in table.groupby("rollout", sort=False)])
+
+
+def _held(table: Any) -> Any:
+    """Return which samples take the lowest place of their prompt; a sample that is not finite is none of them."""
+    return table[HELD].eq(other=True) if HELD in table else pd.Series(data=False, index=table.index)
 
 
 def _update(weights: Mapping[str, float], manifest: Manifest) -> dict[str, Any]:

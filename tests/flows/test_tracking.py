@@ -3,11 +3,16 @@
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
+from cosmos_rl_core.algorithms import grpo, nft
+from cosmos_rl_core.algorithms._advantages import decoupled
+from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.config.recipe import check, read_values
+from cosmos_rl_core.config.train import Gate
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
 from flows import post_train
@@ -20,6 +25,7 @@ from stages.artifacts.generations import invalidate
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.formats.tables import to_parquet
+from stages.scoring.rewards import gated, placed
 from tests.flows.by_hand import MONITORED, SFT, SMALL_SFT, validated
 from tests.flows.tracked import Waves, go, go_until, logging_to, make_with_numbers, rows, stored
 from tests.hand_made import make, make_run, planned, rewards
@@ -105,6 +111,48 @@ def test_rewards_that_were_normalised_are_published_as_they_were_scored(recipe, 
     normalized = {key: value for key, value in line.values.items() if "normalized" in key}
     assert normalized == {f"train/normalized_reward_{key}": value for key, value in
                           {"std": 0.5, "max": 0.5, "min": -0.5}.items()}  # fmt: skip
+
+
+def published(recipe, tmp_path: Path, type_: str, table: pd.DataFrame, **settings: Any) -> dict[str, Any]:
+    """The last line of an update that trained on these advantages."""
+    run = make_run(recipe(), tmp_path, iterations=1)
+    update = requests.update(run, 0).model_copy(update={"slot": str(tmp_path / "update")})
+    config = update.settings(contracts.Update)
+    options = {"nft": nft, "grpo": grpo}[type_].Options.model_validate(
+        {"type": type_, "dataset": {"name": "mock"}, **settings}
+    )
+    weights = {name.removeprefix("reward."): 1.0 for name in table.columns if name.startswith("reward.")}
+    config = config.model_copy(update={"algorithm": options, "reward_weights": weights})
+    update = update.model_copy(update={"config": config})
+    table = algorithm_of(options).advantages(table).assign(rollout="r")
+    steps = to_parquet(pd.DataFrame({"step": [0], "loss": [0.5]}))
+    made = make(update, {"current/w": b"w", contracts.METRICS: steps, contracts.Update.ADVANTAGES: to_parquet(table)})
+    *_, line = lines_of(update, made, 0, "a")
+    return line.values
+
+
+def scored(**scores: list[float]) -> pd.DataFrame:
+    """Samples of one prompt, each of whose rewards has weight 1."""
+    count = len(next(iter(scores.values())))
+    table = pd.DataFrame({"sample_id": [*map(str, range(count))], "prompt_id": "p", "valid": True})
+    table = table.assign(**{f"reward.{name}": values for name, values in scores.items()})
+    return table.assign(reward=table.filter(like="reward.").sum(axis=1))
+
+
+@pytest.mark.parametrize("mixing", ["sum", "gdpo"])
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_own_scores_of_a_gated_sample_are_published_nowhere(recipe, tmp_path, mixing: str, broken: bool):
+    table = scored(a=[99.0, 1.0, 7.0, 2.0]).assign(**{"gate.g": [0.0, 1.0, 1.0, 1.0]})
+    table = table.assign(**{"score.a": table["reward.a"]}) if mixing == "gdpo" else table
+    table = gated(table, {"g": Gate(min=0.5, max=None, on_fail="worst")})
+    table = placed(decoupled(table, {"a": 1.0}) if mixing == "gdpo" else table)
+    if broken:
+        # A sample that is not finite has a row without rewards and marks.
+        table = pd.concat([table, pd.DataFrame({"sample_id": ["4"], "prompt_id": ["p"], "valid": [False]})])
+    found = published(recipe, tmp_path, "nft", table, mixing=mixing, global_std=False)
+    assert {name: found[f"train/reward_{name}"] for name in ("mean", "min", "max")} == {
+        "mean": 2.75, "min": 1.0, "max": 7.0,
+    }  # fmt: skip
 
 
 def test_a_number_that_there_is_none_of_is_null(recipe, tmp_path):
