@@ -307,11 +307,16 @@ def _lost_to_floor(table: Any, algorithm: Mapping[str, Any]) -> float | None:
     """Return the largest share that the advantages of a reward lose to the floor of deviations; None below 5 %."""
     if not {"reward", "prompt_id"} <= {*table.columns}:
         return None
-    single = [name for name in table.columns if name.startswith("score.")]
-    overall = bool(algorithm.get("global_std"))
-    prompts = table["prompt_id"].to_numpy()
-    columns = (table[name].to_numpy("float64", na_value=math.nan) for name in single or ["reward"])
-    lost = max(floor_share(rewards, prompts, global_std=overall and not single) for rewards in columns)
+    overall, prompts, counts = bool(algorithm.get("global_std")), table["prompt_id"].to_numpy(), table["reward"].notna()
+    if single := [name for name in table.columns if name.startswith("score.")]:
+        # Each is divided by the deviation within its prompt, whatever divides their sum.
+        overall, counts = False, counts & ~_held(table)
+    elif algorithm.get("reward_average"):
+        single = [name for name in table.columns if name.startswith("reward.")]
+        # Those held back take their place after the division, except of a single reward.
+        counts = counts & ~_held(table) if len(single) > 1 else counts
+    columns = (table[name].where(counts).to_numpy("float64", na_value=math.nan) for name in single or ["reward"])
+    lost = max(floor_share(rewards, prompts, global_std=overall) for rewards in columns)
     return lost if lost >= _LOST else None
 
 

@@ -155,6 +155,29 @@ def test_the_own_scores_of_a_gated_sample_are_published_nowhere(recipe, tmp_path
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("type_", "settings"),
+    [
+        ("grpo", {}),
+        ("grpo", {"global_std": True}),
+        ("nft", {"mixing": "gdpo", "global_std": False}),
+    ],
+)
+def test_a_reward_whose_advantages_are_lost_to_the_floor_is_told(recipe, tmp_path, type_: str, settings):
+    large, small = [0.0, 1.0, 2.0, 3.0], [0.0, 1e-4, 2e-4, 3e-4]
+    deviation = 1.25**0.5 * 1e-4
+    table = scored(a=large, b=small)
+    if type_ == "nft":
+        table = decoupled(table.assign(**{"score.a": large, "score.b": small}), {"a": 1.0, "b": 1.0})
+    found = published(recipe, tmp_path, type_, table, **settings)
+    assert found["train/lost_to_floor"] == pytest.approx(1e-4 / (deviation + 1e-4))
+
+
+def test_one_sum_of_rewards_hides_the_small_one_from_the_floor(recipe, tmp_path):
+    table = scored(a=[0.0, 1.0, 2.0, 3.0], b=[0.0, 1e-4, 2e-4, 3e-4])
+    assert "train/lost_to_floor" not in published(recipe, tmp_path, "grpo", table, reward_average=False)
+
+
 def test_a_number_that_there_is_none_of_is_null(recipe, tmp_path):
     run = make_run(recipe(), tmp_path, iterations=1)
     (reward,) = rewards(run, run.slots.iteration(0, "rollout"), 0)
