@@ -179,7 +179,7 @@ def _held_out(run: Run) -> _Measured | None:
 
 
 def _of_rollouts(run: Run, labels: Sequence[str]) -> _Measured:
-    """Return the mean scores of the first and the newest rollout.."""
+    """Return the mean scores of the first and the newest rollout."""
     if not labels or not run.trains_on_rewards:
         return _Measured()
     rollouts = newest_first(run, "iterations")
