@@ -1,6 +1,5 @@
 """Audit of a run: every file that its artifacts reach, and everything that follows from these files."""
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +8,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.errors import ArtifactError, ConfigError, UnreadableError, first_line
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import PATIENCE_S
@@ -307,7 +307,7 @@ class Audit:
             url = store.join(slot.url, entry.path)
             with self._findings.catching(url, "index"):
                 try:
-                    rows = json.loads(store.read(url)).values()
+                    rows = from_json(store.read(url)).values()
                     named = [FileEntry(path=path, size=size, sha256=digest) for path, size, digest in rows]
                 except (OSError, ValueError, AttributeError, TypeError):
                     continue  # its bytes are wrong, which is found when they are hashed

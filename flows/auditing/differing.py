@@ -1,7 +1,6 @@
 """Differences of two files of one name, and their amounts: tensors, pictures, tables, JSON."""
 
 import io
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from cosmos_rl_core.canonical import differences
+from cosmos_rl_core.canonical import differences, from_json
 from cosmos_rl_core.storage import media, shards
 from cosmos_rl_core.storage.tensor_headers import TYPES, read_header
 
@@ -134,7 +133,7 @@ def _columns(name: str, old: Any, new: Any, rows: Any) -> Found:
 
 
 def _json(old: bytes, new: bytes) -> Found:
-    before, after = json.loads(old), json.loads(new)
+    before, after = from_json(old), from_json(new)
     if isinstance(before, list) and isinstance(after, list):
         before, after = ({str(number): one for number, one in enumerate(some)} for some in (before, after))
     for line in differences(before, after)[:1]:

@@ -72,7 +72,7 @@ class Findings:
         """Add what contents of right bytes but wrong meaning raise in the block as a fault of the file ``url``."""
         try:
             yield
-        except (CosmosRLError, OSError, ValueError, KeyError, TypeError) as error:
+        except (CosmosRLError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             self.add(url, name, f"cannot be checked: {' '.join(str(error).split())}")
 
     def lines(self) -> list[str | Table]:

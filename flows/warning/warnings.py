@@ -1,9 +1,9 @@
 """The warnings of a run: the limits that tripped in an iteration, and what was decided on them."""
 
-import json
 from dataclasses import dataclass
 from typing import Any, Self
 
+from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.storage import store
 from flows.warning.decisions import Decision, decisions_on
 from stages.artifacts.files import read_entry
@@ -29,7 +29,7 @@ class Warned:
         """Return the warning that an artifact of the stage ``warn`` holds; None if no limit tripped."""
         if not manifest.summary.get("tripped"):
             return None
-        evidence = json.loads(read_entry(manifest.slot, manifest.files[Warn.EVIDENCE]))
+        evidence = from_json(read_entry(manifest.slot, manifest.files[Warn.EVIDENCE]))
         return cls(manifest, evidence["tripped"], decisions_on(manifest))
 
     @property

@@ -1,10 +1,10 @@
 """A committed artifact, read with every byte checked."""
 
-import json
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.errors import ArtifactError, advised
 from stages.artifacts import files
 from stages.artifacts.files import read_entry
@@ -67,8 +67,8 @@ class Artifact:
         return self.manifest.files[name]
 
     def json(self, name: str) -> Any:
-        """Read one JSON file."""
-        return json.loads(self.read(name))
+        """Read one JSON file. Raises ``ValueError`` if it is none."""
+        return from_json(self.read(name))
 
     def bring_to(self, directory: Path) -> None:
         """Bring every file, with its bytes checked, into a local directory.

@@ -5,12 +5,12 @@ Whoever makes such an artifact first names in its layout what it is going to loo
 indexes, then deletes. So either the sweep sees the names, or the other sees the sweep.
 """
 
-import json
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.errors import UnavailableError, advised
 from cosmos_rl_core.storage import store
 from stages.artifacts.artifact import Artifact
@@ -65,7 +65,7 @@ def named_in(slot: str, files: Iterable[str]) -> Named:
         if kind == "manifest" and (manifest := read_manifest(slot, int(number))) is not None:
             # Of embeddings in shards, which earlier versions made, the index names no file.
             if manifest.stage == "embed" and (entry := manifest.files.get(INDEX)) and manifest.version > 1:
-                paths |= {one.path for one in _entries(json.loads(read_entry(manifest.slot, entry))).values()}
+                paths |= {one.path for one in _entries(from_json(read_entry(manifest.slot, entry))).values()}
         elif kind == "layout" and ("manifest", number) not in found:
             layout = Layout.read(slot, int(number))
             names |= {*layout.layout.get(TEXTS, ())} if layout else set()

@@ -18,6 +18,7 @@ from cosmos_rl_core.canonical import canonical_json, sha256
 from flows.auditing.audit import audit
 from flows.cli.app import app
 from stages import contracts
+from stages.artifacts.pool import INDEX
 from stages.artifacts.slots import input_of, refer
 from tests.flows.proved import RUN_ID, Forger, Proved, body_of, seal_anew, told
 
@@ -204,7 +205,15 @@ METRICS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda data: data.replace(b'"step": 0,', b'"step": 0, "loss": 1,', 1),
         "line 1: loss is 1, the artifacts give None",
     ),
-    "no number": (lambda data: data.replace(b'"step": 0', b'"step": none', 1), "line 1: no JSON"),
+    "no number": (lambda data: data.replace(b'"step": 0', b'"step": none', 1), "line 1: no JSON that can be read"),
+    "nested deep": (
+        with_line(lambda lines: lines.insert(0, "[" * 200_000 + "\n")),
+        "line 1: no JSON that can be read",
+    ),
+    "a value nested deep": (
+        lambda data: data.replace(b'"step": 0', b'"step": ' + b"[" * 800 + b"]" * 800, 1),
+        "line 1: step is a list, the artifacts give 0",
+    ),
     "empty": (lambda _: b"", "lines: 0, the artifacts give 15"),
 }
 
@@ -215,6 +224,19 @@ def test_metrics_that_do_not_follow_from_the_artifacts_are_found(forger: Forger,
     path = forger.root / "metrics.jsonl"
     path.write_bytes(change(path.read_bytes()))
     assert told(forger) == [f"metrics.jsonl {expected}"]
+
+
+def test_an_index_of_embeddings_nested_deep_is_other_bytes(forger: Forger):
+    (slot,) = (path.parent for path in forger.store.rglob("manifest.1.json") if body_of(path)["stage"] == "embed")
+    files = body_of(slot / "manifest.1.json")["files"]
+    index = next(slot / entry["path"] for entry in files.values()).parent.parent / INDEX
+    index.write_bytes(b"{}")
+    entry = {"path": str(index.relative_to(slot)), "size": 0, "sha256": ""}
+    seal_anew(slot / "manifest.1.json", lambda body: body["files"].update({INDEX: entry}))
+    forger.seal()
+    assert told(forger) == []
+    index.write_bytes(b"[" * 200_000)
+    assert [line.partition(" bytes: ")[2] for line in told(forger)] == ["200000 bytes, expected 2"]
 
 
 def test_what_retention_deleted_is_listed_as_no_longer_provable(finished: Proved):

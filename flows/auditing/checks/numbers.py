@@ -5,10 +5,10 @@ proves that all lines up to the last such wave before it were written. Lines aft
 work, or was killed.
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.storage import store
 from flows.auditing.faults import Findings
 from flows.planning.run import Run
@@ -136,13 +136,14 @@ def _waves(every: Iterable[Step]) -> list[list[Step]]:
 def _difference(found: bytes, expected: bytes) -> str:
     """Return the first value that differs between two lines."""
     try:
-        told, right = json.loads(found), json.loads(expected)
+        told, right = from_json(found), from_json(expected)
     except ValueError:
-        return "no JSON"
+        return "no JSON that can be read"
     names = [*right, *told] if isinstance(told, dict) else []
     name = next((name for name in names if (name in told, told.get(name)) != (name in right, right.get(name))), None)
-    return (
-        f"{name} is {told.get(name)}, the artifacts give {right.get(name)}"
-        if name
-        else "other text than the artifacts give"
-    )
+    if name is None:
+        return "other text than the artifacts give"
+    value = told.get(name)
+    # A number has neither, and what is nested deep cannot be printed.
+    shown = f"a {type(value).__name__}" if isinstance(value, dict | list) else value
+    return f"{name} is {shown}, the artifacts give {right.get(name)}"
