@@ -185,6 +185,10 @@ class RewardConfig(Section):
         return Gate(min=self.min, max=self.max, on_fail=self.on_fail, max_gated_fraction=self.max_gated_fraction)
 
 
+_NUMBERS = {"reward": "the weighted sum of the rewards", "loss": "the held-out loss"}
+"""Values of ``best_by`` that are no name in ``[[rewards]]``."""
+
+
 class ValidationConfig(Section):
     """Held-out evaluation: samples by the stock pipeline from exported weights, their rewards, and held-out loss."""
 
@@ -214,7 +218,13 @@ class ValidationConfig(Section):
         return self
 
     def mistakes(self, rewards: Sequence[str], *, trains: bool) -> Iterator[str]:
-        """Yield a sentence if nothing measures what ``best_by`` names, among ``rewards`` by name."""
+        """Yield a sentence if ``best_by`` names no number, or two, among ``rewards`` by name."""
+        if self.best_by in _NUMBERS and self.best_by in rewards:
+            yield (
+                f"validation.best_by = {self.best_by!r} names {_NUMBERS[self.best_by]} and one of the rewards "
+                f"{', '.join(rewards)}; expected the name of one number: give the plugin of the reward another name"
+            )
+            return
         samples = rewards if self.dataset is not None else ()
         known = ["reward"] * (bool(samples) and trains) + ["loss"] * (self.data is not None) + [*samples]
         if self.best_by is not None and self.best_by not in known:

@@ -63,9 +63,12 @@ def judge_of(run: Run) -> Judge | None:
     validation, rewards = run.recipe.validation, run.recipe.rewards
     best_by = getattr(validation, "best_by", None)
     training = [reward for reward in rewards if reward.role == "train"]
-    if best_by is None:
-        best_by = "reward" if run.evaluates and training else "loss" if run.validates else run.headline_reward
-    if best_by == "loss" or not best_by:
+    if best_by is None and not (run.evaluates and training) and not run.validates:
+        # The name of a reward, even one called `loss` or `reward`.
+        label = run.headline_reward if run.evaluates else ""
+        return Judge((f"evaluate-{label}",), f"held-out {label}") if label else None
+    best_by = best_by or ("reward" if run.evaluates and training else "loss")
+    if best_by == "loss":
         return Judge(("validate",), "held-out loss") if run.validates else None
     if best_by in getattr(validation, "datasets", ()):
         return Judge(("validate",), f"held-out correct answers: {best_by}", number=f"correct_{best_by}")

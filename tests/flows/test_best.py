@@ -10,16 +10,18 @@ import pytest
 from typer.testing import CliRunner
 
 from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.rewards import jpeg
 from cosmos_rl_core.storage import store
 from flows import post_train
 from flows.cli import app as cli
 from flows.operations.export import export
 from flows.operations.rerun import rerun
+from flows.planning.plan import Settings, plan_of
 from flows.planning.run import Run
 from flows.planning.steps import open_run
 from flows.running.wave import standing_manifest
 from flows.watching.all_runs import all_runs
-from flows.watching.best import best_of
+from flows.watching.best import Judge, best_of, judge_of
 from flows.watching.judged import held_out_lines, result_line
 from flows.watching.status import look, states
 from stages import contracts
@@ -228,6 +230,27 @@ def test_what_nothing_measures_cannot_rank(recipe: Any, tmp_path: Path):
     known = "known: reward, ocr, jpeg, pixel_statistics"
     with pytest.raises(ConfigError, match=f"validation.best_by = 'loss' is not measured by this recipe; {known}"):
         judged_by(recipe, tmp_path, "loss")
+
+
+@pytest.mark.parametrize(("name", "number"), [("loss", "the held-out loss"), ("reward", "the weighted sum")])
+def test_a_reward_called_like_another_number_cannot_be_named(recipe: Any, tmp_path: Path, name: str, number: str):
+    plugin = tmp_path / f"{name}.py"
+    plugin.write_text(Path(jpeg.__file__).read_text().replace('Literal["jpeg"]', f'Literal["{name}"]'))
+    path = validated(recipe, tmp_path)
+    mine = (f"plugins=['{plugin}']", f"rewards=[{{ fn = {{ name = 'ocr' }} }}, {{ fn = {{ name = '{name}' }} }}]")
+    said = rf"validation\.best_by = '{name}' names {number}.* and one of the rewards ocr, {name}; expected .*: give"
+    with pytest.raises(ConfigError, match=said):
+        plan_of(Settings(path, overrides=(*mine, f"validation.best_by={name}")))
+    assert plan_of(Settings(path, overrides=(*mine, "validation.best_by=ocr"))).recipe.rewards
+
+
+@pytest.mark.parametrize("label", ["loss", "reward"])
+def test_the_only_number_of_a_run_may_have_any_name(tmp_path: Path, label: str):
+    run = run_of(tmp_path, SECOND_REWARD)
+    named = run.recipe.rewards[0].fn.model_copy(update={"name": label})
+    rewards = (run.recipe.rewards[0].model_copy(update={"fn": named}),)
+    plan = run.plan.model_copy(update={"recipe": run.recipe.model_copy(update={"rewards": rewards})})
+    assert judge_of(Run(plan, run.store_url)) == Judge((f"evaluate-{label}",), f"held-out {label}")
 
 
 def test_held_out_samples_need_no_reward(tmp_path: Path):
