@@ -3,7 +3,7 @@
 It only judges. What follows from a limit that tripped is decided in ``flows/warning``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,14 +67,22 @@ def run(request: Request, context: Context) -> dict[str, Any]:
 
     The evidence has ``scores`` and ``first``, the contents of the scores that were judged, by reward; ``numbers``, the
     digests of every number beside them too; ``levels``, a row a score of every reward; ``tripped``, a row a bound
-    that is exceeded; and ``undecided``, the bounds on drift for which an iteration has too few prompts. Return how many
-    are exceeded and undecided, and each reward's z-score.
+    that is exceeded; and ``undecided``, the bounds on drift for which an iteration has too few prompts. Return its
+    summary (:func:`summary_of`).
     """
     evidence = evidence_of(request)
-    tripped, undecided = evidence["tripped"], evidence["undecided"]
     context.attempt.put(contracts.Warn.EVIDENCE, canonical_json(evidence))
-    if tripped:
+    if evidence["tripped"]:
         context.attempt.put(contracts.Warn.PAGE, warning_page(evidence, request.one("samples")))
+    return summary_of(evidence)
+
+
+def summary_of(evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how many bounds of the evidence are exceeded and undecided, and the z-score of each reward that has one.
+
+    They are ``tripped``, ``undecided`` unless none is, and ``<reward>_z``.
+    """
+    tripped, undecided = evidence["tripped"], evidence["undecided"]
     label_z = {row["reward"]: row["z"] for row in evidence["levels"] if row["reward"] == row["score"]}
     counts = {"tripped": len(tripped)} | ({"undecided": len(undecided)} if undecided else {})
     return counts | {f"{label}_z": z for label, z in label_z.items() if z is not None}

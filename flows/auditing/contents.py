@@ -14,12 +14,12 @@ from cosmos_rl_core.storage import store
 from flows.auditing.checks import drift, samples
 from flows.auditing.checks.tars import Members
 from flows.auditing.faults import Findings
-from stages import contracts
+from stages import contracts, warn
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Input, Request
 from stages.formats.losses import item_losses, summary_of
-from stages.formats.samples import read_index
+from stages.formats.samples import REFUSED, read_index
 from stages.fragment import without_pictures
 from stages.reporting.excerpt import Excerpt
 from stages.scoring.advantages import advantages
@@ -28,7 +28,6 @@ from stages.scoring.scorer import is_of
 from stages.scoring.summaries import OVER_SAMPLES
 from stages.vlm import evaluated
 from stages.vlm.settings import VlmEvaluate
-from stages.warn import evidence_of
 
 Rows = list[dict[str, Any]]
 
@@ -52,9 +51,7 @@ def check(
     checks |= {"validate": _check_losses, "vlm_evaluate": _check_answers}
     if made.referred or (made.stage not in ("rollout", "evaluate") and made.stage not in checks):
         return []
-    if made.stage == "fragment" and made.version != (newest := contracts.Fragment.version):
-        told = f"version {made.version} of {made.stage} made it, this is version {newest}"
-        findings.unchecked.append(f"{findings.place(made.slot)}: {told}")
+    if made.stage == "fragment" and _is_of_another_version(made, contracts.Fragment, findings):
         return []
     inputs = {role: tuple(map(at, sources)) for role, sources in made.inputs.items()}
     with findings.checking(_url_of(made), "contents"):
@@ -62,8 +59,9 @@ def check(
         if made.stage not in checks:
             rows = samples.check(artifact, request, tars, findings)
             counts = {"samples": len(rows)} if "samples" in made.summary else {}
-            finite = [row["finite"] for row in rows]
-            _check_summary(made, counts | {"nonfinite": len(finite) - sum(finite)}, "index", findings)
+            counts |= {"nonfinite": sum(not row["finite"] for row in rows)}
+            counts |= {REFUSED: sum(REFUSED in row for row in rows)}
+            _check_summary(made, counts, "index", findings)
             return rows
         checks[made.stage](artifact, request, findings)
     return []
@@ -78,6 +76,15 @@ def input_of(manifest: Manifest) -> Input:
         fingerprint=manifest.fingerprint,
         content=manifest.part_content(),
     )
+
+
+def _is_of_another_version(made: Manifest, stage: type[contracts.StageConfig], findings: Findings) -> bool:
+    """Return whether another version than this code's computed an artifact otherwise, and say so."""
+    if made.version == stage.version:
+        return False
+    told = f"version {made.version} of {made.stage} made it, this is version {stage.version}"
+    findings.unchecked.append(f"{findings.place(made.slot)}: {told}")
+    return True
 
 
 def _check_summary(made: Manifest, numbers: Mapping[str, Any], source: str, findings: Findings) -> None:
@@ -229,17 +236,20 @@ _DRAWN = {"thumb", "full", "missing", "width", "height"}
 
 
 def _check_warning(warning: Artifact, request: Request, findings: Findings) -> None:
-    """Check that the levels of scores and the limits that tripped are those that the scores give."""
-    if warning.manifest.version != contracts.Warn.version:
-        return  # another version judged otherwise
-    found, right = warning.json(contracts.Warn.EVIDENCE), evidence_of(request)
+    """Check that the levels of scores, the limits that tripped and the numbers of both are what the scores give."""
+    made = warning.manifest
+    if _is_of_another_version(made, contracts.Warn, findings):
+        return
+    found, right = warning.json(contracts.Warn.EVIDENCE), warn.evidence_of(request)
     url = _url(warning, contracts.Warn.EVIDENCE)
     for name in sorted({*found, *right}):
         if not near(found.get(name), right.get(name)):
             findings.add(url, name, "not what the scores give")
-    told = warning.manifest.summary.get("tripped")
-    if told != len(right["tripped"]):
-        findings.add(_url_of(warning.manifest), "summary.tripped", f"{told}, its evidence says {len(right['tripped'])}")
+    numbers = warn.summary_of(right)
+    judged = (name for name in made.summary if name in ("tripped", "undecided") or name.endswith("_z"))
+    for name in sorted({*judged, *numbers}):
+        if not near(told := made.summary.get(name), expected := numbers.get(name)):
+            findings.add(_url_of(made), f"summary.{name}", f"{told}, its evidence gives {expected}")
 
 
 def near(found: Any, expected: Any) -> bool:

@@ -106,12 +106,29 @@ def test_evidence_that_does_not_follow_from_the_scores_is_found(recipe, tmp_path
                 return super().make(request, name)
             made = super().make(request.model_copy(update={"slot": f"{self.store}/aside"}), name)
             evidence = Artifact(input_of(made)).json(contracts.Warn.EVIDENCE) | {"tripped": []}
-            return hand_made.make(request, {contracts.Warn.EVIDENCE: json.dumps(evidence).encode()}, tripped=0)
+            summary = {"tripped": 0, "undecided": 1, "other_z": 0.5}
+            return hand_made.make(request, {contracts.Warn.EVIDENCE: json.dumps(evidence).encode()}, **summary)
 
     loop = Softened(recipe(("statistics = false\n", LIMITS.replace("ON_TRIP", "stop"))), tmp_path)
     loop.run()
-    found = {(fault.field, fault.what) for fault in of_warnings(loop)}
-    assert found == {("tripped", "not what the scores give"), ("summary.tripped", "0, its evidence says 1")}
+    found = {fault.field: fault.what for fault in of_warnings(loop)}
+    assert found.pop("summary.ocr_z").startswith("None, its evidence gives 14.519")
+    assert found == {
+        "tripped": "not what the scores give",
+        "summary.tripped": "0, its evidence gives 1",
+        "summary.undecided": "1, its evidence gives None",
+        "summary.other_z": "0.5, its evidence gives None",
+    }
+
+
+def test_a_warning_that_another_version_judged_is_said_not_to_be_compared(warned, monkeypatch):
+    newer = contracts.Warn.version + 1
+    monkeypatch.setattr(contracts.Warn, "version", newer)
+    found = audit(warned.store, "hand")
+    told = [line for line in found.unchecked if "/warn" in line]
+    slots = [f"runs/hand/iterations/{k:04d}/warn" for k in range(len(told))]
+    assert told == [f"{slot}: version {newer - 1} of warn made it, this is version {newer}" for slot in slots]
+    assert len(told) > 1
 
 
 def test_scores_by_another_scorer_than_the_run_pinned_are_found(recipe, tmp_path: Path):

@@ -161,6 +161,7 @@ FAILURES: dict[str, tuple[tuple[Callable[[Forger], None], ...], str]] = {
         (summary(ROLLOUT, nonfinite=0),),
         "summary.nonfinite: 0, its index gives 1",
     ),
+    "refused samples that nobody refused": ((summary(ROLLOUT, refused=1),), "summary.refused: 1, its index gives 0"),
     "samples that are not counted": ((summary(ROLLOUT, samples=7),), "summary.samples: 7, its index gives 8"),
 }
 
