@@ -205,7 +205,7 @@ class ValidationConfig(Section):
     """Number of iterations between evaluations; 0 evaluates the base model and the final policy only."""
     batch_size: int = Field(default=16, ge=1)
     """Number of samples in one call of the pipeline."""
-    best_by: str | None = Field(default=None, min_length=1, json_schema_extra={"neutral": None})
+    best_by: str | None = Field(default=None, min_length=1, json_schema_extra=NOT_IDENTITY)
     """The number that ranks policies, for ``status`` and ``export --best``. ``"reward"``: the weighted sum of the
     rewards that train, its mean over held-out samples that pass every gate. ``"loss"``: the held-out loss. A name in
     ``[[rewards]]``: the mean of that score. Default: ``"reward"`` with held-out samples of a run that trains on

@@ -7,7 +7,7 @@ from flows.operations.rerun import Made, listed, made_from, seconds_of
 from flows.planning.plan import read_plan
 from flows.planning.run import Run
 from flows.planning.steps import Step
-from flows.planning.versions import go_on_with
+from flows.planning.versions import best_by_of, go_on_with
 from flows.post_train import steps
 from flows.terminal.commands import about
 from stages.artifacts.manifest import Manifest
@@ -16,21 +16,23 @@ from stages.contracts import STAGES
 
 
 def settled(run: Run, *, remake: bool) -> Run:
-    """Record the stage versions of this code and the early warning of the run, and return the run with them.
+    """Record the stage versions of this code and settings of the run that later looks need; return the run with them.
 
     Artifacts of other versions are stale from then on. If there are any and ``remake`` is not set, raises
     :class:`ConfigError` with the cost: newer code alone never ends a committed artifact.
     """
     ours = {name: stage.version for name, stage in STAGES.items()}
     recorded = read_plan(run.store_url, run.plan.run_id)
-    if recorded.stage_versions == ours and recorded.early_warning == run.plan.early_warning:
+    warning, best_by = run.plan.early_warning, best_by_of(run.recipe)
+    same = recorded.early_warning == warning and best_by_of(recorded.recipe) == best_by
+    if recorded.stage_versions == ours and same:
         return run
     every = steps(run)
     manifests = ((step, _of_another_version(step)) for step in every)
     other = [(step, manifest) for step, manifest in manifests if manifest is not None]
     if other and not remake:
         raise ConfigError(_refusal(run, every, other))
-    go_on_with(run.url, run.plan.run_id, ours, run.plan.early_warning)
+    go_on_with(run.url, run.plan.run_id, ours, warning, best_by)
     versions = read_plan(run.store_url, run.plan.run_id).stage_versions
     return replace(run, plan=run.plan.model_copy(update={"stage_versions": versions}))
 
@@ -38,7 +40,7 @@ def settled(run: Run, *, remake: bool) -> Run:
 def _of_another_version(step: Step) -> Manifest | None:
     """Return the manifest that stands, if this code has another version of its stage."""
     _, manifest = standing(step.slot)
-    if manifest is None or manifest.referred or manifest.stage not in STAGES:
+    if manifest is None or manifest.stage not in STAGES:
         return None
     return manifest if manifest.version != STAGES[manifest.stage].version else None
 

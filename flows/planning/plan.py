@@ -343,8 +343,8 @@ class Slots:
 def freeze(plan: Plan, store_url: str) -> Plan:
     """Write ``plan.json`` unless it is there, and return it with the recipe of ``plan``.
 
-    The number of iterations and the launch settings may change. Raises :class:`ConfigError`, naming the fields, if
-    anything else differs from the written plan.
+    Settings that decide no result may change, such as the number of iterations and the launch settings. Raises
+    :class:`ConfigError`, naming the fields, if anything else differs from the written plan.
     """
     root = run_url(store_url, plan.run_id)
     url = store.join(root, PLAN_FILE)
@@ -388,7 +388,8 @@ def read_plan(store_url: str, run_id: str) -> Plan:
     newest = versions.newest(root, run_id)
     if newest is None:
         return plan
-    return plan.model_copy(update={"stage_versions": newest.versions, "early_warning": newest.early_warning})
+    now = {"stage_versions": newest.versions, "early_warning": newest.early_warning}
+    return plan.model_copy(update=now | {"recipe": newest.ranking(plan.recipe)})
 
 
 def _kind_of(body: dict[str, Any]) -> type[Plan]:

@@ -1,31 +1,59 @@
-"""Records of what a run continued with: stage versions and early warning. Without a record, those of its plan count."""
+"""Records of what a run continued with: stage versions, early warning, and the number that ranks its policies.
+
+Without a record, those of its plan count.
+"""
 
 import itertools
+from typing import TypeVar
 
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.early_warning import EarlyWarningConfig
+from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.config.vlm.recipe import VlmRecipe
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import RESTORE, seal, unseal
 from stages.artifacts.records import parsed
 
 KIND = "versions"
+Ranked = TypeVar("Ranked", Recipe, VlmRecipe)
 
 
 class Versions(Section):
-    """Stage versions and early warning that a run continued with. The newest record replaces those of the plan."""
+    """What a run continued with. The newest record replaces what its plan says."""
 
     run_id: str
     number: int
     versions: dict[str, int]
     early_warning: EarlyWarningConfig | None = None
+    best_by: str | None = None
+    """``validation.best_by`` of the recipe; that of the plan counts if a record was written without the field."""
+
+    def ranking(self, recipe: Ranked) -> Ranked:
+        """Return a recipe with the number that ranks policies now."""
+        if "best_by" not in self.model_fields_set or self.best_by == best_by_of(recipe):
+            return recipe
+        assert recipe.validation is not None, "that of a run never comes or goes"
+        validation = recipe.validation.model_copy(update={"best_by": self.best_by})
+        return recipe.model_copy(update={"validation": validation})
 
 
-def go_on_with(root: str, run_id: str, versions: dict[str, int], early_warning: EarlyWarningConfig | None) -> None:
-    """Record stage versions and early warning for all Requests that the run at ``root`` makes from now on."""
+def best_by_of(recipe: Recipe | VlmRecipe) -> str | None:
+    """Return ``validation.best_by``; None without it."""
+    return None if recipe.validation is None else recipe.validation.best_by
+
+
+def go_on_with(
+    root: str,
+    run_id: str,
+    versions: dict[str, int],
+    early_warning: EarlyWarningConfig | None,
+    best_by: str | None,
+) -> None:
+    """Record what the run at ``root`` makes its Requests with, and ranks its policies by, from now on."""
     before = newest(root, run_id)
     number = 1 if before is None else before.number + 1
-    record = Versions(run_id=run_id, number=number, versions=versions, early_warning=early_warning)
+    record = Versions(run_id=run_id, number=number, versions=versions, early_warning=early_warning, best_by=best_by)
     store.put_if_absent(_url(root, record.number), seal(KIND, record.model_dump(mode="json")))
 
 

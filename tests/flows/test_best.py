@@ -12,13 +12,16 @@ from typer.testing import CliRunner
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.rewards import jpeg
 from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.sealed import seal
 from flows import post_train
 from flows.cli import app as cli
 from flows.operations.export import export
 from flows.operations.rerun import rerun
-from flows.planning.plan import Settings, plan_of
+from flows.operations.upgrades import settled
+from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import Run
 from flows.planning.steps import open_run
+from flows.planning.versions import Versions
 from flows.running.wave import standing_manifest
 from flows.watching.all_runs import all_runs
 from flows.watching.best import Judge, best_of, judge_of
@@ -171,6 +174,31 @@ def test_several_rewards_rank_policies_by_their_weighted_sum_over_samples_that_p
         )
         changes = [str(one) for one in (look(run.store_url, run.plan.run_id).outlook.others)]
         assert changes[0] == "held-out jpeg: 0.000 (policy 0) -> 0.000 (policy 2)"
+
+
+def test_a_finished_run_goes_on_with_another_number_that_ranks_its_policies(recipe: Any, tmp_path: Path):
+    run, path = judged_by(recipe, tmp_path, "ocr"), str(tmp_path / "tiny.toml")
+    for best_by, expected in (("jpeg", (0, "held-out jpeg")), ("", (2, "held-out weighted reward"))):
+        asked = (f"validation.best_by={best_by}",) if best_by else ()
+        wanted = plan_of(Settings(path, run.store_url, "by-ocr", overrides=(TWO_AND_A_GATE, *asked)))
+        again = Run(freeze(wanted, run.store_url), run.store_url)
+        assert again.plan.identity() == run.plan.identity()
+        assert best(again)[:2] == expected
+        # The plan is written once; what the run goes on with is recorded beside it.
+        settled(again, remake=False)
+        assert best(open_run(run.store_url, "by-ocr"))[:2] == expected
+        assert look(run.store_url, "by-ocr").as_json()["best"]["by"] == expected[1]
+        (line,) = all_runs(run.store_url)
+        assert line.reward_name == expected[1]
+        assert settled(again, remake=False) is again
+
+
+def test_a_record_from_before_it_held_what_ranks_policies_leaves_that_of_the_plan(recipe: Any, tmp_path: Path):
+    run = judged_by(recipe, tmp_path, "ocr")
+    record = Versions(run_id="by-ocr", number=1, versions=run.plan.stage_versions)
+    body = record.model_dump(mode="json", exclude={"best_by"})
+    store.put_if_absent(store.join(run.url, "versions.1.json"), seal("versions", body))
+    assert best(open_run(run.store_url, "by-ocr")) == best(run)
 
 
 def test_the_last_lines_of_a_run_name_the_number_that_ranks_policies_and_list_every_reward(recipe: Any, tmp_path: Path):

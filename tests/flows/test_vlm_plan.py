@@ -13,8 +13,9 @@ from cosmos_rl_core.config.toml import dumps
 from cosmos_rl_core.errors import ConfigError
 from flows import post_train
 from flows.operations.export import export
+from flows.operations.upgrades import settled
 from flows.planning import describe
-from flows.planning.plan import Settings, freeze, plan_of, read_plan
+from flows.planning.plan import Plan, Settings, freeze, plan_of, read_plan
 from flows.planning.run import Run, run_of
 from flows.planning.steps import open_run
 from flows.post_train import steps
@@ -232,14 +233,24 @@ def test_a_dataset_called_loss_is_not_taken_for_the_loss(tmp_path: Path, values)
         plan(tmp_path, values)
 
 
-def test_a_recipe_without_a_choice_keeps_its_identity(tmp_path: Path, values):
-    ids = set[str]()
+def test_the_number_that_ranks_policies_is_no_part_of_a_runs_identity(tmp_path: Path, values):
+    made = list[Plan]()
     for chosen in ({}, {"best_by": "loss"}, {"best_by": "mine"}):
         values["validation"] |= {"max_new_tokens": 4, **chosen}
-        made = plan(tmp_path, values)
-        ids.add(made.run_id)
-        assert ("best_by" in json.dumps(made.identity())) == bool(chosen)
-    assert len(ids) == 3
+        made.append(plan(tmp_path, values))
+    assert len({one.run_id for one in made}) == 1
+    assert not any("best_by" in json.dumps(one.identity()) for one in made)
+
+
+def test_a_finished_run_goes_on_with_another_number_that_ranks_its_policies(tmp_path: Path, values):
+    run = judged_by(tmp_path, values, max_new_tokens=4)
+    values["validation"]["best_by"] = "mine"
+    again = run_of(freeze(plan(tmp_path, values, run_id="judged"), run.store_url), run.store_url)
+    assert best_of(settled(again, remake=False), states(again)) == best_of(again, states(again))
+    opened = open_run(run.store_url, "judged")
+    found = best_of(opened, states(opened))
+    assert found is not None
+    assert (found.k, found.by, found.figure) == (2, "held-out correct answers: mine", 0.75)
 
 
 def test_a_run_goes_on_with_more_iterations_and_not_with_another_seed(tmp_path: Path, values):

@@ -152,7 +152,7 @@ class VlmValidationConfig(Section):
     parsers: dict[str, Regex] = {}
     """By dataset a regular expression, whose first group is compared in the expected and the given answer. Without
     one, answers must be equal, except for white space around them."""
-    best_by: str | None = Field(default=None, min_length=1, json_schema_extra={"neutral": None})
+    best_by: str | None = Field(default=None, min_length=1, json_schema_extra=NOT_IDENTITY)
     """The number that ranks policies, for ``status`` and ``export --best``. ``"loss"``: the held-out loss. A name in
     ``datasets``: the share of correct answers to its conversations. Default: ``"loss"``."""
 
