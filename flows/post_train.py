@@ -138,7 +138,6 @@ def make(run: Run, launch: Callable[..., list[Manifest]], grouped: Grouped = _pl
     def one(wave: Wave) -> None:
         manifests[:] = launch(wave.name, *(step.request() for step in wave.steps))
         heads.add(manifests)
-        heads.touch(step.slot for step, made in zip(wave.steps, manifests, strict=True) if made.referred)
         trained = wave.steps[0]
         if trained.kind in TRAINERS and trained.k is not None:
             heads.touch(run.drop_old_state(trained.k + 1))

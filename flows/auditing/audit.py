@@ -138,7 +138,6 @@ class Audit:
         self._slots = dict(reversed(self._slots.items()))
         reached = [step for step in chosen if self._look_at(step.slot).standing is not None]
         for step in reached:
-            self._follow_reference(step.slot)
             self._follow(self._slots[step.slot].standing, whole=iteration is None)
         heads = chain.check(self._run.url, self._kept, self._signed_by, self._findings)
         self._look_at_ledger()
@@ -170,12 +169,6 @@ class Audit:
             self._slots[url] = Slot(url, self._findings)
         return self._slots[url]
 
-    def _follow_reference(self, url: str) -> None:
-        """Look at the slot that the artifact of another slot is in."""
-        found = self._slots[url].standing
-        if found is not None and found.referred:
-            self._look_at(self._here(found.slot))
-
     def _follow(self, manifest: Manifest | None, *, whole: bool) -> None:
         """Look at what an artifact was made from, and with ``whole`` at what that was made from."""
         if manifest is None:
@@ -205,7 +198,7 @@ class Audit:
         """
         here = source.model_copy(update={"url": self._here(source.url)})
         stands = self._look_at(here.url).standing
-        if stands is None or stands.referred or stands.part_content(*source.parts) != source.content:
+        if stands is None or stands.part_content(*source.parts) != source.content:
             return here
         own = {"generation": stands.generation, "manifest": stands.digest, "fingerprint": stands.fingerprint}
         return here.model_copy(update=own)
@@ -241,7 +234,7 @@ class Audit:
             if step.kind == "warn":
                 beside.check_decisions(slot, updates.get(step.k), self._findings)
         scored = [slot.standing for _, slot in looked]
-        rewards = [one for one in scored if one is not None and one.stage in ("reward", "judge") and not one.referred]
+        rewards = [one for one in scored if one is not None and one.stage in ("reward", "judge")]
         beside.check_scorers(self._run, rewards, self._findings)
 
     def _look_at_metrics(self, every: Iterable[Step]) -> None:

@@ -112,6 +112,6 @@ def check_numerics(run: Run, slots: Iterable[Slot], findings: Findings) -> None:
 def _compare_numerics(made: Manifest, pinned: Pinned, findings: Findings) -> None:
     """Compare numerics with the pinned ones; an artifact says how they differ, where somebody allowed that."""
     told, right = made.summary.get("numerics_changed", ""), ", ".join(differences(pinned.numerics, made.numerics))
-    if not made.referred and told != right:
+    if told != right:
         said = f"{right or 'none'} since the pinned ones, its summary says {told or 'none'}"
         findings.add(Manifest.url(made.slot, made.generation), "numerics", said)

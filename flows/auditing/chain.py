@@ -29,8 +29,8 @@ class Chain:
     """Digests of records by their path in the store."""
 
     def names(self, made: Manifest) -> bool:
-        """Return whether a head names the manifest of an artifact of the run's own."""
-        return made.referred or place_of(Manifest.url(made.slot, made.generation)) in self.records
+        """Return whether a head names the manifest of an artifact."""
+        return place_of(Manifest.url(made.slot, made.generation)) in self.records
 
 
 def check(run_url: str, kept: str | None, key: Ed25519PublicKey | None, findings: Findings) -> Chain | None:

@@ -49,7 +49,7 @@ def check(
     checks |= dict.fromkeys(("reward", "judge"), _check_scores) | {"warn": _check_warning, "fragment": _check_fragment}
     checks |= dict.fromkeys(("finetune", "vlm_finetune"), _check_steps)
     checks |= {"validate": _check_losses, "vlm_evaluate": _check_answers}
-    if made.referred or (made.stage not in ("rollout", "evaluate") and made.stage not in checks):
+    if made.stage not in ("rollout", "evaluate") and made.stage not in checks:
         return []
     if made.stage == "fragment" and _is_of_another_version(made, contracts.Fragment, findings):
         return []

@@ -17,7 +17,7 @@ from stages.scoring.rewards import label_of
 def check(steps: Iterable[Step], slot_at: Callable[[str], Slot], findings: Findings) -> list[tuple[Manifest, Request]]:
     """Compare each artifact with the Request that the plan gives, and return those pairs that have one recipe.
 
-    ``slot_at`` returns the slot with a URL. The artifact of another run, which a slot may refer to, has its own recipe.
+    ``slot_at`` returns the slot with a URL.
     Scores by another version of their scorer than today's are compared with what the plan asks of that one.
     """
     pairs: list[tuple[Manifest, Request]] = []

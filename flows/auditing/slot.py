@@ -38,7 +38,7 @@ class Slot:
         self.url, self._findings = url, findings
         self._names = set[str]()
         self.manifests: dict[int, Manifest] = {}
-        """The readable manifests by generation; one that refers to another slot is that of the other slot."""
+        """The readable manifests by generation."""
         self.entries: dict[str, FileEntry] = {}
         """The files that its records name, by path."""
         self.ended: dict[int, Invalidated] = {}
@@ -100,11 +100,10 @@ class Slot:
             self._check_end(generation, end)
             if manifest is not None:
                 self.manifests[generation] = manifest
-                if not manifest.referred:
-                    self.entries |= {entry.path: entry for entry in manifest.files.values()}
-                    self._look_for_dropped(generation, manifest)
+                self.entries |= {entry.path: entry for entry in manifest.files.values()}
+                self._look_for_dropped(generation, manifest)
         layout = self._read(Layout, generation)
-        if layout is not None and manifest is not None and not manifest.referred and layout.recipe != manifest.recipe:
+        if layout is not None and manifest is not None and layout.recipe != manifest.recipe:
             self._findings.add(Layout.url(self.url, generation), "recipe", "not that of the manifest beside it")
         if generation > 1 and generation - 1 not in self.ended:
             before = Invalidated.url(self.url, generation - 1)

@@ -124,7 +124,7 @@ def _attempt(name: str) -> str:
 
 def _files_of(slot: str, generation: int) -> Iterator[str]:
     manifest = read_manifest(slot, generation)
-    if manifest is not None and not manifest.referred:
+    if manifest is not None:
         yield from (entry.path for entry in manifest.files.values())
 
 

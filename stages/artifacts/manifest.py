@@ -9,18 +9,8 @@ from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.outside_plugins import Pin
 from cosmos_rl_core.storage.sealed import RESTORE
 from stages.artifacts.records import FileEntry, Record
-from stages.artifacts.request import Input, Reference, Request, contents_of, fingerprint_of, recipe_of
+from stages.artifacts.request import Input, Request, contents_of, fingerprint_of, recipe_of
 from stages.contracts import RECORDS
-
-
-class Referral(Record):
-    """A record in the place of a manifest that refers to an artifact of another slot, made by another run's recipe.
-
-    Nothing before that artifact is made again.
-    """
-
-    kind = "manifest"
-    reference: Reference
 
 
 class Manifest(Record):
@@ -49,8 +39,6 @@ class Manifest(Record):
     """The slot that it was read from, where its files are."""
     digest: str = Field(default="", exclude=True)
     """Digest of its bytes in the store."""
-    referred: bool = Field(default=False, exclude=True)
-    """Whether it was reached through a :class:`Referral`; it then stands for any Request."""
 
     @classmethod
     def unsealed(cls, data: bytes, url: str, slot: str, generation: int) -> Self:
@@ -70,7 +58,7 @@ class Manifest(Record):
 
     def found(self, slot: str, data: bytes) -> Self:
         """Return the manifest with the slot and the bytes that it was read from, whatever these say of themselves."""
-        return self.model_copy(update={"slot": slot, "digest": sha256(data), "referred": False})
+        return self.model_copy(update={"slot": slot, "digest": sha256(data)})
 
     def _contradiction(self) -> str | None:
         """Return the field that does not follow from the others; None if all do."""
@@ -94,8 +82,6 @@ class Manifest(Record):
 
     def why_not(self, request: Request) -> str | None:
         """Return why this artifact does not stand for ``request``; None if it does. Does not look at its files."""
-        if self.referred:
-            return None
         if self.recipe != request.recipe:
             return f"the settings of {request.stage} changed{_changed(self, request)}"
         if (old := contents_of(self.inputs)) != (new := request.input_contents):

@@ -24,8 +24,8 @@ ROLLOUT = "rollout.json"
 """Name of the file beside a reward's Request that has the Request of the rollout that it scores while that runs."""
 
 
-class Reference(Section):
-    """The exact artifact of a slot."""
+class Input(Section):
+    """One artifact that a stage reads: its place, its exact bytes, and which parts of it."""
 
     url: str = Field(json_schema_extra=NOT_IDENTITY)
     """Its slot."""
@@ -33,11 +33,6 @@ class Reference(Section):
     manifest: str = Field(json_schema_extra=NOT_IDENTITY)
     """Digest of its manifest."""
     fingerprint: str
-
-
-class Input(Reference):
-    """One artifact that a stage reads: its place, its exact bytes, and which parts of it."""
-
     content: str = Field(json_schema_extra=NOT_IDENTITY)
     """Digest of the bytes of the parts."""
     parts: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Slots: which artifact stands, references to other slots, and parts that were deleted.
+"""Slots: which artifact stands, and which of its parts were deleted.
 
 A slot holds ``manifest.1.json``, ``manifest.2.json``, ...; ``invalidated.<n>.json`` ends generation n. The standing
 generation is the first that is not invalidated, found by probing, never by listing. Files lie under
@@ -13,12 +13,11 @@ from contextvars import ContextVar
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import store
-from cosmos_rl_core.storage.sealed import unseal
 from cosmos_rl_core.weights.parts import CURRENT
 from stages.artifacts.generations import current_generation
-from stages.artifacts.manifest import Manifest, Referral
+from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import Dropped, place_of
-from stages.artifacts.request import Input, Reference, Request
+from stages.artifacts.request import Input, Request
 
 _SEEN: ContextVar[dict[str, tuple[int, Manifest | None]] | None] = ContextVar("seen", default=None)
 
@@ -46,7 +45,7 @@ def standing(slot: str) -> tuple[int, Manifest | None]:
 
 
 def read_manifest(slot: str, generation: int) -> Manifest | None:
-    """Read one generation's manifest, following a reference to another slot; None if there is none.
+    """Read one generation's manifest; None if there is none.
 
     Raises :class:`ArtifactError` if it is damaged, or if there is something else in its place.
     """
@@ -54,26 +53,10 @@ def read_manifest(slot: str, generation: int) -> Manifest | None:
     data = store.read_if_exists(url)
     if data is None:
         return None
-    body = unseal(data, Manifest.kind, url)
-    if "reference" in body:
-        there = Referral.checked(body, url, slot, generation).reference
-        return named_manifest(there).model_copy(update={"referred": True})
-    return Manifest.checked(body, url, slot, generation).found(slot, data)
+    return Manifest.unsealed(data, url, slot, generation)
 
 
-def refer(slot: str, source: Input) -> None:
-    """Make an artifact of another slot the standing one of this slot.
-
-    Raises :class:`ArtifactError` if the slot has an artifact of its own.
-    """
-    generation, _ = standing(slot)
-    reference = Reference.model_validate(source.model_dump(include={*Reference.model_fields}))
-    record = Referral(place=place_of(slot), generation=generation, reference=reference)
-    if not store.put_if_absent(Manifest.url(slot, generation), record.sealed()):
-        raise ArtifactError(f"{slot} has an artifact of its own; invalidate it before it can refer to another")
-
-
-def named_manifest(source: Reference) -> Manifest:
+def named_manifest(source: Input) -> Manifest:
     """Read exactly the manifest that is named."""
     url = Manifest.url(source.url, source.generation)
     data = store.read_if_exists(url)
@@ -108,7 +91,7 @@ def drop(slot: str, *parts: str) -> None:
     Each part's record is written before its files are removed: after a kill in between, another call removes the rest.
     """
     generation, manifest = standing(slot)
-    if manifest is None or manifest.referred:
+    if manifest is None:
         return
     for part in parts:
         if not manifest.has_part(part):

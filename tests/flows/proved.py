@@ -73,14 +73,12 @@ class Proved:
     def run(
         self,
         run_id: str = RUN_ID,
-        before: Callable[[Run], None] = lambda _: None,
         keep: tuple[str, ...] = KEPT,
         iterations: int = 3,
         look: Callable[[], None] = lambda: None,
     ) -> Run:
-        """Make a run to its end; ``before`` prepares its slots, ``look`` is called whenever something was written."""
+        """Make a run to its end; ``look`` is called whenever something was written."""
         run = self.plan(run_id, keep, iterations)
-        before(run)
         notes: list[str] = []
         with Tracker(run, notes.append) as tracker:
 
@@ -212,11 +210,8 @@ class Forger:
         """Compute all digests anew, those of files first, and write metrics and heads that follow from them."""
         before: dict[Path, bytes] = {}
         while before != (before := {path: path.read_bytes() for path in self.store.rglob("manifest.1.json")}):
-            for path, data in before.items():
-                if "reference" in json.loads(data)["body"]:
-                    seal_anew(path, lambda body: body["reference"].update(self._names(body["reference"])))
-                else:
-                    seal_anew(path, self._follow(path.parent))
+            for path in before:
+                seal_anew(path, self._follow(path.parent))
         for path in self.store.rglob("dropped.1.*.json"):
             of = sha256((path.parent / "manifest.1.json").read_bytes())
             seal_anew(path, lambda body, of=of: body.update(manifest=of))
@@ -248,8 +243,8 @@ class Forger:
         """What names an artifact as it is now."""
         data = (self.store / place_of(source["url"]) / "manifest.1.json").read_bytes()
         body = json.loads(data)["body"]
-        named = {"manifest": sha256(data), "fingerprint": body["fingerprint"]}
-        return named | ({"content": content_of(_entries(body), *source["parts"])} if "parts" in source else {})
+        content = content_of(_entries(body), *source["parts"])
+        return {"manifest": sha256(data), "fingerprint": body["fingerprint"], "content": content}
 
     def _write_metrics(self) -> None:
         (self.root / FILE).unlink()

@@ -19,7 +19,6 @@ from flows.auditing.audit import audit
 from flows.cli.app import app
 from stages import contracts
 from stages.artifacts.pool import INDEX
-from stages.artifacts.slots import input_of, refer
 from tests.flows.proved import RUN_ID, Forger, Proved, body_of, seal_anew, told
 
 ROLLOUT, REWARD, UPDATE = "iterations/0001/rollout", "iterations/0001/reward-ocr", "iterations/0001/update"
@@ -302,89 +301,43 @@ def _size(forger: Forger, slot: str) -> int:
     return body_of(forger.root / slot / "manifest.1.json")["files"]["media/00000.tar"]["size"]
 
 
-@pytest.fixture(scope="module")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Proved:
-    """A run, and another one whose first rollout is that of the first run."""
-    proved = Proved(tmp_path_factory.mktemp("forked"))
-    parent = proved.run("parent", keep=())
-
-    def share(run: Any) -> None:
-        refer(run.slots.iteration(0, "rollout"), input_of(parent.slots.iteration(0, "rollout")))
-
-    proved.run("fork", share, keep=())
-    assert audit(str(proved.store), "fork").faults == []
-    return proved
-
-
-FIRST = "iterations/0000/rollout"
-
-
-def test_what_a_fork_refers_to_is_looked_at(forked: Proved):
-    forger, parent = Forger(forked.store, "fork"), Forger(forked.store, "parent")
-    media = parent.file(FIRST, "media/00000.tar")
-    manifest = parent.root / FIRST / "manifest.1.json"
-    data, sealed = media.read_bytes(), manifest.read_bytes()
-    place = f"runs/parent/{FIRST}"
-    try:
-        media.write_bytes(data[:-1] + b"x")
-        assert [line.partition(" ")[2][:14] for line in told(forger)] == ["bytes: sha256 "]
-        media.unlink()
-        (line,) = told(forger)
-        assert line.startswith(place)
-        assert line.endswith("media/00000.tar bytes: missing")
-        media.write_bytes(data)
-        seal_anew(manifest, lambda body: body["summary"].update(samples=9))
-        found = told(forger)
-        assert any(
-            line.startswith(f"{FIRST}/manifest.1.json manifest: ") and "not the manifest" in line for line in found
-        )
-        manifest.unlink()
-        assert any("manifest.1.json is missing" in line for line in told(forger))
-    finally:
-        media.write_bytes(data)
-        manifest.write_bytes(sealed)
-    assert told(forger) == []
+def test_an_artifact_in_another_place_stands_for_none_of_the_run(forger: Forger):
+    """A record in the place of a manifest that names it is no manifest."""
+    path = forger.root / ROLLOUT / "manifest.1.json"
+    made = body_of(path)
+    place = f"runs/other/{ROLLOUT}"
+    shutil.copytree(forger.root / ROLLOUT, forger.store / place)
+    seal_anew(forger.store / place / path.name, lambda body: body.update(place=place))
+    named = {"url": str(forger.store / place), "generation": 1, "fingerprint": made["fingerprint"]}
+    named |= {"manifest": sha256((forger.store / place / path.name).read_bytes())}
+    kept = {name: made[name] for name in ("format", "kind", "place", "generation")}
+    path.write_bytes(json.dumps({"body": kept | {"reference": named}}).encode())
+    seal_anew(path, lambda _: None)
+    found = told(forger)
+    assert any(line.startswith(f"{ROLLOUT}/manifest.1.json manifest: ") for line in found), found
 
 
-def test_a_reference_that_names_another_artifact_is_found(forked: Proved):
-    """Its digests are right, but another rollout stands where the scores of the first one belong."""
-    forger = Forger(forked.store, "fork")
-    path = forger.root / FIRST / "manifest.1.json"
-    before = path.read_bytes()
-    other = input_of(str(forked.store / "runs/parent/iterations/0001/rollout"))
-    named = other.model_dump(mode="json", include={"url", "generation", "manifest", "fingerprint"})
-    try:
-        seal_anew(path, lambda body: body.update(reference=named))
-        found = told(forger)
-        reward = "iterations/0000/reward-ocr/manifest.1.json"
-        assert f"{reward} inputs: samples changed since reward was made" in found
-        assert any(f"{FIRST}/manifest.1.json bytes: sha256" in line and "a head names" in line for line in found)
-    finally:
-        path.write_bytes(before)
-    assert told(forger) == []
-
-
-def test_wrong_questions_are_answered_with_64_and_what_there_is(forked: Proved, tmp_path: Path):
+def test_wrong_questions_are_answered_with_64_and_what_there_is(finished: Proved, tmp_path: Path):
     def asked(*words: str) -> tuple[int, str]:
         ended = CliRunner().invoke(app, ["audit", *words])
         return ended.exit_code, " ".join(ended.output.split())
 
-    store = str(forked.store)
+    store = str(finished.store)
     for words, said in (
         (("other", "--store", store), "there is no run 'other' in the store"),
-        (("fork", "--store", str(tmp_path)), "it has no run at all"),
+        ((RUN_ID, "--store", str(tmp_path)), "it has no run at all"),
         (
-            ("fork", "--store", store, "--iteration", "9"),
-            "fork has no iteration 9; its iterations and policy versions are 0 to 3",
+            (RUN_ID, "--store", store, "--iteration", "9"),
+            f"{RUN_ID} has no iteration 9; its iterations and policy versions are 0 to 3",
         ),
         (("", "--store", store), "run id '' must be letters"),
-        (("../runs/fork", "--store", store), "run id '../runs/fork' must be letters"),
-        (("fork", "--store", store, "--head", "abc"), "--head abc: expected the 64 hexadecimal digits"),
-        (("fork", "--store", store, "--public-key", str(tmp_path / "k")), "No such file or directory"),
+        ((f"../runs/{RUN_ID}", "--store", store), f"run id '../runs/{RUN_ID}' must be letters"),
+        ((RUN_ID, "--store", store, "--head", "abc"), "--head abc: expected the 64 hexadecimal digits"),
+        ((RUN_ID, "--store", store, "--public-key", str(tmp_path / "k")), "No such file or directory"),
     ):
         code, output = asked(*words)
         assert (code, said in output) == (64, True), output
-    code, output = asked("fork", "--store", store, "--head", "0" * 64)
+    code, output = asked(RUN_ID, "--store", store, "--head", "0" * 64)
     assert (code, "1 fault in " in output) == (65, True)
 
 

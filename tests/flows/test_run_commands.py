@@ -15,7 +15,6 @@ from flows.operations.stop import stop
 from flows.planning.run import Run
 from flows.running.progress import Reporter
 from flows.watching.status import look
-from stages.artifacts.slots import input_of, refer
 from tests.flows.by_hand import make_all, whole_run
 from tests.flows.test_cli import invoke
 from tests.hand_made import planned
@@ -136,11 +135,10 @@ def test_a_run_at_work_is_not_deleted(run):
 
 
 def test_what_another_run_reads_is_not_deleted(run, recipe, tmp_path):
-    fork = planned(recipe(), tmp_path, run_id="fork")
-    refer(fork.slots.policy(0), input_of(run.slots.policy(0)))
+    planned(recipe(), tmp_path, run_id="later", overrides=("policy.init_from=hand@0",))
     ended = invoke("delete", "hand", "--yes", "--store", run.store_url)
-    assert (ended.exit_code, "fork read artifacts of hand" in ended.stderr) == (64, True)
-    assert invoke("delete", "fork", "--yes", "--store", run.store_url).exit_code == 0
+    assert (ended.exit_code, "later read artifacts of hand" in ended.stderr) == (64, True)
+    assert invoke("delete", "later", "--yes", "--store", run.store_url).exit_code == 0
     assert invoke("delete", "hand", "--yes", "--store", run.store_url).exit_code == 0
 
 

@@ -8,14 +8,14 @@ import pytest
 from cosmos_rl_core.canonical import canonical_json, sha256
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
 from cosmos_rl_core.storage import store
-from cosmos_rl_core.storage.sealed import seal, unseal
+from cosmos_rl_core.storage.sealed import seal
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.attempt import Attempt
 from stages.artifacts.generations import invalidate
 from stages.artifacts.records import Layout
 from stages.artifacts.request import Request
-from stages.artifacts.slots import input_of, refer, standing, why_stale
+from stages.artifacts.slots import input_of, standing, why_stale
 from stages.contracts import ModelRef
 from tests.hand_made import NUMERICS, adopt_or_make, begin, commit, make, remove, report
 
@@ -311,47 +311,6 @@ def test_a_part_is_a_folder_not_a_prefix(slot):
 def test_where_the_base_lies_does_not_make_an_artifact_stale(slot):
     manifest = make(policy(slot, path="/here"))
     assert already(policy(slot, path="/there")) == manifest
-
-
-def test_a_slot_can_refer_to_an_artifact_made_elsewhere(slot, store_url):
-    source = store.join(store_url, "other run")
-    made = make(report(source, "other"), {"a": b"1"})
-    refer(slot, input_of(source))
-    generation, manifest = standing(slot)
-    assert manifest is not None
-    assert (generation, manifest.attempt, manifest.digest, manifest.referred) == (1, made.attempt, made.digest, True)
-    # It stands for whatever this run would ask.
-    assert already(report(slot, "mine")) == manifest
-    assert input_of(slot) == input_of(source)
-    assert Artifact(input_of(slot)).read("a") == b"1"
-
-
-def test_a_manifest_cannot_say_of_itself_that_another_slot_refers_to_it(slot):
-    make(report(slot, "other"))
-    url = store.join(slot, "manifest.1.json")
-    store.write(url, seal("manifest", unseal(store.read(url), "manifest", url) | {"referred": True}))
-    assert already(report(slot, "mine")) is None
-
-
-def test_a_slot_with_an_artifact_of_its_own_refers_to_no_other(slot, store_url):
-    source = store.join(store_url, "other run")
-    make(report(source, "other"))
-    make(report(slot))
-    with pytest.raises(ArtifactError, match="has an artifact of its own"):
-        refer(slot, input_of(source))
-
-
-def test_a_reference_holds_the_very_manifest_it_named(slot, store_url):
-    source = store.join(store_url, "other run")
-    make(report(source, "other"), {"a": b"1"})
-    refer(slot, input_of(source))
-    # The other run goes on; what was referred to stays.
-    make(report(source, "later"), {"a": b"2"})
-    assert Artifact(input_of(slot)).read("a") == b"1"
-    url = store.join(source, "manifest.1.json")
-    store.write(url, store.read(url) + b" ")
-    with pytest.raises(ArtifactError, match="not the manifest that is named"):
-        standing(slot)
 
 
 def test_a_layout_that_did_not_fit_into_memory_gives_way_to_a_smaller_one_and_that_one_stays(slot):

@@ -103,7 +103,7 @@ def _outdated(every: Iterable[Step]) -> str:
         made = standing(step.slot)[1]
         if made is None:
             return REMADE
-        if made.referred or step.kind not in ("fragment", "report"):
+        if step.kind not in ("fragment", "report"):
             continue
         newest = contracts.STAGES[made.stage].version
         if made.version != newest:
@@ -129,10 +129,10 @@ def _of_another_moment(told: str, expected: str, newest_log: str) -> str:
 
 
 def _of_other_code(every: Iterable[Step]) -> str:
-    """Return that the report is drawn otherwise today than when it was made; "" if it is not, or refers to another."""
+    """Return that the report is drawn otherwise today than when it was made; "" if it is not."""
     (step,) = (step for step in every if step.kind == "report")
     made = standing(step.slot)[1]
-    if made is None or made.referred:
+    if made is None:
         return ""
     drawn: dict[str, bytes] = {}
     context = SimpleNamespace(attempt=SimpleNamespace(put=drawn.__setitem__), progress=lambda *_: None)

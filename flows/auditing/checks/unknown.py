@@ -77,7 +77,7 @@ def names_under(url: str) -> list[str]:
 
 def check_slot(slot: Slot, names: Iterable[str], findings: Findings) -> Iterator[str]:
     """Add files of a slot that pass for a part of its artifact; yield what else nothing names."""
-    made = slot.standing if slot.standing is not None and not slot.standing.referred else None
+    made = slot.standing
     own = "" if made is None else f"attempts/{made.attempt}/"
     for name in names:
         if name in slot.records or name in slot.entries:
