@@ -61,7 +61,8 @@ def iteration(run: Run, k: int, *, last: bool) -> Iterator[Wave]:
         return step("rollout", "rollout", partial(requests.rollout, run, k), k)
 
     def reward(r: RewardConfig) -> Step:
-        return step(f"reward-{r.fn.label}", "reward", partial(requests.reward, run, r, samples, k))
+        kind = requests.stage_for(r).name
+        return step(f"reward-{r.fn.label}", kind, partial(requests.reward, run, r, samples, k))
 
     if not run.trains_on_rewards:
         yield Wave(step("finetune", "finetune", partial(requests.finetune, run, k)))
@@ -96,7 +97,8 @@ def evaluation(run: Run, k: int) -> Iterator[Wave]:
         return Step(f"policy-{k:04d}/{stage}", kind, run.slots.version(k, stage), request, k)
 
     def reward(r: RewardConfig) -> Step:
-        return step(f"evaluate-{r.fn.label}", "reward", partial(requests.reward, run, r, samples, k))
+        kind = requests.stage_for(r).name
+        return step(f"evaluate-{r.fn.label}", kind, partial(requests.reward, run, r, samples, k))
 
     samples = run.slots.version(k, "evaluate")
     if run.validates:

@@ -60,10 +60,7 @@ LOADING = ("embed", "encode", "rollout", "judge", "update", "finetune", "validat
 def stages(recipe: Recipe, kinds: Iterable[str], below: LoraConfig | None = None) -> list[StageMemory]:
     """Return the memory of the stages :data:`LOADING` among ``kinds``, with a frozen adapter ``below`` if given."""
     model = _Model(recipe, below)
-    judges = ("judge",) if any(reward.facts.torch for reward in scorers(recipe)) else ()
-    # A step of rewards is of both kinds.
-    each = (one for kind in kinds for one in (judges if kind == "reward" else (kind,)))
-    found = [kind for kind in dict.fromkeys(each) if kind in LOADING]
+    found = [kind for kind in dict.fromkeys(kinds) if kind in LOADING]
     ranks = {kind: recipe.launch.processes_of(kind) for kind in found} | {"export": 1}
     rows = {kind: _judge(recipe) if kind == "judge" else getattr(model, kind)() for kind in found}
     return [StageMemory(kind, ranks[kind], rows[kind]) for kind in found]

@@ -66,6 +66,11 @@ def reward(run: Run, scoring: RewardConfig, samples: str, k: int | None) -> Requ
     return _scores(run, scoring, samples, k, partial(input_of, samples))
 
 
+def stage_for(scoring: RewardConfig) -> type[contracts.Reward]:
+    """Return the stage that makes the scores of a reward: with torch ``judge``."""
+    return contracts.Judge if scoring.fn.facts.torch else contracts.Reward
+
+
 def rewards_ahead(run: Run, making: Request) -> list[Request]:
     """Return the Requests for the scores of a rollout that is being made, by the rewards that overlap with it.
 
@@ -80,8 +85,7 @@ def _scores(run: Run, scoring: RewardConfig, samples: str, k: int | None, source
     folder, _, name = samples.rpartition("/")
     # Evaluations have no latents.
     reads = scoring.fn.reads(run.plan.media.frames) if name == "rollout" else "media"
-    stage = contracts.Judge if scoring.fn.facts.torch else contracts.Reward
-    config = stage(
+    config = stage_for(scoring)(
         reward=scoring.fn,
         reads=reads,
         scorer=plugins.load("rewards", scoring.fn.name).Reward(scoring.fn).version,
