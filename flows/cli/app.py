@@ -13,6 +13,7 @@ Exit codes:
 
 import sys
 import traceback
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -179,11 +180,11 @@ def plan(
     asked = (recipe, store, run_id, iterations, overrides or (), cluster)
     planned = _plan_of(*asked, without_weights=True)
     describe = import_module("flows.planning.describe")
-    named_by = store_named_by(context)
+    named_by, slots = store_named_by(context), slots_of(planned.recipe.launch, required=False)
     if as_json:
-        print_json(describe.as_json(planned, store) | {"store_from": named_by})
+        print_json(describe.as_json(planned, store, slots=slots) | {"store_from": named_by})
     else:
-        print_parts(*describe.described(planned, store, f" (store from {named_by})"))
+        print_parts(*describe.described(planned, store, f" (store from {named_by})", slots=slots))
 
 
 @command(app, panel=LOOK)
@@ -337,17 +338,27 @@ def _plan_of(recipe: str, *others: Any, without_weights: bool = False) -> Any:
     plan = import_module("flows.planning.plan")
 
     def misfits(launch: Any, stages: Any) -> list[str]:
-        fitting = import_module("flows.launchers.fitting")
-        return fitting.misfits_of(launch, stages, _slots, runs_here=not without_weights)
+        fitting, runs_here = import_module("flows.launchers.fitting"), not without_weights
+        return fitting.misfits_of(launch, stages, partial(slots_of, required=runs_here), runs_here=runs_here)
 
     return plan.plan_of(plan.Settings(recipe, *others), without_weights=without_weights, misfits=misfits)
 
 
-def _slots(launch: Any) -> int | None:
-    """Return the slots of the limit of a profile. Imports Prefect only if a server is named."""
-    if not import_module("flows.running.server").named_server():
+def slots_of(launch: Any, *, required: bool) -> int | None:
+    """Return the slots of the limit of a profile; None without one, and if nobody tells.
+
+    Raises :class:`ConfigError` if a server is named that has no such limit, which a run requires and a plan does not.
+    Imports Prefect only if a server is named.
+    """
+    if launch.gpu_limit is None:
         return None
-    return import_module("flows.running.gpus").slots(launch)
+    try:
+        named = import_module("flows.running.server").named_server()
+        return import_module("flows.running.gpus").slots(launch) if named else None
+    except ConfigError:
+        if required:
+            raise
+        return None
 
 
 def main() -> None:

@@ -16,12 +16,22 @@ from stages.contracts import STAGES
 FEWER = "use fewer processes (launch.processes, launch.stage_processes)"
 
 
-def most(launch: LaunchConfig, devices: Sequence[str], slots: int | None = None) -> int | None:
-    """Return how many devices the stages of a wave may use together on this machine, None for any number.
+def most(launch: LaunchConfig, devices: Sequence[str] | None, slots: int | None = None) -> int | None:
+    """Return how many devices the stages of a wave may use together, None for any number.
 
-    ``slots`` are those of ``launch.gpu_limit``, if they are known.
+    ``devices`` are those of :func:`devices_for`, ``slots`` those of ``launch.gpu_limit``, if they are known.
     """
-    return min((count for count, _ in _bounds(launch, devices, slots)), default=None)
+    return min((count for count, _ in _bounds(launch, devices or (), slots)), default=None)
+
+
+def devices_for(launch: LaunchConfig, *, runs_here: bool) -> list[str] | None:
+    """Return the devices of this machine that stages have to fit, None if they need not run on it.
+
+    For a plan that need not run here these are counted only if the profile does not say how many GPUs there are.
+    """
+    if launch.launcher != "local" or launch.mode != "cold" or not (runs_here or launch.gpus is None):
+        return None
+    return visible() if runs_here else visible() or None
 
 
 def turns(stages: Sequence[str], launch: LaunchConfig, count: int | None) -> list[list[int]]:
@@ -68,19 +78,12 @@ def misfits_of(
 ) -> list[str]:
     """Return a message for each mistake by which stages do not fit the profile, this machine or the limit's slots.
 
-    A plan that need not run here counts this machine's devices only if the profile does not say how many it has.
-    ``slots_of`` returns the slots of a limit, None if nobody tells, and raises :class:`ConfigError` if there is no such
-    limit, which only a run minds.
+    ``slots_of`` returns the slots of ``launch.gpu_limit``, None if there is none or nobody tells; its
+    :class:`ConfigError` is one of the mistakes.
     """
-    found, slots = Mistakes(), None
-    if launch.gpu_limit is not None:
-        slots = found.catch(slots_of, launch)
-    if not runs_here:
-        found.clear()
-    devices: Sequence[str] | None = None
-    if launch.launcher == "local" and launch.mode == "cold" and (runs_here or launch.gpus is None):
-        devices = visible() if runs_here else visible() or None
-    return [*found, *misfits(stages, launch, devices, slots)]
+    found = Mistakes()
+    slots = found.catch(slots_of, launch)
+    return [*found, *misfits(stages, launch, devices_for(launch, runs_here=runs_here), slots)]
 
 
 def resources_of(stage: str, launch: LaunchConfig) -> Resources:

@@ -16,7 +16,6 @@ from cosmos_rl_core.estimates.estimate import FEWEST
 from cosmos_rl_core.pipelines import directories, weight_files
 from cosmos_rl_core.pipelines.memory import Bytes
 from flows.launchers import fitting
-from flows.launchers.devices import visible
 from flows.ledger import estimates
 from flows.planning import checks, costs, estimate, memory
 from flows.planning.plan import Plan, run_url
@@ -28,8 +27,11 @@ from flows.vlm.plan import VlmPlan
 MIB, GIB = 2**20, 2**30
 
 
-def describe_plan(plan: Plan, store_url: str, named_by: str = "") -> str:
-    """Return what a run would do, a line a subject. ``named_by`` says what the store was taken from."""
+def describe_plan(plan: Plan, store_url: str, named_by: str = "", *, slots: int | None = None) -> str:
+    """Return what a run would do, a line a subject.
+
+    ``named_by`` says what the store was taken from, ``slots`` how many ``launch.gpu_limit`` has, if that is known.
+    """
     recipe, train, launch = plan.recipe, plan.recipe.train, plan.recipe.launch
     total, trained = (humanize.intword(count, "%.3g") for count in costs.parameters(recipe))
     weights = f"LoRA of rank {recipe.policy.lora.r}" if recipe.policy.lora else "all weights"
@@ -64,7 +66,10 @@ def describe_plan(plan: Plan, store_url: str, named_by: str = "") -> str:
         "writes": _writes(recipe),
         "judges": [_judge(options) for options in memory.scorers(recipe)],
         "launch": f"{where}, {launch.processes} processes, {launch.threads} threads each",
-        "turns": [f"{wave} does not fit the devices at once: {cut}" for wave, cut in turns(plan, store_url).items()],
+        "turns": [
+            f"{wave} does not fit the devices at once: {cut}"
+            for wave, cut in turns(plan, store_url, slots=slots).items()
+        ],
         "time": [*estimate.describe(plan), *(like.lines() if (like := estimates.estimate(plan, store_url)) else [])],
         "missing": missing,
     }
@@ -87,18 +92,16 @@ def _overlaps(recipe: Recipe) -> str | list[str]:
     return f"{labels}: scored while the rollout runs" if labels else []
 
 
-def turns(plan: Plan, store_url: str) -> dict[str, str]:
-    """Return how the stages of each wave take turns that does not fit the devices of the profile, by its stages."""
-    launch, run = plan.recipe.launch, run_of(plan, store_url)
-    devices = visible() if launch.launcher == "local" and launch.mode == "cold" else ()
-    count, found = fitting.most(launch, devices), dict[str, str]()
-    judged = {reward.fn.label for reward in plan.recipe.rewards if reward.fn.facts.torch}
-    for wave in post_train(run):
+def turns(plan: Plan, store_url: str, *, slots: int | None = None) -> dict[str, str]:
+    """Return how the stages of each wave take turns that does not fit the devices of the profile, by its stages.
+
+    ``slots`` are those of ``launch.gpu_limit``, if they are known.
+    """
+    launch, found = plan.recipe.launch, dict[str, str]()
+    count = fitting.most(launch, fitting.devices_for(launch, runs_here=False), slots)
+    for wave in post_train(run_of(plan, store_url)):
         names = [step.stage for step in wave.steps]
-        kinds = [
-            "judge" if name.partition("-")[2] in judged else s.kind for name, s in zip(names, wave.steps, strict=True)
-        ]
-        cut = fitting.turns(kinds, launch, count)
+        cut = fitting.turns([step.kind for step in wave.steps], launch, count)
         if len(cut) > 1:
             found["+".join(names)] = ", then ".join(" and ".join(names[place] for place in some) for some in cut)
     return found
@@ -151,8 +154,8 @@ def missing_files(plan: Plan) -> list[str]:
     return [] if plan.model.digest else weight_files.damages(costs.base_path(plan.recipe))
 
 
-def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
-    """Return the plan for scripts.
+def as_json(plan: Plan, store_url: str, *, slots: int | None = None) -> dict[str, Any]:
+    """Return the plan for scripts. ``slots`` are those of ``launch.gpu_limit``, if they are known.
 
     ``recipe`` has every setting, resolved. ``init`` says what policy version 0 begins with, "" for the base model.
     ``model.digest`` is ``""`` if files of the model are ``missing``.
@@ -179,7 +182,7 @@ def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
         "parameters": {"total": total, "trained": trained},
         "prompts": {"train": plan.num_prompts, "held_out": len(plan.validation_prompts)},
         "stages": _stages(plan, store_url),
-        "turns": turns(plan, store_url),
+        "turns": turns(plan, store_url, slots=slots),
         "writes": {
             "sample": costs.sample_bytes(recipe) if rewarded else None,
             "embedding": costs.embedding_bytes(recipe),
@@ -196,10 +199,10 @@ def as_json(plan: Plan, store_url: str) -> dict[str, Any]:
     }
 
 
-def described(plan: Plan, store_url: str, named_by: str = "") -> Iterator[str | Table]:
+def described(plan: Plan, store_url: str, named_by: str = "", *, slots: int | None = None) -> Iterator[str | Table]:
     """Yield what a run would do, a table of the memory of one rank, a column a stage, and notes.
 
-    ``named_by`` says what the store was taken from.
+    ``named_by`` says what the store was taken from, ``slots`` how many ``launch.gpu_limit`` has, if that is known.
     """
     if isinstance(plan, VlmPlan):
         yield vlm.described(plan, store_url, named_by)
@@ -208,7 +211,7 @@ def described(plan: Plan, store_url: str, named_by: str = "") -> Iterator[str | 
             yield _memory_table(found)
             yield f"\n{vlm.UNCOUNTED}"
         return
-    yield f"{describe_plan(plan, store_url, named_by)}\n"
+    yield f"{describe_plan(plan, store_url, named_by, slots=slots)}\n"
     yield _memory_table(_memory(plan, store_url))
     yield "\nActivations are not counted, nor files in transit, nor CUDA itself: leave room."
 

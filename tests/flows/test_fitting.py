@@ -10,10 +10,12 @@ from pydantic import ValidationError
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError
+from flows.cli import app as cli
 from flows.launchers import fitting
 from flows.launchers.devices import VISIBLE, device_of
 from flows.ledger import pages
 from flows.ledger.ledger import Ledger
+from flows.running import gpus
 from flows.running.display import Display
 from flows.running.wave import Waves, standing_manifest
 from stages.artifacts.request import Request
@@ -168,13 +170,35 @@ def test_a_fork_of_one_process_computes_on_the_cpu_and_says_so():
         slurm(gpus=8)
 
 
-def test_a_limit_that_does_not_exist_stops_a_run_and_no_plan():
+def test_a_limit_that_does_not_exist_stops_a_run_and_no_plan(monkeypatch: pytest.MonkeyPatch):
     def slots(_: LaunchConfig) -> int | None:
         raise ConfigError("there is no limit")
 
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    monkeypatch.setattr(gpus, "slots", slots)
     config = launch(gpu_limit="gpus", device="cpu")
     assert fitting.misfits_of(config, ["rollout"], slots, runs_here=True) == ["there is no limit"]
-    assert fitting.misfits_of(config, ["rollout"], slots, runs_here=False) == []
+    with pytest.raises(ConfigError, match="there is no limit"):
+        cli.slots_of(config, required=True)
+    assert cli.slots_of(config, required=False) is None
+    assert cli.slots_of(launch(), required=True) is None
+
+
+def test_a_plan_counts_this_machines_devices_only_if_the_profile_does_not_say_how_many_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv(VISIBLE, "GPU-here")
+    for config, planned, run in (
+        (launch(), ["GPU-here"], ["GPU-here"]),
+        (launch(gpus=8), None, ["GPU-here"]),
+        (launch(mode="warm"), None, None),
+        (slurm(), None, None),
+    ):
+        assert fitting.devices_for(config, runs_here=False) == planned
+        assert fitting.devices_for(config, runs_here=True) == run
+    monkeypatch.setenv(VISIBLE, "")
+    assert fitting.devices_for(launch(), runs_here=False) is None
+    assert fitting.devices_for(launch(), runs_here=True) == []
 
 
 @pytest.mark.processes

@@ -12,12 +12,11 @@ from cosmos_rl_core.config.toml import dumps
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers.cosmos_rl import translation
 from flows.launchers import fitting
-from flows.launchers.devices import need_of
+from flows.launchers.devices import VISIBLE, need_of
 from flows.operations.pools import GPUS
 from flows.planning import checks, describe
 from flows.planning.plan import Plan, Settings, plan_of
-from flows.planning.run import Run, run_of
-from flows.planning.steps import Wave
+from flows.planning.run import run_of
 from flows.post_train import post_train
 from tests.test_rules import HUB_RECIPES, ROOT
 from tests.twins import shrinking
@@ -122,7 +121,7 @@ def test_its_waves_fit_the_devices_of_every_profile_that_it_is_valid_for(path: P
             continue
         valid.append(profile.stem)
         launch, run = plan.recipe.launch, run_of(plan, str(tmp_path)).going_to(1)
-        waves = [stages_in(wave, run) for wave in post_train(run)]
+        waves = [[step.kind for step in wave.steps] for wave in post_train(run)]
         assert {s for wave in waves for s in wave if need_of(s, launch).count} <= {*checks.stages_of(plan.recipe)}
         assert fitting.misfits(checks.stages_of(plan.recipe), launch, None) == []
         for stages in waves:
@@ -143,10 +142,21 @@ def test_a_plan_shows_the_judges_that_take_turns(inputs: Inputs, tmp_path: Path)
     assert describe.turns(planned(ROOT / "configs/nft/sd3_pickscore.toml", inputs), str(tmp_path)) == {}
 
 
-def stages_in(wave: Wave, run: Run) -> list[str]:
-    """The stages of a wave, with a judge for each reward with torch."""
-    judges = {reward.fn.label for reward in run.scored if reward.fn.facts.torch}
-    return ["judge" if step.stage.partition("-")[2] in judges else step.kind for step in wave.steps]
+def test_a_plan_counts_the_gpus_of_the_profile_and_the_slots_of_its_limit(
+    inputs: Inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cluster = tmp_path / "halves.toml"
+    eight = (ROOT / "deployments/clusters/eight-gpus.toml").read_text(encoding="utf-8")
+    cluster.write_text(eight.replace("\nprocesses = 8", "\nprocesses = 4"), encoding="utf-8")
+    monkeypatch.setenv(VISIBLE, "GPU-of-a-workstation")
+    plan = planned(ROOT / "configs/nft/sd3_pickscore.toml", inputs, str(cluster))
+    assert describe.turns(plan, str(tmp_path)) == {}
+    assert "does not fit the devices" not in describe.describe_plan(plan, str(tmp_path))
+    assert describe.turns(plan, str(tmp_path), slots=8) == {}
+    found = describe.turns(plan, str(tmp_path), slots=4)
+    assert [cut.count("then") for cut in found.values()] == [1, 1]
+    assert describe.as_json(plan, str(tmp_path), slots=4)["turns"] == found
+    assert all(cut in describe.describe_plan(plan, str(tmp_path), slots=4) for cut in found.values())
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES.values()))
