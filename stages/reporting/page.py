@@ -66,6 +66,7 @@ def report_page(book: Book) -> bytes:
         prompts=_prompts(book),
         training=drawn(book),
         failures=_failures(book),
+        generated=_generated(book),
         failed=_failed(book),
         lineage=_lineage(book.trained)[-LISTED:],
         lineage_names=LINEAGE,
@@ -196,14 +197,35 @@ def _places(places: Sequence[str]) -> str:
     return f"{shown} and {len(places) - 6} more" if len(places) > 6 else shown
 
 
-def _failed(book: Book) -> dict[str, int]:
-    """Return numbers of samples of all rollouts by what became of them, and of prompts that gates held back."""
-    excerpts = [piece.excerpt for piece in book.iterations]
-    counts = {"generated": sum(one.samples for one in excerpts)}
-    for what in ("not finite", "refused", "no score", "gated"):
-        counts[what] = sum(one.count for e in excerpts for one in e.failures if one.what == what)
-    counts["not trained on"] = sum(one.excluded for one in book.trained)
-    return counts | {"prompts held back": sum(one.held_back_prompts for one in book.trained)}
+FAILED = {
+    "not finite": "were not finite",
+    "refused": "were refused by the guardrail",
+    "no score": "got no score by one of the rewards",
+    "gated": "were held back by gates",
+}
+"""What became of training samples that failed, by the words of excerpts."""
+
+
+def _generated(book: Book) -> int:
+    """Return the number of samples of all rollouts."""
+    return sum(piece.excerpt.samples for piece in book.iterations)
+
+
+def _failed(book: Book) -> str:
+    """Return in a sentence what became of the samples of all rollouts, and of prompts that gates held back; "" without.
+
+    Few models have a guardrail, so refused samples are named only if there are any.
+    """
+    if not book.iterations:
+        return ""
+    failures = [one for piece in book.iterations for one in piece.excerpt.failures]
+    counts = {what: sum(one.count for one in failures if one.what == what) for what in FAILED}
+    parts = [f"{counts[what]} {words}" for what, words in FAILED.items() if counts[what] or what != "refused"]
+    parts.append(f"and {sum(one.excluded for one in book.trained)} were not trained on")
+    said = f"Of {_generated(book):,} training samples {', '.join(parts)}."
+    if prompts := sum(one.held_back_prompts for one in book.trained):
+        said += f" Of {prompts} prompts no sample passed the gates: nothing was learned from them."
+    return said
 
 
 DATA = ("rollouts", "scores", "data")

@@ -14,7 +14,7 @@ from cosmos_rl_core.estimates.estimate import Estimate, mean_of
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input
 from stages.reporting.book import Book, Piece
-from stages.reporting.excerpt import Change, Excerpt, Score, Tripped
+from stages.reporting.excerpt import Change, Excerpt, Failure, Score, Tripped
 from stages.reporting.page import report_page
 from stages.reporting.scores import moved, signs
 from tests.stages.made_up import (
@@ -139,6 +139,17 @@ def test_failures_are_counted_with_their_reasons(page: str):
     assert "and 3 were not trained on" in shown  # the updates say so: 1 and 2
     reason = "ValueError: &lt;i&gt;no&lt;/i&gt; text"
     assert f"<td>no score</td><td>jpeg</td><td>{reason}</td><td>2</td><td>0, policy 2</td>" in shown
+
+
+def test_samples_that_a_guardrail_refuses_are_in_the_sentence_about_failures():
+    refused = Failure(what="refused", reward="", reason="blocked", count=2)
+    broken = Failure(what="not finite", reward="", reason="", count=1)
+    pieces = [Piece(Excerpt(k=k, samples=700, failures=(refused, broken))) for k in (0, 1)]
+    shown = section(report_page(Book(title="refused", reward="", iterations=pieces)).decode(), "failed")
+    assert (
+        "<p>Of 1,400 training samples 2 were not finite, 4 were refused by the guardrail, 0 got no score by one of the "
+        "rewards, 0 were held back by gates, and 0 were not trained on.</p>"
+    ) in shown
 
 
 def test_optimizer_numbers_name_the_iteration_with_the_largest(page: str):
