@@ -186,3 +186,18 @@ def mean_of_estimates(estimates: Sequence[Estimate]) -> Estimate:
     mean, error = math.fsum(one.mean for one in known) / len(known), math.hypot(*(one.error for one in known))
     counts = sum(one.n for one in known), sum(one.clusters for one in known)
     return Estimate(mean, error / len(known), *counts)
+
+
+def mean_of_sums(sides: Sequence[Sums]) -> Estimate:
+    """Return the plain mean of ratios, as of iterations, and its standard error, with equal clusters taken together.
+
+    It is that of :func:`mean_of_estimates` if no two have a cluster in common. Sides without values are left out; one
+    of a single cluster leaves the mean without an error.
+    """
+    known = [one for one in sides if math.isfinite(one._ratio)]
+    if not known:
+        return Estimate.missing()
+    mean = math.fsum(one._ratio for one in known) / len(known)
+    names, of = np.unique(np.concatenate([one.names for one in known]), return_inverse=True)
+    moved = np.bincount(of, np.concatenate([one._influences for one in known]), len(names)) / len(known)
+    return Estimate(mean, _length(moved), sum(one.n for one in known), len(names))

@@ -5,11 +5,12 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 from cosmos_rl_core.errors import counted, visible
-from cosmos_rl_core.estimates.estimate import Estimate, mean_of_estimates
+from cosmos_rl_core.estimates.estimate import Sums, mean_of_estimates, mean_of_sums
 from flows.planning.run import Run
 from flows.reporting.collecting import Collected
 from flows.showing.step_means import MEASURED, means_of
@@ -41,7 +42,7 @@ def table(collected: Collected, roles: Mapping[str, str], seconds: Mapping[int, 
     """Return rows of iterations, the newest first: rewards ± standard errors, means of optimizer steps, seconds.
 
     Only numbers that the algorithm measures have a column. Old iterations share rows, so that the table of a long run
-    stays small. ``roles`` of rewards are by label, ``seconds`` by iteration.
+    stays small. ``roles`` of rewards are by label, that of the headline reward first, ``seconds`` by iteration.
     """
     numbers = sorted({*collected.iterations, *collected.trained})
     means = {k: means_of(one.steps) for k, one in collected.trained.items()}
@@ -76,7 +77,7 @@ def row(
     cells = {"iteration": str(span[0]) if len(span) == 1 else f"{span[0]}–{span[-1]}"}
     for label, role in roles.items():
         name = label if role == "train" else f"{label} ({role})"
-        cells[name] = _mean([piece.estimate(label) for piece in pieces])
+        cells[name] = _mean(pieces, label, next(iter(roles)))
     for name in MEASURED:
         if any(name in one for one in means.values()):
             known = [means[k][name] for k in span if name in means.get(k, {})]
@@ -86,12 +87,35 @@ def row(
     return cells
 
 
-def _mean(estimates: Sequence[Estimate]) -> str:
-    """Return the mean of iterations and its standard error, without it if one has none."""
-    found = mean_of_estimates(estimates)
+def _mean(pieces: Sequence[Piece], label: str, headline: str) -> str:
+    """Return the mean of a reward over iterations and its standard error over prompts.
+
+    Iterations may have prompts in common, which fragments list for the headline reward alone. So of others the mean of
+    several iterations has an error only if their prompts differ.
+    """
+    known = [piece for piece in pieces if math.isfinite(piece.estimate(label).mean)]
+    found = mean_of_estimates([piece.estimate(label) for piece in known])
+    if len(known) > 1:
+        sums = [_by_prompt(piece) for piece in known]
+        names = [name for one in sums if one is not None for name in one.names]
+        listed = None not in sums
+        if listed and label == headline:
+            found = mean_of_sums([one for one in sums if one is not None])
+        elif not listed or len({*names}) < len(names):
+            found = replace(found, error=math.nan)
     if not found.n:
         return ""
     return f"{found.mean:.4g} ± {found.error:.2g}" if math.isfinite(found.error) else f"{found.mean:.4g}"
+
+
+def _by_prompt(piece: Piece) -> Sums | None:
+    """Return the scores of the headline reward by prompt; None if its fragment does not list every prompt."""
+    listed = piece.excerpt.by_prompt
+    if not listed or len(listed) < piece.excerpt.prompts:
+        return None
+    counts = [one.n for one in listed]
+    totals = [one.mean * one.n for one in listed]
+    return Sums.of(totals, [one.prompt_id for one in listed], counts)
 
 
 def _tripped(pieces: Sequence[Piece]) -> str:

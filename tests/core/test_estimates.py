@@ -16,6 +16,7 @@ from cosmos_rl_core.estimates.estimate import (
     mean_of,
     mean_of_estimates,
     mean_of_independent,
+    mean_of_sums,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,6 +172,22 @@ def test_a_change_without_an_error_is_neither_none_nor_infinite():
 def test_the_mean_of_iterations_has_the_error_of_all_of_them():
     found = mean_of_estimates([Estimate(0.2, 0.03, 96, 8), Estimate(0.4, 0.04, 96, 8), Estimate.missing()])
     assert (found.mean, found.error, found.n, found.clusters) == pytest.approx((0.3, 0.025, 192, 16))
+
+
+def test_iterations_on_the_same_prompts_tell_less_than_iterations_on_others():
+    values = [0.1, 0.4, 0.5, 0.8]
+    first, again, other = Sums.of(values, [*"abcd"]), Sums.of(values, [*"badc"]), Sums.of(values, [*"efgh"])
+    one = first.estimate
+    same = mean_of_sums([first, first, first])
+    assert (same.mean, same.error, same.n, same.clusters) == pytest.approx((one.mean, one.error, 12, 4))
+    apart, plain = mean_of_sums([first, other]), mean_of_estimates([one, other.estimate])
+    assert (apart.mean, apart.error, apart.clusters) == pytest.approx((plain.mean, plain.error, plain.clusters))
+    # The mean of the same prompts in another order is that of the mean of each prompt.
+    means = mean_of(np.mean([values, [0.4, 0.1, 0.8, 0.5]], axis=0), [*"abcd"])
+    assert mean_of_sums([first, again]).error == pytest.approx(means.error)
+    assert mean_of_sums([first, Sums.of([], [])]) == mean_of_sums([first])
+    assert math.isnan(mean_of_sums([first, Sums.of([0.5], ["a"])]).error)
+    assert mean_of_sums([]).n == 0
 
 
 def test_order_and_kind_of_names_change_nothing():

@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,7 +24,7 @@ from flows.showing.showing import Showing
 from stages.artifacts.manifest import Manifest
 from stages.execution.outcome import Status
 from stages.reporting.book import Piece, Trained
-from stages.reporting.excerpt import Excerpt, Picture, Score, Tripped
+from stages.reporting.excerpt import Excerpt, Picture, PromptScore, Score, Tripped
 from tests.flows.by_hand import validated
 from tests.flows.imagined import Imagined
 from tests.hand_made import planned
@@ -89,13 +90,47 @@ def test_only_what_the_algorithm_measures_has_a_column():
     assert (before["loss"], before["data_loss"], before["grad_norm"]) == ("2", "", "")
 
 
+def on_prompts(found: Collected, names: Callable[[int], Sequence[str]]) -> Collected:
+    """The same iterations on prompts by name, whose scores are k - 1 and k + 1."""
+    for k, piece in found.iterations.items():
+        listed = [
+            PromptScore(prompt_id=name, prompt=name, mean=k + sign, n=2)
+            for name, sign in zip(names(k), (-1, 1), strict=True)
+        ]
+        found.iterations[k] = Piece(piece.excerpt.model_copy(update={"by_prompt": tuple(listed), "prompts": 2}))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("names", "ocr", "other"),
+    [
+        # Each iteration has the error sqrt(2 / (2 - 1) * 2) / 2 = 1; 20 iterations on other prompts 1 / sqrt(20).
+        (lambda k: (f"{k}a", f"{k}b"), "9.5 ± 0.22", "-9.5 ± 0.67"),
+        # The same two prompts tell no more in 20 iterations than in one.
+        (lambda _: "ab", "9.5 ± 1", "-9.5"),
+    ],
+)
+def test_the_error_of_old_iterations_knows_which_prompts_they_have_in_common(names: Any, ocr: str, other: str):
+    found = collected(None, 1000)
+    for k, piece in found.iterations.items():
+        scores = score("ocr", k, 1.0), score("jpeg", -k, 3.0)
+        found.iterations[k] = Piece(piece.excerpt.model_copy(update={"scores": scores}))
+    oldest = rows(on_prompts(found, names), {})[-1]
+    assert (oldest["ocr"], oldest["jpeg (monitor)"]) == (ocr, other)
+
+
+def test_without_the_prompts_of_old_iterations_their_mean_has_no_error():
+    assert rows(collected(None, 1000), {})[-1]["ocr"] == "9.5"
+
+
 def test_a_thousand_iterations_are_a_hundred_rows_of_which_old_ones_are_means():
-    found = rows(collected(None, 1000), dict.fromkeys(range(1000), 2.0))
+    found = on_prompts(collected(None, 1000), lambda k: (f"{k}a", f"{k}b"))
+    found = rows(found, dict.fromkeys(range(1000), 2.0))
     assert len(found) == 98
     assert len(json.dumps(found)) < 20_000
     assert [found[place]["iteration"] for place in (0, 49, 50)] == ["999", "950", "940–949"]
     oldest = found[-1]
-    assert (oldest["iteration"], oldest["ocr"], oldest["kl"]) == ("0–19", "9.5 ± 0.67", "4.75")
+    assert (oldest["iteration"], oldest["ocr"], oldest["kl"]) == ("0–19", "9.5 ± 0.22", "4.75")
     assert oldest["seconds"] == "2.0"
 
 
