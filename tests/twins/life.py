@@ -4,6 +4,7 @@ import hashlib
 import random
 import resource
 import shutil
+import subprocess
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -75,7 +76,7 @@ def live(twin: Twin, folder: Path, environment: dict[str, str], seed: int) -> Ou
     try:
         _live(twin, flows[0], flows[1], outcome, random.Random(f"{twin.name} {seed}"))
         outcome.ok = True
-    except (TwinError, AssertionError) as error:
+    except (TwinError, AssertionError, subprocess.TimeoutExpired) as error:
         outcome.said = str(error)[-6000:]
     finally:
         for one in flows:
@@ -127,7 +128,7 @@ def _interrupted(flows: Flows, options: list[str], dice: random.Random, stages: 
         moment = ""
     elif victim == "flow":
         started.kill()
-        flows.run(*options)
+        flows.start(*options).finish(timeout_s=LONGEST_S)
         return moment
     else:
         with suppress(psutil.NoSuchProcess):
