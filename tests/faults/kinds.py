@@ -13,7 +13,7 @@ from tests.twins.shrinking import inline
 
 HELD_OUT = '{ name = "rendered_text", split = "test", num_items = 6 }'
 SUPERVISED = {
-    "train.train_policy.data.num_items": 16,
+    "train.train_policy.dataset.num_items": 16,
     "train.train_policy.steps_per_iteration": 2,
     "validation.data": HELD_OUT,
     "validation.n_generation": 1,
