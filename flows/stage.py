@@ -9,12 +9,14 @@ from prefect.runtime import flow_run
 from pydantic import Field
 
 from cosmos_rl_core.config.recipe import launch_of
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ConfigError, mistakes_in
 from flows.defaults import store_of
+from flows.launchers.fitting import misfits_of
 from flows.operations.rerun import rerun
 from flows.planning.run import Run
 from flows.planning.steps import Step, find, open_run
 from flows.post_train import steps
+from flows.running import gpus
 from flows.running.launch import launch
 from flows.running.session import Place, RunId, ends_in_state, working_on
 from flows.warning.gate import pass_gate
@@ -63,6 +65,8 @@ def run(
     step = find(every, run_id, stage, iteration)
     _require_order(opened, every, step)
     config = launch_of(cluster) if cluster else opened.recipe.launch
+    if wrong := misfits_of(config, [step.kind], gpus.slots, runs_here=True):
+        raise mistakes_in(cluster or f"launch settings of {run_id}", wrong)
     accepted = {"allow_numerics_change": allow_numerics_change, "accept_scorer": accept_scorer}
     with working_on(opened, config, **accepted) as waves:
         if force and has_begun(step.slot):

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.errors import CosmosRLError, StageError
+from cosmos_rl_core.errors import CosmosRLError, StageError, mistakes_in
 from cosmos_rl_core.parallel.parallelism import Parallelism
 from cosmos_rl_core.process_trees import KILLED
 from cosmos_rl_core.storage import store
@@ -15,7 +15,7 @@ from flows import launchers
 from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState, RunningJob
 from flows.launchers.beside import Beside
 from flows.launchers.devices import device_of, need_of
-from flows.launchers.fitting import most, turns
+from flows.launchers.fitting import misfits, most, turns
 from flows.ledger.ledger import Ledger
 from flows.ledger.pages import Entry
 from flows.running.display import Display
@@ -77,8 +77,9 @@ class Waves:
         """Start the jobs of a wave, watch them until all have ended, and end them if anything fails here.
 
         Stages that do not fit the devices together take turns, each inside ``holding``. ``asked_s`` is when the wave
-        was asked for, by the monotonic clock; by default now. Raises :class:`StageError` if a stage failed; of several
-        failures, one that a retry cannot help. The others are printed.
+        was asked for, by the monotonic clock; by default now. Raises :class:`ConfigError` if a stage does not fit the
+        devices even alone, and :class:`StageError` if one failed; of several failures, one that a retry cannot help.
+        The others are printed.
         """
         made: list[_Running] = []
         asked_s = time.monotonic() if asked_s is None else asked_s
@@ -113,9 +114,14 @@ class Waves:
             raise raised
 
     def _turns(self, name: str, requests: Sequence[Request]) -> list[list[Request]]:
-        """Return the Requests of a wave in turns that fit the devices."""
-        count = most(self.config, self._jobs.devices, self.slots)
-        cut = turns([request.stage for request in requests], self.config, count)
+        """Return the Requests of a wave in turns that fit the devices.
+
+        Raises :class:`ConfigError` for stages that do not fit even alone, which nothing before may have asked.
+        """
+        stages, devices = [request.stage for request in requests], self._jobs.devices
+        if wrong := misfits(stages, self.config, devices, self.slots):
+            raise mistakes_in(name, wrong)
+        cut = turns(stages, self.config, most(self.config, devices, self.slots))
         found = [[requests[place] for place in places] for places in cut]
         if len(found) > 1:
             shown = ", then ".join(" and ".join(map(place_of, some)) for some in found)
