@@ -1,8 +1,8 @@
 """Write the measured figures of the pages: ``python -m docs.figures``.
 
 Scores and printed blocks come from ``docs/measured``, speeds from ``tests/benchmarks/results``. With a store and ids of
-finished runs, ``python -m docs.figures STORE RUN...``, their held-out scores are stored first. A test compares the
-pages with what this command would write.
+finished runs, ``python -m docs.figures STORE RUN...``, their held-out scores and the drift of their pictures are stored
+first. A test compares the pages with what this command would write.
 """
 
 import json
@@ -14,12 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_rl_core.estimates.estimate import Estimate, mean_of
+from docs import drift
 from flows.library.opened_run import open_run
 from flows.planning.steps import open_run as plan_at
 from stages.artifacts.slots import standing
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "docs" / "measured"
+CPU = "AMD EPYC"
+"""The kind of CPU whose scores the tables have: another kind has other last bits."""
+OTHER_CPUS = MEASURED / "other-cpus"
 BENCHMARKS = ROOT / "tests" / "benchmarks" / "results"
 IN_NOTEBOOK = r'(?:</td>\\n",\s+"\s+<td>|\s+)'
 """Between two columns of a table that a notebook holds, as HTML or as text."""
@@ -71,8 +75,8 @@ def store_scores(store: str, run_id: str) -> Path:
     algorithm, seed = run.recipe.train.train_policy.type, run.recipe.train.seed
     about = {"algorithm": algorithm, "seed": seed, "iterations": last, "cpu": made.numerics["cpu"]}
     about["packages"] = made.numerics["packages"]
-    path = MEASURED / f"held-out-{algorithm}-{seed}.json"
-    path.parent.mkdir(exist_ok=True)
+    path = (MEASURED if about["cpu"] == CPU else OTHER_CPUS) / f"held-out-{algorithm}-{seed}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(about | shown, indent=1) + "\n", encoding="utf-8")
     return path
 
@@ -107,6 +111,8 @@ def _figures() -> Iterator[Figure]:
             yield RESULTS, rf"\| {rows[run.algorithm]} \|.*\|", _row(title, *run.ends), 1
     yield from _of_data()
     yield from _of_the_service()
+    yield from _of_vlms()
+    yield from _of_early_warning()
     yield "docs/from-demo-to-sd3.5.md", r"```\ntrains  [^`]*```", _printed("plan-sd3_5"), 1
     yield "docs/commands.md", r"```\nddrl-tiny-[^`]*```", _printed("status"), 1
 
@@ -120,6 +126,8 @@ def _of_the_demo(runs: Sequence[HeldOut]) -> Iterator[Figure]:
     means = " -> ".join(end.partition(" ")[0] for end in demo.ends)
     yield "docs/install.md", r"held-out ocr: [\d.]+ -> [\d.]+", f"held-out ocr: {means}", 1
     yield "docs/prefect.md", r"`ocr [\d.]+ -> [\d.]+`", f"`ocr {means}`", 1
+    other = HeldOut.read(OTHER_CPUS / "held-out-nft-0.json")
+    yield RESULTS, r"an Intel Xeon ended at [\d.]+", f"an Intel Xeon ended at {other.ends[1].partition(' ')[0]}", 1
     yield RESULTS, r"[\d.]+ ± [\d.]+ after \(320 images", f"{estimate(demo.first, 8)} after (320 images", 1
     for scores in (demo.first, demo.last):
         found = mean_of(*zip(*((one, prompt) for prompt, some in scores.items() for one in some), strict=True))
@@ -135,12 +143,47 @@ def _of_data() -> Iterator[Figure]:
         yield _table_row(f"`{row['stage']}`", f"{row['source']}, {height} x {width}", *rates, named=2)
     for row in _newest("cpu-data-memory")["measured"]:
         yield _table_row(f"`{row['stage']}`", *(f"{peak / 1e6:.0f} MB" for peak in row["peak_bytes"]), named=1)
+    (same,), (slow,) = (_newest(f"cpu-data-{part}")["measured"] for part in ("unchanged", "ahead"))
+    seconds = f"{same['seconds']:.1f} s, {same['core_seconds']:.1f} s of a core"
+    yield RESULTS, r"(pictures and no change: )[\d.]+ s, [\d.]+ s of a core", rf"\g<1>{seconds}", 1
+    ahead, needed = (slow["times_local"][how] for how in ("slow", "slow, read when needed"))
+    yield RESULTS, r"[\d.]+( times as long as from the disk)", rf"{ahead:.2f}\g<1>", 1
+    yield RESULTS, r"[\d.]+( times if each micro-batch is read)", rf"{needed:.2f}\g<1>", 1
 
 
 def _of_the_service() -> Iterator[Figure]:
     for row in _newest("cpu-rewards")["measured"]:
         rates = f"{row['scores_per_s']:.1f}", f"{row['plain_scores_per_s']:.1f}", f"{row['ratio']:.2f}"
         yield _table_row(row["scorer"], str(row["processes"]), *rates, named=2)
+    (row,) = _newest("cpu-overlap")["measured"]
+    said = f"takes {row['beside_s']:.1f} s in place of {row['after_s']:.1f} s, {row['ratio']:.2f} times"
+    yield RESULTS, r"takes [\d.]+ s in place of [\d.]+ s, [\d.]+ times", said, 1
+
+
+def _of_vlms() -> Iterator[Figure]:
+    found = _newest("cpu-vlm")
+    titles = {"full": "projector and language model", "lora": "LoRA of rank 8"}
+    for row in found["throughput"]:
+        rates = [f"{row[name]:,.0f}" for name in ("tokens_per_core_s", "plain_tokens_per_core_s")]
+        cells = titles[row["trains"]], *rates, f"{row['ratio']:.2f}", ", ".join(f"{one:.2f}" for one in row["ratios"])
+        yield RESULTS, rf"\| {cells[0]} \|.*\|", _row(*cells), 1
+    for count, peak in found["peak_mib_by_conversations"].items():
+        yield RESULTS, rf"\d+( MiB on (?:a dataset|one) of {int(count):,})", rf"{peak:.0f}\g<1>", 1
+
+
+def _of_early_warning() -> Iterator[Figure]:
+    header = ["statistic", "most drift of an honest run", "false alarms at 5", "at 8, the default"]
+    header += ["hacked run: first alarm", "drift in its last iteration"]
+    runs = [drift.Drift.read(file) for file in sorted(MEASURED.glob("drift-*.json"))]
+    table = "\n".join([_row(*header), f"|{'---|' * 6}", *(_row(*cells) for cells in drift.rows(runs))]) + "\n"
+    yield RESULTS, r"\| statistic \| most drift.*\n\|[-|]+\n(?:\|.*\n)+", table, 1
+    rates = {tuple(row["shape"]): f"{row['samples_per_core_s']:.0f}" for row in _newest("cpu-pictures")["measured"]}
+    said = (
+        f"take {rates[1, 512, 512]} samples a second of a core at 512 x 512, {rates[1, 1024, 1024]} at 1024 x 1024, "
+        f"and {rates[16, 256, 256]} videos"
+    )
+    yield RESULTS, r"take \d+ samples a second of a core .* and \d+ videos", said, 1
+    yield "docs/rewards.md", r"It scores about \d+ pictures", f"It scores about {rates[1, 512, 512]} pictures", 1
 
 
 def _table_row(*cells: str, named: int) -> Figure:
@@ -165,9 +208,12 @@ def _newest(what: str) -> dict[str, Any]:
 
 
 def main(store: str = "", *runs: str) -> None:
-    """Store the scores of runs, and write the pages."""
+    """Store what is known of runs, and write the pages."""
     for run in runs:
-        print(store_scores(store, run))
+        planned = plan_at(store, run)
+        print(drift.store(MEASURED, planned))
+        if any(reward.fn.label == "ocr" for reward in planned.recipe.rewards):
+            print(store_scores(store, run))
     for path, text in pages().items():
         if text != path.read_text(encoding="utf-8"):
             path.write_text(text, encoding="utf-8")

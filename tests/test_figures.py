@@ -5,7 +5,7 @@ import re
 import pytest
 
 from cosmos_rl_core.estimates.estimate import mean_of
-from docs import figures
+from docs import drift, figures
 from tests.pages import ROOT
 
 
@@ -28,6 +28,17 @@ def test_errors_in_print_are_over_the_prompts_of_the_stored_scores():
         assert float(told) == pytest.approx(sum(means) / 40, abs=5e-4)
         assert float(error) == pytest.approx((spread / 40) ** 0.5, abs=5e-4)
         assert mean_of(means, range(40)).error == pytest.approx((spread / 40) ** 0.5)
+
+
+def test_false_alarms_count_drift_towards_a_bound_alone():
+    names = {"luma": [2.0, -9.0], "grid_energy": [-9.0, 6.0], "group_diversity": [9.0, -3.0]}
+    bad = {name: [0.0, -9.0] for name in names}
+    rows = drift.rows([drift.Drift(["ocr"], names), drift.Drift([drift.HACKED], bad)])
+    assert sorted(rows) == [
+        ["grid energy", "6.0", "1 of 2", "0 of 2", "none", "−9"],
+        ["group diversity", "3.0", "0 of 2", "0 of 2", "iteration 2", "−9"],
+        ["luma", "9.0", "1 of 2", "1 of 2", "iteration 2", "−9"],
+    ]
 
 
 def test_a_page_that_lost_the_place_of_a_figure_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path):

@@ -8,7 +8,7 @@ import diffusers
 import pytest
 
 from tests.benchmarks import __main__ as bench
-from tests.benchmarks import data, flops, models, overlap, rewards, vlm
+from tests.benchmarks import data, flops, models, overlap, pictures, rewards, vlm
 from tests.benchmarks.models import Shape
 
 
@@ -99,3 +99,11 @@ def test_fine_tuning_of_a_vlm_is_measured_beside_a_plain_loop(tmp_path: Path):
     for row in found["throughput"]:
         assert row["ratio"] == pytest.approx(row["tokens_per_core_s"] / row["plain_tokens_per_core_s"])
     assert found["peak_mib_by_conversations"]["48"] > 0
+
+
+def test_the_statistics_of_pictures_are_measured(tmp_path: Path):
+    assert pictures.main(["--samples", "4", "--repeats", "1", "--output", str(tmp_path)]) == 0
+    (path,) = tmp_path.iterdir()
+    rows = json.loads(path.read_text(encoding="utf-8"))["measured"]
+    assert [row["shape"] for row in rows] == [[*shape] for shape in pictures.SHAPES]
+    assert all(row["samples_per_core_s"] > 0 for row in rows)

@@ -27,50 +27,18 @@ def test_the_arithmetic_of_an_iteration_is_that_of_the_config():
 RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
 
-def measured(part: str) -> list[dict[str, Any]]:
-    """The rows of the newest results of :mod:`tests.benchmarks.data`."""
-    newest = max(FOLDER.glob(f"*-cpu-data-{part}.json"))
-    return json.loads(newest.read_text(encoding="utf-8"))["measured"]
+def newest(what: str) -> dict[str, Any]:
+    """The newest results of a benchmark. Its figures are written by :mod:`docs.figures`."""
+    return json.loads(max(FOLDER.glob(f"*-cpu-{what}.json")).read_text(encoding="utf-8"))
 
 
-def test_the_speed_of_preparing_data_is_that_of_the_results():
-    for row in measured("speed"):
-        height, width = row["size"]
-        core = row["core"]
-        rates = f"{core['items_per_s']:.0f} | {core['plain_items_per_s']:.0f} | {core['ratio']:.2f}"
-        assert f"| `{row['stage']}` | {row['source']}, {height} x {width} | {rates} |" in RESULTS
-
-
-def test_the_memory_of_preparing_data_is_that_of_the_results():
-    for row in measured("memory"):
-        peaks = " | ".join(f"{peak / 1e6:.0f} MB" for peak in row["peak_bytes"])
-        assert row["items"] == [1000, 10_000]
-        assert f"| `{row['stage']}` | {peaks} |" in RESULTS
-
-
-def test_the_seconds_without_a_change_and_from_a_slow_store_are_those_of_the_results():
-    (same,), (slow,) = measured("unchanged"), measured("ahead")
-    assert f"{same['items']:,} pictures and no change: {same['seconds']:.1f} s, {same['core_seconds']:.1f} s" in RESULTS
-    times = slow["times_local"]
+def test_how_it_was_measured_is_what_the_page_says():
+    assert all(row["items"] == [1000, 10_000] for row in newest("data-memory")["measured"])
+    (same,), (slow,) = newest("data-unchanged")["measured"], newest("data-ahead")["measured"]
+    assert f"{same['items']:,} pictures and no change" in RESULTS
     assert f"{1000 * slow['latency_s']:.0f} ms later" in RESULTS
-    assert f"{times['slow']:.2f} times" in RESULTS
-    assert f"{times['slow, read when needed']:.2f} times" in RESULTS
-
-
-def test_the_speed_of_the_reward_service_is_that_of_the_results():
-    newest = json.loads(max(FOLDER.glob("*-cpu-rewards.json")).read_text(encoding="utf-8"))
-    for row in newest["measured"]:
-        rates = f"{row['scores_per_s']:.1f} | {row['plain_scores_per_s']:.1f} | {row['ratio']:.2f}"
-        assert f"| {row['scorer']} | {row['processes']} | {rates} |" in RESULTS
-    settings = newest["settings"]
-    assert f"{settings['samples']} pictures of {settings['size']} x {settings['size']}" in RESULTS
-    assert f"requests of {settings['batch']}" in RESULTS
-
-
-def test_the_speed_of_scoring_beside_the_rollout_is_that_of_the_results():
-    newest = json.loads(max(FOLDER.glob("*-cpu-overlap.json")).read_text(encoding="utf-8"))
-    (row,) = newest["measured"]
-    assert f"{row['beside_s']:.1f} s in place of {row['after_s']:.1f} s, {row['ratio']:.2f} times" in RESULTS
-    settings = newest["settings"]
-    assert f"waits {settings['wait_s']} s a sample" in RESULTS
-    assert f"{settings['repeats']} x {settings['iterations']} iterations" in RESULTS
+    served, overlap = newest("rewards")["settings"], newest("overlap")["settings"]
+    assert f"{served['samples']} pictures of {served['size']} x {served['size']}" in RESULTS
+    assert f"requests of {served['batch']}" in RESULTS
+    assert f"waits {overlap['wait_s']} s a sample" in RESULTS
+    assert f"{overlap['repeats']} x {overlap['iterations']} iterations" in RESULTS
