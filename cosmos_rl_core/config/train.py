@@ -42,9 +42,9 @@ class DatasetOptions(Section):
     """The dataset: the name of a file in ``cosmos_rl_core/datasets``, or of a plugin from outside."""
 
     @property
-    def follows(self) -> str:
-        """Return what of the data may change under its name, and how to hold it; "" if nothing may."""
-        return ""
+    def follows(self) -> tuple[str, ...]:
+        """Return a sentence for each part of the data that may change under its name, with how to hold it."""
+        return ()
 
 
 class SnapshotOptions(DatasetOptions):

@@ -39,6 +39,11 @@ class Options(DatasetOptions):
             raise ValueError("a mixture in a mixture: name its sets in the outer one, with their weights multiplied")
         return self
 
+    @property
+    def follows(self) -> tuple[str, ...]:
+        """Return what of its sets may change, each once."""
+        return tuple(dict.fromkeys(said for each in self.sets for said in each.dataset.follows))
+
 
 def prompts(options: Options) -> tuple[Prompt, ...]:
     """Return the prompts of all sets, set after set. Raises one :class:`ConfigError` with every mistake in them."""

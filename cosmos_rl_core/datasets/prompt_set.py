@@ -73,11 +73,11 @@ class Options(DatasetOptions):
         return self
 
     @property
-    def follows(self) -> str:
-        """Return that a set is a file of a branch; "" for one of a commit, of a folder or with a digest."""
+    def follows(self) -> tuple[str, ...]:
+        """Return that a set is a file of a branch; nothing for one of a commit, of a folder or with a digest."""
         if self.local_dir or self.base_url or self.sha256 or not SETS[self.set].branch:
-            return ""
-        return f"set {self.set} is a file of the branch {SETS[self.set].branch}, which may change; state its sha256"
+            return ()
+        return (f"set {self.set} is a file of the branch {SETS[self.set].branch}, which may change; state its sha256",)
 
 
 def prompts(options: Options) -> tuple[Prompt, ...]:

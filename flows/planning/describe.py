@@ -82,7 +82,7 @@ def _follows(recipe: Recipe) -> list[str]:
     """Return what the data are taken from that may change under its name, each once."""
     policy, validation = recipe.train.train_policy, recipe.validation
     datasets = [policy.dataset, getattr(policy, "data", None), validation and validation.dataset]
-    return [*dict.fromkeys(dataset.follows for dataset in datasets if dataset and dataset.follows)]
+    return [*dict.fromkeys(said for dataset in datasets if dataset for said in dataset.follows)]
 
 
 def _overlaps(recipe: Recipe) -> str | list[str]:

@@ -27,7 +27,14 @@ def test_the_plan_names_a_set_of_prompts_that_follows_a_branch(
         plan = plan_of(Settings(recipe((words, dataset))))
         return [line for line in describe_plan(plan, "outputs").splitlines() if line.startswith("follows")]
 
-    assert lines(dataset) == [
-        "follows    set dance_grpo_t2v is a file of the branch main, which may change; state its sha256"
-    ]
-    assert lines(f'{dataset}local_dir = "{folder}"\n') == []
+    follows = ["follows    set dance_grpo_t2v is a file of the branch main, which may change; state its sha256"]
+    assert lines(dataset) == follows
+    held = f'{dataset}local_dir = "{folder}"\n'
+    assert lines(held) == []
+
+    def mixture(one: str) -> str:
+        tables = (", ".join(each.splitlines()) for each in (words, one))
+        return f'name = "mixture"\nsets = [{", ".join(f"{{ dataset = {{ {each} }} }}" for each in tables)}]\n'
+
+    assert lines(mixture(dataset)) == follows
+    assert lines(mixture(held)) == []
