@@ -13,7 +13,7 @@ from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import RewardConfig, SnapshotOptions
 from cosmos_rl_core.config.vlm.recipe import VlmRecipe
 from cosmos_rl_core.datasets._base import Prompt
-from cosmos_rl_core.errors import ArtifactError, ConfigError, CosmosRLError, Mistakes, counted
+from cosmos_rl_core.errors import ArtifactError, ConfigError, CosmosRLError, Mistakes, UnavailableError, counted
 from cosmos_rl_core.parallel import sequence_shares
 from cosmos_rl_core.pipelines import checkpoints, directories, guidance, sizes
 from cosmos_rl_core.pipelines.buckets import Size, buckets
@@ -49,6 +49,14 @@ def stages_of(recipe: Recipe | VlmRecipe) -> list[str]:
         "evaluate": recipe.evaluates,
     }
     return [stage for stage, runs in asked.items() if runs]
+
+
+def refusal(source: str, mistakes: Mistakes, damages: Sequence[str] = ()) -> CosmosRLError:
+    """Return the error with every mistake. Damaged files, and what could not be reached, are none in the recipe."""
+    advice = ["fetch the model again, or another copy of these files"] if damages else []
+    lines = [f"{source}:", *(f"  {mistake}" for mistake in [*mistakes, *mistakes.unreached, *damages, *advice])]
+    kind = ConfigError if mistakes else ArtifactError if damages else UnavailableError
+    return kind("\n".join(lines))
 
 
 def check_training(recipe: Recipe, prompts: Sequence[Prompt], mistakes: Mistakes) -> None:

@@ -21,7 +21,7 @@ from cosmos_rl_core.config.vlm import recipe as vlm_recipe
 from cosmos_rl_core.datasets import _shares
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.datasets._shares import Share
-from cosmos_rl_core.errors import ArtifactError, ConfigError, CosmosRLError, Mistakes, UnavailableError
+from cosmos_rl_core.errors import ArtifactError, ConfigError, Mistakes
 from cosmos_rl_core.outside_plugins import Pin
 from cosmos_rl_core.pipelines import directories, guidance, weight_files
 from cosmos_rl_core.storage import store
@@ -251,7 +251,7 @@ def make_plan(
     elif not damages:
         mistakes.append(checks.nothing_to_size(recipe.policy.model_name_or_path))
     if mistakes or mistakes.unreached or model is None:
-        raise _refusal(source, mistakes, damages)
+        raise checks.refusal(source, mistakes, damages)
     plan = Plan(
         run_id="?",
         recipe=recipe,
@@ -273,14 +273,6 @@ def make_plan(
     if not run_id:
         name += f"-{digest(plan.identity())[:8] if model.digest else 'unknown'}"
     return plan.model_copy(update={"run_id": name})
-
-
-def _refusal(source: str, mistakes: Mistakes, damages: list[str]) -> CosmosRLError:
-    """Return the error with every mistake. Damaged files, and what could not be reached, are none in the recipe."""
-    advice = ["fetch the model again, or another copy of these files"] if damages else []
-    lines = [f"{source}:", *(f"  {mistake}" for mistake in [*mistakes, *mistakes.unreached, *damages, *advice])]
-    kind = ConfigError if mistakes else ArtifactError if damages else UnavailableError
-    return kind("\n".join(lines))
 
 
 def _model(recipe: Recipe, *, whole: bool) -> ModelRef:

@@ -86,7 +86,8 @@ def make_plan(
     *,
     without_weights: bool = False,
 ) -> VlmPlan:
-    """Resolve and check a valid recipe. Raises one :class:`ConfigError` with the mistakes ``known`` and found.
+    """Resolve and check a valid recipe. Raises one :class:`ConfigError` with the mistakes ``known`` and found, or
+    :class:`UnavailableError` if all that is wrong is a service that does not answer.
 
     With ``without_weights`` the files of the weights may be absent; the plan can then be described, not run.
     """
@@ -99,8 +100,8 @@ def make_plan(
         mistakes.catch(_check_targets, recipe, model.path)
     data = _read("train.train_policy", options.datasets, options.max_left_out, mistakes)
     held_out = _Read() if validation is None else _read("validation", validation.datasets, 0.0, mistakes)
-    if mistakes or model is None:
-        raise ConfigError("\n".join([f"{source}:", *(f"  {mistake}" for mistake in mistakes)]))
+    if mistakes or mistakes.unreached or model is None:
+        raise checks.refusal(source, mistakes)
     plan = VlmPlan(
         run_id="?",
         recipe=recipe,
@@ -155,17 +156,21 @@ def _check_targets(recipe: VlmRecipe, path: str) -> None:
 
 
 def _read(place: str, datasets: Mapping[str, ChatDatasetOptions], max_left_out: float, mistakes: Mistakes) -> _Read:
-    """Return the digest of the files of datasets, and how many conversations each has. No medium is opened."""
+    """Return the digest of the files of datasets, and how many conversations each has. No medium is opened.
+
+    Adds the mistakes in them to ``mistakes``, and those that do not answer.
+    """
     found, files = _Read(), list[list[str]]()
     for name, options in datasets.items():
         of_one = Mistakes()
         plugin = plugins.load("chat_datasets", options.name)
         of_one.catch(_check_folder, options)
-        if (urls := of_one.catch(plugin.files, options)) is not None:
-            files += [[name, str(number), _sha256(url)] for number, url in enumerate(urls)]
-            if (counted := of_one.catch(lambda rows: _count(rows, max_left_out), plugin.rows(options))) is not None:
+        if (digests := of_one.reach(_digests, plugin, options)) is not None:
+            files += [[name, str(number), one] for number, one in enumerate(digests)]
+            if (counted := of_one.reach(_count, plugin, options, max_left_out)) is not None:
                 found.conversations[name], found.left_out[name] = counted
         mistakes += [f"{place}.datasets.{name}: {mistake}" for mistake in of_one]
+        mistakes.unreached += [f"{place}.datasets.{name}: {away}" for away in of_one.unreached]
     found.digest = digest(files)
     return found
 
@@ -185,14 +190,19 @@ def _check_folder(options: ChatDatasetOptions) -> None:
         raise ConfigError(f"no folder at media_path = {options.media_path!r}; names of media begin there")
 
 
-def _count(rows: Iterator[Any], max_left_out: float) -> tuple[int, int]:
+def _digests(plugin: Any, options: ChatDatasetOptions) -> list[str]:
+    """Return the digests of the files of a dataset."""
+    return [_sha256(url) for url in plugin.files(options)]
+
+
+def _count(plugin: Any, options: ChatDatasetOptions, max_left_out: float) -> tuple[int, int]:
     """Return the number of rows that can be used as far as their texts say, and of those that cannot.
 
     Raises :class:`ConfigError` if there is none, or if more than a share ``max_left_out`` cannot be used.
     """
     wrong: list[str] = []
     total = 0
-    for row in rows:
+    for row in plugin.rows(options):
         total += 1
         if row.reason:
             wrong.append(f"{row.name}: {row.reason}")

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from cosmos_rl_core.config.toml import dumps
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ConfigError, UnavailableError
 from flows import post_train
 from flows.operations.export import export
 from flows.operations.upgrades import settled
@@ -30,6 +30,31 @@ from stages.artifacts.request import Request
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
 from tests.hand_made import make
+
+AWAY = """
+from typing import Literal
+
+from cosmos_rl_core.config.vlm.chat_datasets import ChatDatasetOptions
+from cosmos_rl_core.errors import UnavailableError
+
+KIND = "chat_datasets"
+
+
+class Options(ChatDatasetOptions):
+    name: Literal["away"] = "away"
+    answers: bool = False
+
+
+def files(options: Options) -> list[str]:
+    if not options.answers:
+        raise UnavailableError("nobody answers for files")
+    return []
+
+
+def rows(options: Options):
+    raise UnavailableError("nobody answers for rows")
+    yield
+"""
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +138,30 @@ def test_every_mistake_is_found_at_once(tmp_path: Path, values):
         "datasets.both: 1 of 1 conversations cannot be used",
     ):
         assert said in text
+
+
+def test_a_service_that_is_away_hides_no_mistake_and_is_none(tmp_path: Path, values):
+    (tmp_path / "away.py").write_text(AWAY, encoding="utf-8")
+    values["plugins"] = [str(tmp_path / "away.py")]
+    values["train"]["train_policy"]["datasets"] = {
+        "silent": {"name": "away", "media_path": str(tmp_path)},
+        "lost": {"name": "away", "answers": True, "media_path": str(tmp_path)},
+    }
+    lines = [
+        f"  train.train_policy.datasets.{name}: nobody answers for {what}"
+        for name, what in (("silent", "files"), ("lost", "rows"))
+    ]
+    with pytest.raises(UnavailableError) as alone:
+        plan(tmp_path, values)
+    assert str(alone.value).splitlines() == [f"{tmp_path}/mine.toml:", *lines]
+    values["train"]["train_policy"]["datasets"]["silent"]["media_path"] = str(tmp_path / "nowhere")
+    values["validation"]["datasets"]["mine"]["annotation_path"] = str(tmp_path / "none.json")
+    with pytest.raises(ConfigError) as together:
+        plan(tmp_path, values, run_id="-")
+    found = str(together.value).splitlines()
+    assert found[-2:] == lines
+    said = ["run id '-' must be", "datasets.silent: no folder at media_path", "validation.datasets.mine: no file at"]
+    assert all(one in line for one, line in zip(said, found[1:-2], strict=True))
 
 
 def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path, values):
