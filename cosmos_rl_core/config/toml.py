@@ -17,18 +17,36 @@ SHOWN = 200
 """Characters that a message shows of a value."""
 WHOLE_NUMBERS = range(-(2**63), 2**63)
 """Whole numbers that TOML asks readers to take."""
+MOST_DIGITS = 100
+"""Digits and underscores that are read of a whole number: more than any of 64 bits has."""
 
 
 def loads(text: str) -> dict[str, Any]:
     """Return the values of a text. Raises ``TOMLDecodeError`` if it is not TOML, and another ``ValueError`` for
     values beyond the limits of this module.
     """
-    try:
-        values = tomllib.loads(text)
-    except RecursionError:
-        raise ValueError(f"a table or an array is {_TOO_DEEP}") from None
+    values = parsed(text)
     check_limits(values)
     return values
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """Return the values of a text, those beyond the limits of this module too, whole numbers without further digits.
+
+    Raises like :func:`loads` if it is not TOML, and for tables and arrays that are too deep to be read at all.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(f"a table or an array is {_TOO_DEEP}") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:
+        # Python reads no whole number of so many digits, and names no key.
+        return tomllib.loads(_MANY_DIGITS.sub(lambda found: found[0][:MOST_DIGITS].rstrip("_"), text))
+
+
+_MANY_DIGITS = re.compile(rf"(?<![\w.'\"])[0-9][0-9_]{{{MOST_DIGITS},}}")
 
 
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels; flatten it, so that at most {MAX_DEPTH} are inside each other"

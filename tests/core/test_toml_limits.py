@@ -27,6 +27,18 @@ def test_all_values_beyond_the_limits_are_named_at_once():
     ]
 
 
+@pytest.mark.parametrize("digits", ["9" * 5000, "1_0" * 5000, "9" * 41])
+def test_a_whole_number_is_named_however_many_digits_it_has(digits: str):
+    why = "is a whole number of more than 64 bits; expected at most 2^63 - 1, and at least -2^63"
+    assert refusal(f"a = 1\n[train]\nseed = {digits}\nname = '{digits}'") == f"train.seed {why}"
+    text = f"seeds = [1,-{digits}, {{ x = {digits}}}] # many\n[train]\nname = '{LONG}'\nshare = 0.{digits}"
+    assert refusal(text).split("\n    ")[1:] == [
+        f"seeds.1 {why}",
+        f"train.name has {len(LONG)} characters; expected at most {toml.MAX_TEXT}: shorten the text",
+        f"seeds.2.x {why}",
+    ]
+
+
 def test_a_single_value_is_named_alone():
     assert refusal(f"a.b = {'[' * DEPTH}{']' * DEPTH}").startswith("a.b.0.0.")
     assert "\n" not in refusal(f"a = '{LONG}'")
