@@ -98,12 +98,15 @@ def read_datasets(recipe: Recipe, store_url: str, mistakes: Mistakes) -> Dataset
     )
     wanted, available = recipe.prompts_per_iteration if policy.rewarded else 0, len(found.prompts)
     if trained_on is not None and available < wanted:
-        mistakes.append(f"one iteration needs {wanted} prompts, the dataset has {available}")
+        mistakes.append(
+            f"{TRAINED}: one iteration needs {counted(wanted, 'prompt')}, the dataset {policy.dataset.name!r} has "
+            f"{available}; add prompts, or lower train.train_batch_per_replica"
+        )
     all_needed = most(found.shares, wanted) if found.shares else []
     for number, (share, needed) in enumerate(zip(found.shares, all_needed, strict=True), 1):
         if needed > share.num_prompts:
             mistakes.append(
-                f"one iteration needs up to {needed} prompts of set {number} of the mixture, which has "
+                f"{TRAINED}: one iteration needs up to {needed} prompts of set {number} of the mixture, which has "
                 f"{share.num_prompts}; lower its weight"
             )
     trained = _ids(found.prompts) | _ids(found.data.prompts)
@@ -170,7 +173,10 @@ def _of_length(prompts: tuple[Prompt, ...], place: str) -> tuple[Prompt, ...]:
     """Return prompts. Raises :class:`ConfigError` naming ``place`` for those that no text encoder takes."""
     if long := [prompt for prompt in prompts if len(prompt.text) > MAX_TEXT]:
         first = f"e.g. {long[0].id} has {len(long[0].text)}, {long[0].text[:SHOWN]!r}..."
-        raise ConfigError(f"{place}: more than {MAX_TEXT} characters in {counted(len(long), 'prompt')}, {first}")
+        raise ConfigError(
+            f"{place}: more than {MAX_TEXT} characters in {counted(len(long), 'prompt')}, {first}; shorten or remove "
+            f"{'it' if len(long) == 1 else 'each of them'}"
+        )
     return prompts
 
 

@@ -252,7 +252,7 @@ def test_damage_is_reported_beside_mistakes_in_the_recipe(base: Path, recipe):
         plan_of(
             Settings(recipe(), overrides=(f"policy.model_name_or_path={base}", "train.train_batch_per_replica=4000"))
         )
-    assert "one iteration needs 1000 prompts, the dataset has 4" in str(error.value)
+    assert "one iteration needs 1000 prompts, the dataset 'ocr' has 4; add prompts" in str(error.value)
     assert f"{base / WEIGHTS[0]} is cut short" in str(error.value)
 
 

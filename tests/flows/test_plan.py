@@ -169,7 +169,7 @@ def test_a_valid_recipe_is_checked_against_the_world_at_once(recipe, words):
     assert "train.ema_decay without effect: ema_enable is not true" in message
     assert "no pipeline 'tiny' ships with this project; did you mean package:tiny-sd3? known: tiny-sd3" in message
     assert "ocr cannot score 1 prompt: prompt p-" in message
-    assert "one iteration needs 2 prompts, the dataset has 1" in message
+    assert "one iteration needs 2 prompts, the dataset 'ocr' has 1" in message
 
 
 @pytest.mark.parametrize(

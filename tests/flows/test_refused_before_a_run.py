@@ -70,7 +70,10 @@ def test_a_dataset_that_gives_no_prompts_is_refused(recipe: Recipe, main: Main, 
 def test_fewer_prompts_than_an_iteration_draws_are_refused(recipe: Recipe, main: Main, tmp_path: Path):
     (tmp_path / "one.txt").write_text('say "K7"\n', encoding="utf-8")
     words = ("--set", f'train.train_policy.dataset={{name = "prompts", path = "{tmp_path}/one.txt"}}')
-    assert "one iteration needs 2 prompts, the dataset has 1" in refusal(main, recipe(), *words)
+    assert (
+        "train.train_policy.dataset: one iteration needs 2 prompts, the dataset 'prompts' has 1; add prompts, or lower "
+        "train.train_batch_per_replica"
+    ) in refusal(main, recipe(), *words)
 
 
 @pytest.mark.parametrize("kind", DEEP)
@@ -118,6 +121,8 @@ def test_a_prompt_of_a_book_is_refused_by_its_beginning(recipe: Recipe, main: Ma
     words = ("--set", f'train.train_policy.dataset={{name = "prompts", path = "{tmp_path}/p.txt"}}')
     said = refusal(main, recipe(), *words)
     assert "train.train_policy.dataset: more than 65536 characters in 1 prompt, e.g. p-" in said
+    assert "has 10000000, 'aaa" in said
+    assert said.rstrip().endswith("'...; shorten or remove it")
 
 
 def test_a_service_that_is_away_hides_no_mistake_and_is_none(recipe: Recipe, tmp_path: Path):
