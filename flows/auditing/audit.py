@@ -18,6 +18,7 @@ from flows.auditing.checks import numbers, page, samples, tars
 from flows.auditing.checks.unknown import Listings
 from flows.auditing.faults import Findings
 from flows.auditing.heads import HEADS
+from flows.auditing.planned import Asked
 from flows.auditing.slot import Slot
 from flows.ledger.pages import LEDGER, Totals, pages
 from flows.ledger.pages import numbers as page_numbers
@@ -148,7 +149,7 @@ class Audit:
             self._look_for_missing(every)
             self._look_at_metrics(every)
             page.check(self._run, every, self._findings)
-        pairs = planned.check(reached, lambda url: self._look_at(self._here(url)), self._findings)
+        pairs = planned.check(reached, Asked(self._run), lambda url: self._look_at(self._here(url)), self._findings)
         own = [slot for url, slot in self._slots.items() if self._is_own(url)]
         beside.check_numerics(self._run, own, self._findings)
         self._hash(self._listed())

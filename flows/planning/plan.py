@@ -196,8 +196,8 @@ def plan_of(settings: Settings, *, without_weights: bool = False, misfits: check
     overrides = list(settings.overrides)
     if settings.iterations:
         overrides.append(f"train.num_iterations={settings.iterations}")
-    values = read_values(settings.recipe, overrides, settings.cluster)
     mistakes = Mistakes()
+    values = read_values(settings.recipe, overrides, settings.cluster)
     mistakes.catch(store.check_readable, settings.store)
     paths = values.get("plugins", [])
     mistakes.catch(outside_plugins.find, (path for path in paths if isinstance(path, str)))
@@ -359,7 +359,12 @@ def freeze(plan: Plan, store_url: str) -> Plan:
 
 
 def read_plan(store_url: str, run_id: str) -> Plan:
-    """Return the plan of a run.
+    """Return the plan of a run, with what it went on with last. Raises like :func:`every_plan`."""
+    return every_plan(store_url, run_id)[-1]
+
+
+def every_plan(store_url: str, run_id: str) -> list[Plan]:
+    """Return the plan of a run as it was written, and as it was from each record of what the run went on with.
 
     Raises :class:`ConfigError` if there is no run, and :class:`ArtifactError` if its plan is missing or damaged.
     """
@@ -377,11 +382,8 @@ def read_plan(store_url: str, run_id: str) -> Plan:
     if plan.run_id != run_id:
         wanted = f"restore the one of {run_id!r} from a copy"
         raise ArtifactError(f"{url} is the plan of run {plan.run_id!r}; {wanted}")
-    newest = versions.newest(root, run_id)
-    if newest is None:
-        return plan
-    now = {"stage_versions": newest.versions, "early_warning": newest.early_warning}
-    return plan.model_copy(update=now | {"recipe": newest.ranking(plan.recipe)})
+    records = versions.every(root, run_id)
+    return [plan, *(plan.model_copy(update=record.replaced(plan.recipe)) for record in records)]
 
 
 def _kind_of(body: dict[str, Any]) -> type[Plan]:

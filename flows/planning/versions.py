@@ -4,7 +4,7 @@ Without a record, those of its plan count.
 """
 
 import itertools
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.early_warning import EarlyWarningConfig
@@ -28,6 +28,11 @@ class Versions(Section):
     early_warning: EarlyWarningConfig | None = None
     best_by: str | None = None
     """``validation.best_by`` of the recipe; that of the plan counts if a record was written without the field."""
+
+    def replaced(self, recipe: Ranked) -> dict[str, Any]:
+        """Return the fields of a plan with this recipe that the record replaces."""
+        versions, warning = self.versions, self.early_warning
+        return {"stage_versions": versions, "early_warning": warning, "recipe": self.ranking(recipe)}
 
     def ranking(self, recipe: Ranked) -> Ranked:
         """Return a recipe with the number that ranks policies now."""
@@ -58,11 +63,16 @@ def go_on_with(
 
 
 def newest(root: str, run_id: str) -> Versions | None:
-    """Return the newest record of the run at ``root``; None without any.
+    """Return the newest record of the run at ``root``; None without any. Raises like :func:`every`."""
+    return next(reversed(every(root, run_id)), None)
+
+
+def every(root: str, run_id: str) -> list[Versions]:
+    """Return the records of the run at ``root``, the oldest first.
 
     Raises :class:`ArtifactError` if a record is damaged, or missing although a later one is there.
     """
-    found = None
+    records: list[Versions] = []
     for number in itertools.count(1):
         url, following = _url(root, number), _url(root, number + 1)
         data = store.read_if_exists(url)
@@ -74,7 +84,8 @@ def newest(root: str, run_id: str) -> Versions | None:
         if (found.run_id, found.number) != (run_id, number):
             found_name = f"number {found.number} of run {found.run_id!r}"
             raise ArtifactError(f"{url} was written as {found_name}; {RESTORE}")
-    return found
+        records.append(found)
+    return records
 
 
 def _url(root: str, number: int) -> str:

@@ -12,11 +12,13 @@ import pytest
 from cosmos_rl_core.rewards import ocr
 from flows.auditing.audit import audit
 from flows.planning import requests
+from flows.planning.versions import go_on_with
 from flows.watching.metrics import FILE, lines_of
 from stages import contracts
+from stages.artifacts.generations import invalidate
 from stages.formats.tables import to_parquet
 from tests.flows.by_hand import make_all
-from tests.flows.proved import KEPT, RUN_ID, Forger, Proved, body_of, told
+from tests.flows.proved import KEPT, RUN_ID, Forger, Proved, body_of, seal_anew, told
 from tests.hand_made import make, planned
 
 REWARD = "iterations/0001/reward-ocr"
@@ -68,6 +70,68 @@ def test_lines_of_updates_of_an_earlier_version_are_those_that_it_wrote(forger: 
     _lines(forger, lambda line: line | ({"train/reward_max": 9.0} if "train/reward_max" in line else {}))
     (fault,) = (line for line in told(forger) if line.startswith(FILE))
     assert "train/reward_max is 9.0, the artifacts give " in fault
+
+
+EARLIER = {"rollout": 1, "reward-ocr": 1, "update": 1, "fragment": 2}
+
+
+def of_earlier_versions(forger: Forger) -> None:
+    for name, version in EARLIER.items():
+        forger.manifest(f"iterations/0001/{name}", lambda body, version=version: body.update(version=version))
+
+
+def of_smaller_groups(body: dict[str, Any]) -> None:
+    body["config"].update(n_generation=3)
+
+
+def other_metadata(rows: list[dict[str, Any]]) -> None:
+    rows[0]["metadata"] = {"reference": "ZZ"}
+
+
+def test_a_version_that_no_record_names_excuses_nothing(forger: Forger):
+    of_earlier_versions(forger)
+    forger.manifest("iterations/0001/rollout", of_smaller_groups)
+    forger.rows("iterations/0001/rollout", other_metadata)
+    forger.seal()
+    found = told(forger)
+    for name, version in EARLIER.items():
+        said = f"{version} of {name.removesuffix('-ocr')}, expected {version + 1} as the run was planned"
+        assert f"iterations/0001/{name}/manifest.1.json version: {said}" in found
+
+
+def test_what_was_made_before_a_run_went_on_with_other_versions_is_compared_with_what_was_asked_for(forger: Forger):
+    """Until the run goes on, it stands; nothing that its version does not explain is excused."""
+    versions = {name.removesuffix("-ocr"): version for name, version in EARLIER.items()}
+    seal_anew(forger.root / "plan.json", lambda body: body["stage_versions"].update(versions))
+    newer = {name: stage.version for name, stage in contracts.STAGES.items()}
+    go_on_with(str(forger.root), RUN_ID, newer, None, None)
+    of_earlier_versions(forger)
+    forger.seal()
+    found = audit(str(forger.store), RUN_ID)
+    assert found.faults == []
+    place = f"runs/{RUN_ID}/iterations/0001"
+    for name, version in EARLIER.items():
+        said = f"version {version} of {name.removesuffix('-ocr')} made it, before versions.1.json"
+        assert f"{place}/{name}: {said}" in found.unchecked
+    assert f"{place}/fragment: version 2 of fragment made it, this is version 3" in found.unchecked
+    forger.rows("iterations/0001/rollout", other_metadata)
+    forger.seal()
+    assert any("samples[0].metadata: {'reference': 'ZZ'}, expected " in line for line in told(forger))
+    forger.manifest("iterations/0001/rollout", of_smaller_groups)
+    forger.seal()
+    (fault,) = (line for line in told(forger) if line.startswith("iterations/0001/rollout/manifest.1.json recipe"))
+    assert fault.endswith("recipe: the settings of rollout changed (n_generation)")
+
+
+def test_an_ended_input_excuses_no_other_settings(forger: Forger):
+    """What was made from an ended generation is made again; until then its settings are those of the plan."""
+    slot = str(forger.root / "iterations/0001/rollout")
+    forger.manifest(REWARD, lambda body: body["config"]["reward"].update(line_width=12))
+    forger.seal()
+    invalidate(slot, 1, "asked for")
+    shutil.copy(f"{slot}/manifest.1.json", f"{slot}/manifest.2.json")
+    seal_anew(Path(slot, "manifest.2.json"), lambda body: body.update(generation=2))
+    assert any(line.startswith(f"{REWARD}/manifest.1.json recipe: the settings of reward") for line in told(forger))
 
 
 GATE = '[[rewards]]\nrole = "gate"\nmin = 0.1\nfn = { name = "jpeg" }\n\n[[rewards]]'
