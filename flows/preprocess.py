@@ -11,8 +11,7 @@ from prefect import flow, get_run_logger
 from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
 from prefect.runtime import deployment, flow_run
 
-from cosmos_rl_core.config.dataset import read_dataset
-from cosmos_rl_core.errors import mistakes_in
+from cosmos_rl_core.config.dataset import DatasetConfig, read_dataset
 from flows.defaults import store_of
 from flows.launchers.fitting import misfits_of
 from flows.operations import preprocess as operation
@@ -88,9 +87,11 @@ def preprocess(
         merge: Read all files and make one part of all items.
     """
     store = store_of(store)
-    config = read_dataset(dataset, tuple(overrides or ()), cluster)
-    if wrong := misfits_of(config.launch, operation.stages_of(config), gpus.slots, runs_here=True):
-        raise mistakes_in(dataset, wrong)
+
+    def misfits(config: DatasetConfig) -> list[str]:
+        return misfits_of(config.launch, operation.stages_of(config), gpus.slots, runs_here=True)
+
+    config = read_dataset(dataset, tuple(overrides or ()), cluster, misfits)
     root = snapshots.root_of(store, config.name)
     log = get_run_logger().info if deployment.get_id() else None
     with _Progress(root, config.name) as reporter:

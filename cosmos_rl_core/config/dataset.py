@@ -1,6 +1,6 @@
 """The file of a dataset: where its media and captions come from, and which of them are used."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, StringConstraints, model_validator
@@ -10,7 +10,7 @@ from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.recipe import check, read_toml, read_values, validated, with_changes
 from cosmos_rl_core.config.train import AnyCaptioner, AnyDataset
-from cosmos_rl_core.errors import ConfigError, Mistakes
+from cosmos_rl_core.errors import ConfigError, Mistakes, mistakes_in
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,47}$")]
 """Shorter than the digests that other folders of the store are named by."""
@@ -59,19 +59,27 @@ class DatasetConfig(Section):
         return self
 
 
-def read_dataset(path: str, overrides: Sequence[str] = (), cluster: str | None = None) -> DatasetConfig:
+Misfits = Callable[[DatasetConfig], Sequence[str]]
+"""Returns a message for each mistake by which stages do not fit the devices."""
+
+
+def read_dataset(
+    path: str, overrides: Sequence[str] = (), cluster: str | None = None, misfits: Misfits | None = None
+) -> DatasetConfig:
     """Read the TOML file of a dataset, with overrides ``a.b.c=value``. Import the plugins from outside that it names.
 
-    Raises one :class:`ConfigError` with all mistakes.
+    ``misfits`` looks for stages that fit no device. Raises one :class:`ConfigError` with all mistakes.
     """
-    file = shipped.path_of(path, "dataset")
-    values = with_changes(read_toml(file, "configs/data/local.toml or package:data/local"), file, overrides, cluster)
-    mistakes = Mistakes()
+    file, mistakes = shipped.path_of(path, "dataset"), Mistakes()
+    values = read_toml(file, "configs/data/local.toml or package:data/local", mistakes)
+    values = with_changes(values, file, overrides, cluster, mistakes)
     # First, because the plugins of each file take the place of all found before.
     for recipe in _texts(values.get("recipes")):
         _check_recipe(recipe, mistakes)
     mistakes.catch(outside_plugins.find, _texts(values.get("plugins")))
     config = mistakes.catch(validated, DatasetConfig, values, path)
+    if config is not None and misfits is not None and (wrong := misfits(config)):
+        mistakes.append(str(mistakes_in(path, wrong)))
     if mistakes or config is None:
         raise ConfigError("\n".join(mistakes))
     return config
@@ -84,6 +92,6 @@ def _texts(values: object) -> list[str]:
 
 def _check_recipe(path: str, mistakes: Mistakes) -> None:
     """Add the mistakes of a recipe that are found without a snapshot."""
-    if (values := mistakes.catch(read_values, path)) is not None:
+    if (values := mistakes.catch(read_values, path, mistakes=mistakes)) is not None:
         mistakes.catch(outside_plugins.find, _texts(values.get("plugins")))
         mistakes.catch(check, values, path)

@@ -23,7 +23,7 @@ from cosmos_rl_core.config.train import (
     RewardedOptions,
     ValidationConfig,
 )
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ConfigError, Mistakes
 from cosmos_rl_core.importers.cosmos_rl.translation import translated
 
 
@@ -219,23 +219,38 @@ _WRITTEN = "written by a person"
 """Validation context of recipes from TOML, whose set fields are those that a person wrote."""
 
 
-def read_values(path: str, overrides: Sequence[str] = (), cluster: str | None = None) -> Values:
+def read_values(
+    path: str, overrides: Sequence[str] = (), cluster: str | None = None, mistakes: Mistakes | None = None
+) -> Values:
     """Return the plain values of a TOML recipe with overrides ``a.b.c=value`` (TOML values; bare words are strings).
 
     Files of cosmos-rl are translated first. ``cluster`` is a TOML file whose ``[launch]`` replaces the recipe's. Raises
-    :class:`ConfigError` if a file is missing or not TOML, or if a key of cosmos-rl cannot be translated.
+    :class:`ConfigError` if the file is missing or not TOML, or if a key of cosmos-rl cannot be translated. What is
+    wrong with overrides, with ``cluster`` and with values beyond the limits of TOML files is added to ``mistakes``, so
+    that others can be found beside it; without ``mistakes`` it raises, too.
     """
     file = shipped.path_of(path, "recipe")
-    return with_changes(translated(read_toml(file, shipped.EXAMPLE), path), file, overrides, cluster)
+    values = translated(read_toml(file, shipped.EXAMPLE, mistakes), path)
+    return with_changes(values, file, overrides, cluster, mistakes)
 
 
-def with_changes(values: Values, file: Path, overrides: Sequence[str], cluster: str | None) -> Values:
-    """Return the values of ``file`` with overrides and a cluster profile. Plugins and recipes get absolute paths."""
+def with_changes(
+    values: Values, file: Path, overrides: Sequence[str], cluster: str | None, mistakes: Mistakes | None = None
+) -> Values:
+    """Return the values of ``file`` with overrides and a cluster profile. Plugins and recipes get absolute paths.
+
+    Raises, or adds to ``mistakes``, like :func:`read_values`.
+    """
     _place_files(values, file.parent)
+    found = Mistakes()
     if cluster is not None:
-        values |= _profile(cluster)
+        values |= found.catch(_profile, cluster) or {}
     for override in overrides:
-        _apply(values, override)
+        found.catch(_apply, values, override)
+    if mistakes is not None:
+        mistakes.extend(found)
+    elif found:
+        raise ConfigError("\n".join(found))
     _place_files(values, Path.cwd())
     return values
 
@@ -264,17 +279,26 @@ def _profile(cluster: str) -> Values:
     return profile
 
 
-def read_toml(path: str | Path, example: str) -> Values:
-    """Read a TOML file. Raises :class:`ConfigError`, which names ``example``, if it is missing or not TOML."""
+def read_toml(path: str | Path, example: str, mistakes: Mistakes | None = None) -> Values:
+    """Read a TOML file. Raises :class:`ConfigError`, which names ``example``, if it is missing or not TOML.
+
+    Values beyond the limits are cut and added to ``mistakes``; without it they raise, too.
+    """
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"no file at {path}; expected a TOML file such as {example}")
     try:
-        return toml.loads(file.read_text(encoding="utf-8"))
+        values = toml.parsed(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from error
+    if beyond := toml.cut_to_limits(values):
+        message = f"{path}: {toml.beyond_limits(beyond)}"
+        if mistakes is None:
+            raise ConfigError(message)
+        mistakes.append(message)
+    return values
 
 
 def check(values: Values, source: str) -> Recipe:
@@ -359,16 +383,17 @@ def _apply(values: Values, override: str) -> None:
     keys = path.strip().split(".")
     if not separator or not all(keys) or len(keys) > toml.MAX_DEPTH:
         raise ConfigError(f"cannot read override {toml.shortened(override)}; expected section.key=value")
+    try:
+        value = toml.parsed(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a bare word
+    except ValueError as error:
+        raise ConfigError(f"override {toml.shortened(override)}: {error}") from error
+    if beyond := toml.cut_to_limits({path.strip(): value}):
+        raise ConfigError(f"override {toml.shortened(override)}: {toml.beyond_limits(beyond)}")
     table = values
     for key in keys[:-1]:
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
             raise ConfigError(f"override {toml.shortened(override)}: {key} is not a table")
-    try:
-        try:
-            table[keys[-1]] = toml.loads(f"value = {text.strip()}")["value"]
-        except tomllib.TOMLDecodeError:  # a bare word
-            table[keys[-1]] = text.strip()
-            toml.check_limits({"value": text.strip()})
-    except ValueError as error:
-        raise ConfigError(f"override {toml.shortened(override)}: {error}") from error
+    table[keys[-1]] = value

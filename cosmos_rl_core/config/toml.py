@@ -4,7 +4,7 @@ import itertools
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cosmos_rl_core.errors import listed
@@ -26,7 +26,8 @@ def loads(text: str) -> dict[str, Any]:
     values beyond the limits of this module.
     """
     values = parsed(text)
-    check_limits(values)
+    if mistakes := cut_to_limits(values):
+        raise ValueError(beyond_limits(mistakes))
     return values
 
 
@@ -52,34 +53,44 @@ _MANY_DIGITS = re.compile(rf"(?<![\w.'\"])[0-9][0-9_]{{{MOST_DIGITS},}}")
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels; flatten it, so that at most {MAX_DEPTH} are inside each other"
 
 
-def check_limits(values: dict[str, Any]) -> None:
-    """Raise one ``ValueError`` that names every value that is nested too deep, too long or too large, by its keys."""
+def cut_to_limits(values: dict[str, Any]) -> list[str]:
+    """Cut the values that are nested too deep, too long or too large; return a message for each, by its keys.
+
+    What is left of them serves to look for mistakes in the other values.
+    """
     mistakes: list[str] = []
-    level = [("", values)]
+    level: list[tuple[str, Any]] = [("", values)]
     for _ in range(MAX_DEPTH):
-        inside = [pair for place, held in level for pair in _inside(place, held)]
-        mistakes += [f"{_begun(place)} {why}" for place, value in inside if (why := _beyond(value))]
-        level = [(place, value) for place, value in inside if isinstance(value, dict | list)]
-    mistakes += [f"{_begun(place)} is {_TOO_DEEP}" for place, _ in level]
-    if len(mistakes) > 1:
-        raise ValueError(listed(f"{len(mistakes)} values are beyond what a file may hold:", mistakes))
-    if mistakes:
-        raise ValueError(mistakes[0])
+        inside: list[tuple[str, Any]] = []
+        for place, held in level:
+            for key, value in [*(held.items() if isinstance(held, dict) else enumerate(held))]:
+                at = f"{place}.{key}".lstrip(".")
+                if (beyond := _beyond(value)) is not None:
+                    held[key], why = beyond
+                    mistakes.append(f"{_begun(at)} {why}")
+                inside.append((at, value))
+        level = [(at, value) for at, value in inside if isinstance(value, dict | list)]
+    for place, value in level:
+        value.clear()
+        mistakes.append(f"{_begun(place)} is {_TOO_DEEP}")
+    return mistakes
 
 
-def _inside(place: str, held: dict[str, Any] | list[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a table or an array with their places."""
-    for key, value in held.items() if isinstance(held, dict) else enumerate(held):
-        yield f"{place}.{key}".lstrip("."), value
-
-
-def _beyond(value: Any) -> str | None:
-    """Return why a text is too long or a number too large, else None."""
+def _beyond(value: Any) -> tuple[Any, str] | None:
+    """Return what is left of a text that is too long or a number that is too large, and why; else None."""
     if isinstance(value, str) and len(value) > MAX_TEXT:
-        return f"has {len(value)} characters; expected at most {MAX_TEXT}: shorten the text"
+        return value[:SHOWN], f"has {len(value)} characters; expected at most {MAX_TEXT}: shorten the text"
     if isinstance(value, int) and value not in WHOLE_NUMBERS:
-        return "is a whole number of more than 64 bits; expected at most 2^63 - 1, and at least -2^63"
+        nearest = WHOLE_NUMBERS[0 if value < 0 else -1]
+        return nearest, "is a whole number of more than 64 bits; expected at most 2^63 - 1, and at least -2^63"
     return None
+
+
+def beyond_limits(mistakes: Sequence[str]) -> str:
+    """Return one message for those of :func:`cut_to_limits`, of which there are some."""
+    if len(mistakes) == 1:
+        return mistakes[0]
+    return listed(f"{len(mistakes)} values are beyond what a file may hold:", mistakes)
 
 
 def _begun(place: str) -> str:

@@ -146,7 +146,12 @@ def preprocess(
         cosmos-flows preprocess configs/data/local.toml --verify
     """
     operation = import_module("flows.operations.preprocess")
-    config = import_module("cosmos_rl_core.config.dataset").read_dataset(dataset, tuple(overrides or ()), cluster)
+
+    def misfits(config: Any) -> list[str]:
+        return _misfits(config.launch, operation.stages_of(config), runs_here=True)
+
+    read_dataset = import_module("cosmos_rl_core.config.dataset").read_dataset
+    config = read_dataset(dataset, tuple(overrides or ()), cluster, misfits)
     # Without Prefect, whose server takes longer to start than 10,000 files take to be looked at.
     asked = verify or merge
     if not asked and (head := operation.unchanged(config, store)) is not None and not operation.missing(config, store):
@@ -335,13 +340,14 @@ def _plan_of(recipe: str, *others: Any, without_weights: bool = False) -> Any:
     """
     if (line := import_module("flows.operations.import_recipe").note(recipe)) is not None:
         say(line, err=True)
-    plan = import_module("flows.planning.plan")
-
-    def misfits(launch: Any, stages: Any) -> list[str]:
-        fitting, runs_here = import_module("flows.launchers.fitting"), not without_weights
-        return fitting.misfits_of(launch, stages, partial(slots_of, required=runs_here), runs_here=runs_here)
-
+    plan, misfits = import_module("flows.planning.plan"), partial(_misfits, runs_here=not without_weights)
     return plan.plan_of(plan.Settings(recipe, *others), without_weights=without_weights, misfits=misfits)
+
+
+def _misfits(launch: Any, stages: Any, *, runs_here: bool) -> list[str]:
+    """Return a message for each mistake by which stages do not fit the devices."""
+    fitting = import_module("flows.launchers.fitting")
+    return fitting.misfits_of(launch, stages, partial(slots_of, required=runs_here), runs_here=runs_here)
 
 
 def slots_of(launch: Any, *, required: bool) -> int | None:

@@ -12,7 +12,7 @@ from rich.text import Text
 from cosmos_rl_core import shipped
 from cosmos_rl_core.config import toml
 from cosmos_rl_core.config.recipe import read_toml
-from cosmos_rl_core.errors import ConfigError, NoSpaceError, UnavailableError
+from cosmos_rl_core.errors import ConfigError, Mistakes, NoSpaceError, UnavailableError
 from cosmos_rl_core.importers.cosmos_rl import translation
 from cosmos_rl_core.storage import store
 
@@ -30,7 +30,8 @@ def note(recipe: str) -> str | None:
 
     Raises :class:`ConfigError` if there is no such TOML file.
     """
-    values = read_toml(shipped.path_of(recipe, "recipe"), shipped.EXAMPLE)
+    # Values beyond limits are told with the other mistakes, by the plan.
+    values = read_toml(shipped.path_of(recipe, "recipe"), shipped.EXAMPLE, Mistakes())
     if translation.schema_of(values) is None:
         return None
     command = shlex.join(["cosmos-flows", "import-recipe", recipe])

@@ -197,7 +197,7 @@ def plan_of(settings: Settings, *, without_weights: bool = False, misfits: check
     if settings.iterations:
         overrides.append(f"train.num_iterations={settings.iterations}")
     mistakes = Mistakes()
-    values = read_values(settings.recipe, overrides, settings.cluster)
+    values = read_values(settings.recipe, overrides, settings.cluster, mistakes)
     mistakes.catch(store.check_readable, settings.store)
     paths = values.get("plugins", [])
     mistakes.catch(outside_plugins.find, (path for path in paths if isinstance(path, str)))

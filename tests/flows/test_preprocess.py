@@ -17,6 +17,7 @@ from cosmos_rl_core.datasets import local
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.storage import store
 from flows.cli import app as cli
+from flows.launchers.devices import VISIBLE
 from flows.operations.preprocess import described, preprocess, unchanged
 from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact
@@ -328,6 +329,28 @@ def test_mistakes_of_a_file_are_named(lines: str, expected: str, tmp_path: Path)
     ended = CliRunner().invoke(cli.app, ["preprocess", str(file)])
     assert ended.exit_code == 64
     assert expected in ended.output
+
+
+def test_mistakes_of_a_file_its_recipes_and_the_command_and_stages_that_fit_no_device_are_named_at_once(
+    clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(VISIBLE, ",".join(f"GPU-{number}" for number in range(8)))
+    (tmp_path / "bad.toml").write_text("[train]\nnum_iterations = 0\n", encoding="utf-8")
+    file = tmp_path / "clips.toml"
+    source = f'[sources.mine]\nname = "local"\nlocal_dir = "{clips}"\n'
+    launch = "[launch]\ngpus = 4\nprocesses = 8\n"
+    file.write_text(f'name = "clips"\nrecipes = ["bad.toml"]\nmin_frames = {2**64}\n{source}{launch}', encoding="utf-8")
+    words = ("--set", f"max_frames={2**64}", "--set", "captioned", "--store", str(tmp_path / "store"))
+    ended = CliRunner().invoke(cli.app, ["preprocess", str(file), *words])
+    assert ended.exit_code == 64
+    for said in (
+        f"{file}: min_frames is a whole number of more than 64 bits",
+        "max_frames is a whole number of more than 64 bits",
+        "cannot read override 'captioned'",
+        "train.num_iterations: Input should be greater than or equal to 1",
+        "embed, encode: 8 GPUs each, one for each process; launch.gpus = 4",
+    ):
+        assert said in ended.output
 
 
 def test_a_dataset_without_files_and_a_folder_that_is_not_there_are_named(tmp_path: Path):

@@ -116,6 +116,34 @@ def test_a_seed_of_many_digits_in_a_file_is_refused(recipe: Recipe, main: Main, 
     assert "train.seed is a whole number of more than 64 bits; expected at most 2^63 - 1" in said
 
 
+def test_values_beyond_limits_hide_no_other_mistake(recipe: Recipe, main: Main, tmp_path: Path):
+    (tmp_path / "profile.toml").write_text(f"[launch]\nprocesses = {2**63}\n", encoding="utf-8")
+    path = recipe(
+        ("num_iterations = 2", f"num_iterations = 0\nseed = {'9' * 5000}"),
+        ("[rollout]", f"[rollout]\ndeep = {'[' * 50}{']' * 50}"),
+        ("optm_lr = 1e-3", f'optm_lr = -1.0\nepsilon = "{"a" * 70_000}"'),
+    )
+    wrong = (f"validation.seed={2**63}", f"logging.project_name={'a' * 70_000}", "nonsense", "rollout.n_generation=1")
+    words = (word for change in wrong for word in ("--set", change))
+    said = refusal(main, path, *words, "--cluster", str(tmp_path / "profile.toml"))
+    for one in (
+        "train.seed is a whole number of more than 64 bits",
+        "train.epsilon has 70000 characters",
+        "rollout.deep.0.0.0",
+        "profile.toml: launch.processes is a whole number of more than 64 bits",
+        ": validation.seed is a whole number of more than 64 bits",
+        ": logging.project_name has 70000 characters",
+        "cannot read override 'nonsense'; expected section.key=value",
+        "train.num_iterations: Input should be greater than or equal to 1",
+        "train.optm_lr: Input should be greater than",
+        "rollout.n_generation: Input should be greater than or equal to 2",
+        "rollout.deep: unknown key",
+        "train.epsilon: ",
+    ):
+        assert one in said
+    assert "validation.dataset" not in said
+
+
 def test_a_prompt_of_a_book_is_refused_by_its_beginning(recipe: Recipe, main: Main, tmp_path: Path):
     (tmp_path / "p.txt").write_text(f'{"a" * 10_000_000}\nsay "K7"\nsay "AB"\n', encoding="utf-8")
     words = ("--set", f'train.train_policy.dataset={{name = "prompts", path = "{tmp_path}/p.txt"}}')
