@@ -21,7 +21,7 @@ from stages.scoring.rewards import label_of
 
 
 class Asked:
-    """What a run asks for today, and what it asked for before it went on with other stage versions or limits."""
+    """The Requests of a run: those of today, and those from before it went on with other stage versions or limits."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

@@ -20,7 +20,7 @@ Ranked = TypeVar("Ranked", Recipe, VlmRecipe)
 
 
 class Versions(Section):
-    """What a run continued with. The newest record replaces what its plan says."""
+    """Settings that a run continued with. The newest record replaces what its plan says."""
 
     run_id: str
     number: int
