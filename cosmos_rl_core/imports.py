@@ -6,18 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-def _is_of_use(record: logging.LogRecord) -> bool:
-    """Return whether a warning is one that somebody can act on: torchvision is left out on purpose."""
-    return "requires torchvision (not installed)" not in record.getMessage()
-
-
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Switch the garbage collector off inside the block.
 
     During imports it would go through all modules again and again and find nothing: a sixth of their time.
     """
-    logging.getLogger("transformers.utils.import_utils").addFilter(_is_of_use)
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -25,3 +19,19 @@ def uncollected() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+WARNS = "transformers.utils.import_utils"
+"""Name of the logger by which transformers says what it does without torchvision."""
+
+
+def without_torchvision_warnings() -> None:
+    """Leave the warnings that torchvision is not installed out of the log of this process, to its end.
+
+    Nobody can act on them: torchvision is left out on purpose.
+    """
+    logging.getLogger(WARNS).addFilter(_is_of_use)
+
+
+def _is_of_use(record: logging.LogRecord) -> bool:
+    return "requires torchvision (not installed)" not in record.getMessage()

@@ -12,7 +12,7 @@ from typing import Any
 
 from cosmos_rl_core import outside_plugins
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.imports import uncollected
+from cosmos_rl_core.imports import uncollected, without_torchvision_warnings
 from cosmos_rl_core.pipelines import directories
 
 
@@ -45,6 +45,7 @@ def _count(count: str, pipeline: str, *arguments: Any) -> Any:
 
 
 if __name__ == "__main__":
+    without_torchvision_warnings()
     with uncollected():
         counts = importlib.import_module("cosmos_rl_core.models._counting")
     counts.main(sys.argv[1])

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import IO, Any, TextIO
 
 from cosmos_rl_core import numerics, plugins
-from cosmos_rl_core.imports import uncollected
+from cosmos_rl_core.imports import uncollected, without_torchvision_warnings
 from cosmos_rl_core.processes import die_with_parent
 from stages.contracts import STAGES
 from stages.execution import runner
@@ -51,6 +51,7 @@ REAP_INTERVAL_S = 0.02
 def main() -> None:
     """Serve until standard input closes."""
     die_with_parent()
+    without_torchvision_warnings()
     replies = sys.stdout
     # Unbuffered, so that select sees everything that was written.
     requests = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115

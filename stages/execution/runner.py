@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from cosmos_rl_core import outside_plugins
 from cosmos_rl_core.canonical import differences
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, NoSpaceError
-from cosmos_rl_core.imports import uncollected
+from cosmos_rl_core.imports import uncollected, without_torchvision_warnings
 from cosmos_rl_core.numerics import numerics
 from cosmos_rl_core.processes import TRAFFIC, die_with_parent
 from cosmos_rl_core.storage import store
@@ -40,6 +40,7 @@ REASON_TIMEOUT_S = 10.0
 def main(argv: list[str] | None = None) -> int:
     """Run the stage and return the exit code."""
     die_with_parent()
+    without_torchvision_warnings()
     parser = argparse.ArgumentParser(prog="python -m stages.execution.runner", description=SUMMARY)
     parser.add_argument("request", help="path of the request (JSON)")
     path = Path(parser.parse_args(argv).request)

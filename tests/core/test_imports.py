@@ -1,10 +1,21 @@
-"""The garbage collector is off during imports and comes back as it was."""
+"""The garbage collector is off during imports and comes back as it was; one warning of theirs is left out."""
 
 import gc
+import logging
+from collections.abc import Iterator
 
 import pytest
 
-from cosmos_rl_core.imports import uncollected
+from cosmos_rl_core.imports import WARNS, uncollected, without_torchvision_warnings
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    """The logger of transformers, afterwards as it was."""
+    logger = logging.getLogger(WARNS)
+    before = [*logger.filters]
+    yield logger
+    logger.filters[:] = before
 
 
 @uncollected()
@@ -22,3 +33,20 @@ def test_the_collector_is_off_inside_and_as_before_afterwards():
     with pytest.raises(ImportError, match="no such library"):
         fail_to_import()
     assert gc.isenabled()
+
+
+def test_a_block_without_the_collector_leaves_the_log_alone(logger: logging.Logger):
+    logger.filters.clear()
+    with uncollected():
+        assert logger.filters == []
+    assert logger.filters == []
+
+
+def test_only_the_warning_that_torchvision_is_missing_is_left_out(logger: logging.Logger, caplog):
+    without_torchvision_warnings()
+    with caplog.at_level(logging.WARNING):
+        logger.addHandler(caplog.handler)
+        logger.warning("`A` requires torchvision (not installed); falling back to `B`")
+        logger.warning("another one")
+        logger.removeHandler(caplog.handler)
+    assert {record.message for record in caplog.records} == {"another one"}
