@@ -1,4 +1,4 @@
-"""How far the monitored statistics of a finished run drifted from iteration 0, as ``docs/measured`` stores it."""
+"""Drift of the monitored statistics of a finished run from iteration 0, as ``docs/measured`` stores it."""
 
 import json
 import math

@@ -129,20 +129,26 @@ def _check_scores(scores: Artifact, request: Request, findings: Findings) -> Non
             findings.add(url, f"row {number}, {row['sample_id']}", "is not finite, so it cannot have a score")
         if not is_of(row["scorer"], made.config["scorer"]):
             findings.add(url, f"row {number}, {row['sample_id']}", f"scored by {row['scorer']}")
-    _check_failures(scores, table, request.settings(contracts.Reward), findings)
+    refused = int(samples[REFUSED].notna().sum()) if REFUSED in samples else 0
+    _check_failures(scores, table, refused, request.settings(contracts.Reward), findings)
 
 
-def _check_failures(scores: Artifact, table: pd.DataFrame, config: contracts.Reward, findings: Findings) -> None:
-    """Check that the summary counts every failure, and that no more samples failed than the settings allow."""
+def _check_failures(
+    scores: Artifact, table: pd.DataFrame, refused: int, config: contracts.Reward, findings: Findings
+) -> None:
+    """Check that the summary counts every failure, and that no more samples failed than the settings allow.
+
+    Samples that a guardrail ``refused`` have no score, and count as no failure.
+    """
     known = table.loc[table["valid"], "score"].astype("float64")
     failed = len(table) - len(known)
     numbers = {config.reward.label: known.mean(), "scored": len(known), "failed": failed}
     if scores.manifest.version > OVER_SAMPLES:
         numbers["standard_error"] = mean_of(known, table.loc[table["valid"], "prompt_id"]).error
     _check_summary(scores.manifest, numbers, "scores", findings)
-    if failed > config.max_failed_fraction * len(table):
+    if failed - refused > config.max_failed_fraction * len(table):
         allowed = f"max_failed_fraction = {config.max_failed_fraction}"
-        told = f"{failed} of {len(table)} samples have no score, more than {allowed}"
+        told = f"{failed - refused} of {len(table)} samples have no score, more than {allowed}"
         findings.add(_url(scores, contracts.Reward.SCORES), "valid", told)
 
 

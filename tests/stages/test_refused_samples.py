@@ -13,6 +13,7 @@ from diffusers.pipelines.cosmos import pipeline_cosmos2_5_predict
 from safetensors.torch import load
 
 from cosmos_rl_core.errors import ConfigError
+from flows.auditing import contents
 from flows.auditing.checks import samples
 from flows.auditing.faults import Findings
 from flows.planning import requests
@@ -110,6 +111,9 @@ def test_an_iteration_goes_on_without_it(run: Run, tmp_path: Path, monkeypatch: 
     table = read_table(scored, contracts.Reward.SCORES)
     assert [*table[~table["valid"]]["sample_id"]] == [lost]
     assert scores.summary["failed"] == 1
+    findings = Findings("run")
+    contents.check(scores, reward, lambda one: one, {}, findings)
+    assert not findings.faults, "one of six is more than max_failed_fraction, and was refused"
     answers = read_table(scored, contracts.Reward.ANSWERS).set_index("sample_id")["error"]
     assert str(answers[lost]).endswith(": the sample was refused by the guardrail, so there is no picture to score")
     updated, update = made(requests.update(run, 0), tmp_path)
