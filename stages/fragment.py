@@ -23,7 +23,18 @@ from stages.formats.losses import item_losses, sums_of
 from stages.formats.samples import BY_GUARDRAIL, REFUSED
 from stages.formats.tables import read_table
 from stages.reporting import choosing, pictures
-from stages.reporting.excerpt import HELD_OUT_LOSS, Change, Excerpt, Failure, Loss, Picture, PromptScore, Score, Tripped
+from stages.reporting.contracts import WEIGHTED
+from stages.reporting.excerpt import (
+    HELD_OUT_LOSS,
+    Change,
+    Excerpt,
+    Failure,
+    Loss,
+    Picture,
+    PromptScore,
+    Score,
+    Tripped,
+)
 from stages.reporting.numbers import words
 from stages.reporting.samples import Samples
 from stages.scoring.spreads import scored_numbers
@@ -51,7 +62,7 @@ class Scored:
     artifacts: dict[str, Artifact]
     """The scores of each reward, by its label."""
     tables: dict[str, Any]
-    """The numbers in them."""
+    """The numbers in them, and the weighted sum."""
 
     @classmethod
     def read(cls, request: Request, role: str, scores_role: str) -> "Scored | None":
@@ -62,7 +73,10 @@ class Scored:
         scores = dict(zip(config.rewards, request.inputs.get(scores_role, ()), strict=True))
         samples = Samples.read(sources[0], scores.get(config.headline))
         artifacts = {label: Artifact(source) for label, source in scores.items()}
-        return cls(samples, artifacts, {label: scored_numbers(label, one) for label, one in artifacts.items()})
+        tables = {label: scored_numbers(label, one) for label, one in artifacts.items()}
+        if config.weights:
+            tables[WEIGHTED] = _weighted(tables, config)
+        return cls(samples, artifacts, tables)
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
@@ -143,6 +157,16 @@ def _scores(label: str, table: Any) -> Iterator[Score]:
         yield Score.of(label, name, known, table["prompt_id"].reindex(known.index))
 
 
+def _weighted(tables: Mapping[str, Any], config: contracts.Fragment) -> Any:
+    """Return the weighted sum of rewards of the samples that have all of their scores and pass every gate."""
+    labels = sorted({*config.weights, *config.gates})
+    scores: Any = pd.DataFrame({label: tables[label][label] for label in labels}).dropna()
+    for label, gate in config.gates.items():
+        scores = scores.loc[[gate.why_not(score) is None for score in scores[label]]]
+    total = sum(weight * scores[label] for label, weight in sorted(config.weights.items()))
+    return pd.DataFrame({WEIGHTED: total, "prompt_id": tables[labels[0]]["prompt_id"].reindex(scores.index)})
+
+
 def _failures(scored: Scored, config: contracts.Fragment) -> Iterator[Failure]:
     """Yield the reasons why samples have no score or do not count, the most frequent first."""
     table = scored.samples.table
@@ -159,7 +183,8 @@ def _failures(scored: Scored, config: contracts.Fragment) -> Iterator[Failure]:
         told = errors.map(lambda error: first_line(error)[:REASON] or "no reason given")
         for reason, count in told.value_counts(sort=True).head(REASONS).items():
             yield Failure(what="no score", reward=label, reason=str(reason), count=int(count))
-    for label, gate in config.gates.items():
+    # Of held-out samples gates only say which count in the sum.
+    for label, gate in config.gates.items() if not config.held_out else ():
         why = [gate.why_not(score) for score in scored.tables[label][label]]
         if held := sum(one is not None for one in why):
             bounds = [

@@ -15,7 +15,7 @@ from stages.reporting.page import report_page
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
-    """Write ``index.html``. Return the number of iterations and the held-out reward ``before`` and ``after``."""
+    """Write ``index.html``. Return the number of iterations, and ``before`` and ``after`` of what ranks policies."""
     config = request.settings(contracts.Report)
     total = sum(map(len, request.inputs.values())) + 1
     done = 0
@@ -33,6 +33,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     book = Book(
         title=config.title,
         reward=config.reward,
+        ranked_by=config.ranked_by,
         init=config.init,
         about=config.about,
         settings=config.settings,
@@ -44,6 +45,6 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     )
     context.attempt.put(contracts.Report.PAGE, report_page(book))
     context.progress("writing", total, total)
-    ends = [piece.estimate(book.reward) for piece in (*book.judged[:1], *book.judged[1:][-1:])]
+    ends = [book.ranking(piece) for piece in (*book.judged[:1], *book.judged[1:][-1:])]
     means = {name: one.mean for name, one in zip(("before", "after"), ends, strict=False) if one.n}
     return {"iterations": book.num_iterations} | means

@@ -15,7 +15,8 @@ from flows.planning.run import Run
 from flows.planning.steps import open_run
 from flows.running.work_folders import hold, in_use
 from flows.terminal.commands import about
-from flows.watching.best import Best, best_of, judge_of
+from flows.watching.best import Best, best_of
+from flows.watching.ranking import judge_of
 from flows.watching.status import State, states
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.files import copy

@@ -12,6 +12,7 @@ from flows.planning import costs
 from flows.planning.datasets import data_of, split_of, weights_of
 from flows.planning.run import Run, inputs_of
 from flows.reporting import facts
+from flows.watching import ranking
 from stages import contracts
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import input_of
@@ -254,7 +255,14 @@ def fragment(run: Run, k: int) -> Request:
 def judged(run: Run, k: int) -> Request:
     """Return the Request for what a report shows of policy version k on held-out prompts and media."""
     labels = tuple(reward.fn.label for reward in run.recipe.rewards) if run.evaluates else ()
-    config = contracts.Fragment(held_out=True, rewards=labels, headline=run.headline_reward if labels else "")
+    config = contracts.Fragment(
+        held_out=True,
+        rewards=labels,
+        headline=run.headline_reward if labels else "",
+        # Whatever ranks policies now, so that another choice makes no fragment again.
+        weights=(weights := ranking.weights_of(run)),
+        gates=ranking.gates_of(run) if weights else {},
+    )
 
     def inputs(k: int, samples: str, scores: str, losses: str) -> dict[str, tuple[Input, ...]]:
         slot = run.slots.version(k, "evaluate")
@@ -280,6 +288,7 @@ def report(run: Run, iterations: int, judged: list[int]) -> Request:
     config = contracts.Report(
         title=run.plan.run_id,
         reward=run.headline_reward,
+        ranked_by=ranking.ranked_by(run),
         init=run.plan.lineage,
         about=facts.about(run.plan),
         settings=facts.settings(run.plan, identity=True),

@@ -22,6 +22,7 @@ from flows.reporting.causes import ending
 from flows.reporting.collecting import Collected, Stage
 from flows.terminal import commands
 from flows.watching.metrics import FILE as NUMBERS
+from flows.watching.ranking import ranked_by
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.contracts import Report
@@ -44,6 +45,7 @@ def page(collected: Collected, state: str, error: str = "", wave: str = "") -> b
     book = Book(
         title=run.plan.run_id,
         reward=run.headline_reward,
+        ranked_by=ranked_by(run),
         init=run.plan.lineage,
         about=facts.about(run.plan),
         settings=facts.settings(run.plan, identity=False),

@@ -6,6 +6,7 @@ from cosmos_rl_core.training.schedules import ema_decay, lr_factor
 from cosmos_rl_core.weights.parts import CURRENT, EMA, STATE
 from flows.reporting import facts
 from flows.vlm.run import VlmRun
+from flows.watching.ranking import ranked_by
 from stages import contracts
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import input_of
@@ -67,6 +68,7 @@ def report(run: VlmRun, iterations: int) -> Request:
     config = contracts.Report(
         title=run.plan.run_id,
         reward="",
+        ranked_by=ranked_by(run),
         init="",
         about=facts.about(run.plan),
         settings=facts.settings(run.plan, identity=True),

@@ -9,6 +9,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from flows.watching.ranking import Judge, judge_of
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
@@ -37,51 +38,6 @@ class Best:
         said = [f"{name} {mean:.4g}" for name, mean in self.rewards.items()] if len(self.rewards) > 1 else []
         said += [] if self.passed is None else ["{} of {} samples count".format(*self.passed)]
         return f"policy {self.k}, {self.by} {self.figure:.4g}" + (f" ({', '.join(said)})" if said else "")
-
-
-@dataclass(frozen=True)
-class Judge:
-    """The rule that ranks the policy versions of a run."""
-
-    stages: tuple[str, ...]
-    """The stages that must stand, such as ``validate``."""
-    by: str
-    weights: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Rewards of a weighted sum; empty if one number of a manifest ranks."""
-    gates: Mapping[str, Gate] = field(default_factory=dict[str, "Gate"])
-    number: str = ""
-    """Its name in the summary of the stage, if it is neither a loss nor a reward."""
-
-    @property
-    def of_losses(self) -> bool:
-        """Return whether the lowest number is best."""
-        return self.by == "held-out loss"
-
-
-def judge_of(run: Run) -> Judge | None:
-    """Return what ranks policy versions: what ``validation.best_by`` says, else its default; None if nothing does."""
-    validation, rewards = run.recipe.validation, run.recipe.rewards
-    best_by = getattr(validation, "best_by", None)
-    training = [reward for reward in rewards if reward.role == "train"]
-    if best_by is None and not (run.evaluates and training) and not run.validates:
-        # The name of a reward, even one called `loss` or `reward`.
-        label = run.headline_reward if run.evaluates else ""
-        return Judge((f"evaluate-{label}",), f"held-out {label}") if label else None
-    best_by = best_by or ("reward" if run.evaluates and training else "loss")
-    if best_by == "loss":
-        return Judge(("validate",), "held-out loss") if run.validates else None
-    if best_by in getattr(validation, "datasets", ()):
-        return Judge(("validate",), f"held-out correct answers: {best_by}", number=f"correct_{best_by}")
-    if not run.evaluates:
-        return None
-    if best_by != "reward":
-        return Judge((f"evaluate-{best_by}",), f"held-out {best_by}")
-    gates = {reward.fn.label: reward.gate for reward in rewards if reward.role == "gate"}
-    weights = {reward.fn.label: reward.weight for reward in training}
-    if not gates and [*weights.values()] == [1.0]:
-        return Judge((f"evaluate-{(label := next(iter(weights)))}",), f"held-out {label}")
-    stages = tuple(f"evaluate-{label}" for label in (*weights, *gates))
-    return Judge(stages, "held-out weighted reward", weights, gates)
 
 
 def best_of(run: Run, found: Iterable[State]) -> Best | None:

@@ -9,7 +9,8 @@ from typing import Any
 from cosmos_rl_core.errors import counted
 from flows.planning.run import Run
 from flows.planning.steps import Step
-from flows.watching.best import Best, best_of, judge_of
+from flows.watching.best import Best, best_of
+from flows.watching.ranking import judge_of
 from flows.watching.status import State
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request

@@ -15,6 +15,8 @@ from stages.reporting.excerpt import Excerpt, Score
 from stages.vlm import evaluated
 from stages.vlm.settings import VlmEvaluate
 
+LOSS = "loss"
+"""Name of the held-out loss among the rewards."""
 Rows = Sequence[tuple[str, str]]
 
 
@@ -132,6 +134,8 @@ class Book:
     title: str
     reward: str
     """The headline reward; "" without rewards."""
+    ranked_by: str = ""
+    """The number that ranks policies; "" if nothing does."""
     init: str = ""
     about: Rows = ()
     settings: Rows = ()
@@ -163,6 +167,22 @@ class Book:
         """Return the judged version with the lowest held-out loss, the earliest of equal ones; None without any."""
         known = [piece for piece in self.judged if math.isfinite(piece.loss.mean)]
         return min(known, key=lambda piece: piece.loss.mean, default=None)
+
+    @property
+    def headline(self) -> str:
+        """Return the number that tells whether the policy learned: the one that ranks policies, if it was measured.
+
+        Otherwise it is the headline reward.
+        """
+        measured = self.judged and self._of(self.judged[0], self.ranked_by).n
+        return self.ranked_by if measured else self.reward
+
+    def ranking(self, piece: Piece) -> Estimate:
+        """Return the headline of a judged policy version."""
+        return self._of(piece, self.headline)
+
+    def _of(self, piece: Piece, name: str) -> Estimate:
+        return piece.loss if name == LOSS else piece.estimate(name)
 
     def sampled_by(self, k: int) -> int:
         """Return the policy version that made the samples of an iteration."""

@@ -7,6 +7,9 @@ from pydantic import Field
 from cosmos_rl_core.config.shared import StageConfig
 from cosmos_rl_core.config.train import Gate
 
+WEIGHTED = "weighted reward"
+"""Name of the weighted sum of rewards among the scores of a fragment."""
+
 
 class Fragment(StageConfig):
     """Numbers and pictures of one iteration or of one judged policy version, for the report.
@@ -32,7 +35,9 @@ class Fragment(StageConfig):
     headline: str = ""
     """The reward that pictures are chosen by; "" without rewards."""
     gates: dict[str, Gate] = Field(default={}, json_schema_extra={"neutral": {}})
-    """Bounds on scores, by which samples count in training."""
+    """Bounds on scores, by which samples count in training, and in the weighted sum of rewards."""
+    weights: dict[str, float] = Field(default={}, json_schema_extra={"neutral": {}})
+    """Weights of rewards whose sum is shown, of samples that pass every gate; empty for none."""
 
 
 class Report(StageConfig):
@@ -45,6 +50,10 @@ class Report(StageConfig):
     PAGE: ClassVar[str] = "index.html"
     title: str
     reward: str
+    """The first reward that trains, else the first reward; "" without rewards."""
+    ranked_by: str = Field(default="", json_schema_extra={"neutral": ""})
+    """The number that ranks policies, which the page begins with: a reward, ``loss``, ``weighted reward`` or
+    ``correct answers: NAME``; "" if nothing ranks them."""
     init: str = Field(default="", json_schema_extra={"neutral": ""})
     """What policy version 0 begins with, in words; "" for the base, and for fresh weights."""
     about: tuple[tuple[str, str], ...] = ()

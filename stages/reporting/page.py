@@ -15,8 +15,9 @@ from cosmos_rl_core.errors import visible
 from cosmos_rl_core.estimates.digits import number, signed
 from cosmos_rl_core.estimates.estimate import Estimate
 from cosmos_rl_core.weights.parts import CURRENT
-from stages.reporting.book import Book, Piece, Trained
+from stages.reporting.book import LOSS, Book, Piece, Trained
 from stages.reporting.choosing import evenly
+from stages.reporting.contracts import WEIGHTED
 from stages.reporting.curves import WIDE, Series, curve
 from stages.reporting.excerpt import HELD_OUT_LOSS, Picture
 from stages.reporting.scores import NAMES, change_of, distributions, moved, signs
@@ -33,8 +34,6 @@ LISTED = 200
 """Rows of a table of prompts, failures or weights."""
 HEADLINES = 4
 """Numbers in large digits."""
-LOSS = "loss"
-"""Name of the held-out loss among the rewards."""
 
 
 def report_page(book: Book) -> bytes:
@@ -49,7 +48,8 @@ def report_page(book: Book) -> bytes:
         now=book.now,
         script=_script() if book.now else "",
         held_out=held_out,
-        headlines=[one for one in held_out if not book.reward or one.name in (book.reward, LOSS)][:HEADLINES],
+        headlines=_headlines(book, held_out),
+        weighted=WEIGHTED,
         of_answers=any(piece.of_answers for piece in book.judged),
         curves=list(_curves(book)),
         signs=evidence,
@@ -87,16 +87,30 @@ class HeldOut:
 
 
 def _held_out(book: Book) -> list[HeldOut]:
-    """Return the headline reward, the loss and the other rewards, as far as they were measured."""
+    """Return what was measured on held-out data: the headline, the first reward, the loss, the other rewards."""
     if not book.judged:
         return []
     first, last = book.judged[0], book.judged[-1] if len(book.judged) > 1 else None
-    names = dict.fromkeys([book.reward, *(one.reward for one in first.excerpt.scores)])
-    found = [HeldOut(name, first.estimate(name), *_after(last, name), "rose") for name in names if name]
     loss = None if last is None else last.loss
     change = None if last is None else change_of(last, HELD_OUT_LOSS)
-    found.insert(1 if book.reward else 0, HeldOut(LOSS, first.loss, loss, change, "fell"))
+    measured = HeldOut(LOSS, first.loss, loss, change, "fell")
+    names = dict.fromkeys([book.headline, book.reward, LOSS, *(one.reward for one in first.excerpt.scores)])
+    found = [
+        measured if name == LOSS else HeldOut(name, first.estimate(name), *_after(last, name), "rose")
+        for name in names
+        if name
+    ]
     return [one for one in found if one.before.n]
+
+
+def _headlines(book: Book, held_out: Sequence[HeldOut]) -> list[HeldOut]:
+    """Return the held-out numbers in large digits: the headline, and the loss beside a reward, or a reward beside it.
+
+    Of the answers of a VLM all, as far as there is room.
+    """
+    beside = book.reward if book.headline == LOSS else LOSS
+    shown = {book.headline, beside} if book.reward else {one.name for one in held_out}
+    return [one for one in held_out if one.name in shown][:HEADLINES]
 
 
 def _after(last: Piece | None, name: str) -> tuple[Estimate | None, Estimate | None]:
@@ -105,14 +119,11 @@ def _after(last: Piece | None, name: str) -> tuple[Estimate | None, Estimate | N
 
 def _curves(book: Book) -> Iterator[tuple[str, str, Sequence[Series], Markup]]:
     """Yield title, name of the axis, series and drawing of the curves that answer whether it learned."""
-    training = [(book.sampled_by(piece.k), piece.estimate(book.reward)) for piece in book.iterations]
-    held_out = [(piece.k, piece.estimate(book.reward)) for piece in book.judged]
-    reward = [
-        Series("training, mean of each iteration ± 1 standard error", training, line=True),
-        Series("held-out ± 1 standard error", held_out, line=False, ink="held"),
-    ]
     marks = [book.sampled_by(piece.k) for piece in book.iterations if piece.excerpt.tripped]
-    found = [("Reward", "policy version that made the samples", reward, marks)]
+    names = [name for name in dict.fromkeys([book.headline, book.reward]) if name not in ("", LOSS)]
+    titles = ["Reward"] if names == [book.reward] else [f"Reward: {n}" if book.reward else n for n in names]
+    made_by = "policy version that made the samples" if book.reward else "policy version"
+    found = [(title, made_by, _rewards(book, name), marks) for title, name in zip(titles, names, strict=True)]
     if book.trained and not book.iterations:
         found.append(("Training loss", "optimizer steps done", [losses(book.trained)], []))
     steps = book.steps_of
@@ -123,6 +134,16 @@ def _curves(book: Book) -> Iterator[tuple[str, str, Sequence[Series], Markup]]:
         known = [one for one in series if one.rows]
         if known:
             yield title, x_label, known, curve(known, x_label, WIDE, places)
+
+
+def _rewards(book: Book, name: str) -> list[Series]:
+    """Return a reward of training samples, if it was measured there, and of held-out ones."""
+    training = [(book.sampled_by(piece.k), piece.estimate(name)) for piece in book.iterations]
+    held_out = [(piece.k, piece.estimate(name)) for piece in book.judged]
+    return [
+        Series("training, mean of each iteration ± 1 standard error", training, line=True),
+        Series("held-out ± 1 standard error", held_out, line=False, ink="held"),
+    ]
 
 
 def _strip(pieces: Sequence[Piece], why: str) -> list[Piece]:

@@ -141,7 +141,7 @@ def _limits(book: Book) -> tuple[str, str]:
 
 
 def _training_and_held_out(book: Book, rows: list[Moved], *, tripped: bool) -> Iterator[tuple[str, str]]:
-    """Yield whether the training reward and the held-out one moved together.
+    """Yield whether the first training reward and the held-out one moved together; its name, if others rank policies.
 
     A hacked reward rises on held-out prompts too: where a limit tripped, that speaks for nothing.
     """
@@ -149,12 +149,12 @@ def _training_and_held_out(book: Book, rows: list[Moved], *, tripped: bool) -> I
     held_out = headline_change(book)
     if own is None or held_out is None:
         return
-    rose = own.drift > 2
+    rose, named = own.drift > 2, "" if book.headline == book.reward else f" {book.reward}"
     if rose and held_out.direction == "rose":
-        words = f"The training reward and the held-out one both rose (held out {signed(held_out.mean)})"
+        words = f"The training reward{named} and the held-out one both rose (held out {signed(held_out.mean)})"
         yield ("", f"{words}, as they do when a reward is hacked.") if tripped else ("good", f"{words}.")
     elif rose:
-        words = "The training reward rose, the held-out one"
+        words = f"The training reward{named} rose, the held-out one"
         yield "bad", f"{words} {held_out.direction}: the policy may have learned its prompts or the scorer."
 
 

@@ -2,78 +2,33 @@
 
 import json
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 from cosmos_rl_core.errors import ArtifactError, ConfigError
-from cosmos_rl_core.rewards import jpeg
 from cosmos_rl_core.storage import store
-from cosmos_rl_core.storage.sealed import seal
 from flows import post_train
 from flows.cli import app as cli
 from flows.operations.export import export
 from flows.operations.rerun import rerun
-from flows.operations.upgrades import settled
-from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import Run
 from flows.planning.steps import open_run
-from flows.planning.versions import Versions
-from flows.running.wave import standing_manifest
 from flows.watching.all_runs import all_runs
-from flows.watching.best import Judge, best_of, judge_of
+from flows.watching.best import best_of
 from flows.watching.judged import held_out_lines, result_line
 from flows.watching.status import look, states
-from stages import contracts
-from stages.artifacts.manifest import Manifest
-from stages.artifacts.request import Request
-from stages.formats.tables import to_parquet
-from tests.flows.by_hand import HELD_OUT_MEDIA, SFT, SMALL_SFT, validated
-from tests.flows.tracked import make_with_numbers
-from tests.hand_made import make, planned
-
-SECOND_REWARD = "rewards=[{ role = 'monitor', fn = { name = 'jpeg' } }]"
-NO_REWARD = "rewards=[]"
-ONE_EACH = {"export": {"lora/model.safetensors": b"weights", "lora/adapter_config.json": b"{}"}}
-
-
-def run_of(tmp_path: Path, *overrides: str, iterations: int = 4) -> Run:
-    """A supervised run of two optimizer steps an iteration, called ``hand``."""
-    return planned(SFT, tmp_path, run_id="hand", iterations=iterations, overrides=(*SMALL_SFT[1:], *overrides))
-
-
-def make_with(run: Run, numbers: dict[int, float | None], until: str = "") -> list[str]:
-    """Take the run to its end or to a wave; held-out losses or scores by policy version. Return the waves' names."""
-    names: list[str] = []
-
-    def one(request: Request) -> Manifest:
-        found = numbers.get(request.iteration or 0)
-        named = {"validate": "loss", "reward": request.slot.rpartition("-")[2]}.get(request.stage)
-        files = ONE_EACH.get(request.stage, {"current/w": request.slot.encode()})
-        if request.stage == "evaluate":
-            files = {"media/00000.tar": b"", "index/00000.json": b""}
-        summary: dict[str, Any] = {named: found} if named else {}
-        if request.stage == "reward":
-            summary["scored"] = 4
-        return make(request, files, seconds=1.0, **summary)
-
-    def launch(name: str, *requests: Request) -> list[Manifest]:
-        names.append(name)
-        if name == until:
-            raise KeyboardInterrupt
-        return [standing_manifest(request) or one(request) for request in requests]
-
-    post_train.make(run, launch)
-    return names
-
-
-def best(run: Run) -> Any:
-    found = best_of(run, states(run))
-    return found and (found.k, found.by, found.figure)
-
+from tests.flows.by_hand import HELD_OUT_MEDIA
+from tests.flows.judged_runs import (
+    HELD_OUT,
+    NO_REWARD,
+    SECOND_REWARD,
+    best,
+    judged_by,
+    make_with,
+    run_of,
+)
 
 LOSSES: list[tuple[dict[int, float | None], Any]] = [
     ({0: 0.5, 1: 0.3, 2: 0.1, 3: 0.2, 4: 0.4}, (2, "held-out loss", 0.1)),
@@ -110,43 +65,6 @@ def test_without_a_held_out_loss_the_highest_reward_is_best_and_without_both_not
         export(unjudged.store_url, "hand", str(tmp_path / "out"), "best")
 
 
-TWO_AND_A_GATE = """rewards=[
-    { fn = { name = "ocr", line_width = 96 } },
-    { weight = 0.5, fn = { name = "jpeg" } },
-    { role = "gate", min = 0.5, fn = { name = "pixel_statistics" } },
-]"""
-HELD_OUT: dict[str, list[list[float | None]]] = {
-    "ocr": [[0.2, 0.2, 0.2, 0.2], [0.9, 0.9, 0.9, 0.9], [0.5, 0.7, 1.0, None]],
-    "jpeg": [[0.0, 0.0, 0.0, 0.0], [-2.0, -2.0, -2.0, -2.0], [0.0, 0.0, 0.0, 0.0]],
-    "pixel_statistics": [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 1.0]],
-}
-"""Of each reward, the scores of four held-out samples of three policy versions."""
-
-
-def judged_by(recipe: Any, tmp_path: Path, best_by: str) -> Run:
-    """A run with two rewards and a gate, whose versions have the scores above."""
-    asked = (f"validation.best_by={best_by}",) if best_by else ()
-    path = validated(recipe, tmp_path, freq=1)
-    run = planned(path, tmp_path, run_id=f"by-{best_by or 'default'}", overrides=(TWO_AND_A_GATE, *asked))
-
-    def launch(name: str, *wanted: Request) -> list[Manifest]:
-        return [standing_manifest(request) or one(request) for request in wanted]
-
-    def one(request: Request) -> Manifest:
-        stage, _, label = request.slot.rpartition("/")[2].partition("-")
-        if stage != "evaluate" or not label:
-            return make_with_numbers(request)
-        scores = HELD_OUT[label][request.iteration or 0]
-        valid = [score is not None for score in scores]
-        table = pd.DataFrame({"sample_id": [*"abcd"], "prompt_id": [*"ppqq"], "score": scores, "valid": valid})
-        mean = fmean(score for score in scores if score is not None)
-        files = {contracts.Reward.SCORES: to_parquet(table), contracts.Reward.ANSWERS: b"", "calls": b""}
-        return make(request, files, **{label: mean, "scored": sum(valid), "seconds": 1.0})
-
-    post_train.make(run, launch)
-    return run
-
-
 @pytest.mark.parametrize(
     ("best_by", "expected"),
     [
@@ -174,31 +92,6 @@ def test_several_rewards_rank_policies_by_their_weighted_sum_over_samples_that_p
         )
         changes = [str(one) for one in (look(run.store_url, run.plan.run_id).outlook.others)]
         assert changes[0] == "held-out jpeg: 0.000 (policy 0) -> 0.000 (policy 2)"
-
-
-def test_a_finished_run_goes_on_with_another_number_that_ranks_its_policies(recipe: Any, tmp_path: Path):
-    run, path = judged_by(recipe, tmp_path, "ocr"), str(tmp_path / "tiny.toml")
-    for best_by, expected in (("jpeg", (0, "held-out jpeg")), ("", (2, "held-out weighted reward"))):
-        asked = (f"validation.best_by={best_by}",) if best_by else ()
-        wanted = plan_of(Settings(path, run.store_url, "by-ocr", overrides=(TWO_AND_A_GATE, *asked)))
-        again = Run(freeze(wanted, run.store_url), run.store_url)
-        assert again.plan.identity() == run.plan.identity()
-        assert best(again)[:2] == expected
-        # The plan is written once; what the run goes on with is recorded beside it.
-        settled(again, remake=False)
-        assert best(open_run(run.store_url, "by-ocr"))[:2] == expected
-        assert look(run.store_url, "by-ocr").as_json()["best"]["by"] == expected[1]
-        (line,) = all_runs(run.store_url)
-        assert line.reward_name == expected[1]
-        assert settled(again, remake=False) is again
-
-
-def test_a_record_from_before_it_held_what_ranks_policies_leaves_that_of_the_plan(recipe: Any, tmp_path: Path):
-    run = judged_by(recipe, tmp_path, "ocr")
-    record = Versions(run_id="by-ocr", number=1, versions=run.plan.stage_versions)
-    body = record.model_dump(mode="json", exclude={"best_by"})
-    store.put_if_absent(store.join(run.url, "versions.1.json"), seal("versions", body))
-    assert best(open_run(run.store_url, "by-ocr")) == best(run)
 
 
 def test_the_last_lines_of_a_run_name_the_number_that_ranks_policies_and_list_every_reward(recipe: Any, tmp_path: Path):
@@ -252,33 +145,6 @@ def test_the_list_of_runs_shows_the_loss_of_a_run_that_a_loss_ranks(tmp_path: Pa
     make_with(run, {0: 0.5, 2: 0.125, 4: 0.25})
     (line,) = all_runs(run.store_url)
     assert (line.reward_name, line.first_reward, line.reward) == ("held-out loss", 0.5, 0.25)
-
-
-def test_what_nothing_measures_cannot_rank(recipe: Any, tmp_path: Path):
-    known = "known: reward, ocr, jpeg, pixel_statistics"
-    with pytest.raises(ConfigError, match=f"validation.best_by = 'loss' is not measured by this recipe; {known}"):
-        judged_by(recipe, tmp_path, "loss")
-
-
-@pytest.mark.parametrize(("name", "number"), [("loss", "the held-out loss"), ("reward", "the weighted sum")])
-def test_a_reward_called_like_another_number_cannot_be_named(recipe: Any, tmp_path: Path, name: str, number: str):
-    plugin = tmp_path / f"{name}.py"
-    plugin.write_text(Path(jpeg.__file__).read_text().replace('Literal["jpeg"]', f'Literal["{name}"]'))
-    path = validated(recipe, tmp_path)
-    mine = (f"plugins=['{plugin}']", f"rewards=[{{ fn = {{ name = 'ocr' }} }}, {{ fn = {{ name = '{name}' }} }}]")
-    said = rf"validation\.best_by = '{name}' names {number}.* and one of the rewards ocr, {name}; expected .*: give"
-    with pytest.raises(ConfigError, match=said):
-        plan_of(Settings(path, overrides=(*mine, f"validation.best_by={name}")))
-    assert plan_of(Settings(path, overrides=(*mine, "validation.best_by=ocr"))).recipe.rewards
-
-
-@pytest.mark.parametrize("label", ["loss", "reward"])
-def test_the_only_number_of_a_run_may_have_any_name(tmp_path: Path, label: str):
-    run = run_of(tmp_path, SECOND_REWARD)
-    named = run.recipe.rewards[0].fn.model_copy(update={"name": label})
-    rewards = (run.recipe.rewards[0].model_copy(update={"fn": named}),)
-    plan = run.plan.model_copy(update={"recipe": run.recipe.model_copy(update={"rewards": rewards})})
-    assert judge_of(Run(plan, run.store_url)) == Judge((f"evaluate-{label}",), f"held-out {label}")
 
 
 def test_held_out_samples_need_no_reward(tmp_path: Path):

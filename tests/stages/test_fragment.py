@@ -15,12 +15,15 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import drop, input_of
 from stages.formats.samples import StoredSample
 from stages.reporting import choosing, pictures
+from stages.reporting.contracts import WEIGHTED
 from stages.reporting.excerpt import Excerpt
 from tests.stages.conftest import make
 from tests.stages.made_up import (
     EVALUATION_SCORES,
     ROLLOUT_SCORES,
+    TEST,
     TRAIN,
+    Inputs,
     ask,
     evaluation,
     excerpt,
@@ -102,6 +105,56 @@ def test_gated_samples_are_counted_with_their_bounds(tmp_path: Path):
     make(ask(slot, config, 0, samples=[samples], scores=[scores]), tmp_path)
     found = excerpt(input_of(str(slot))).failures
     assert [(one.what, one.reason, one.count) for one in found[1:]] == [("gated", "beyond min 0.4: exclude", 2)]
+
+
+SCORES = {
+    "ocr": ([0.2, 0.2, 0.2, 0.2], [0.5, 0.7, 1.0, None]),
+    "jpeg": ([0.0, 0.0, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0]),
+    "sharp": ([1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 1.0]),
+}
+"""Of each reward, the scores of four held-out samples of two policies."""
+
+
+def test_the_weighted_sum_of_held_out_rewards_is_of_samples_that_have_them_all_and_pass_every_gate(tmp_path: Path):
+    gate = Gate(min=0.5, max=None, on_fail="exclude", max_gated_fraction=1.0)
+    weights = {"ocr": 1.0, "jpeg": 0.5}
+    found: list[Excerpt] = []
+    inputs: Inputs = {}
+    for version in (0, 1):
+        samples = evaluation(tmp_path, version)["samples"]
+        tables = [score_table(TEST, 2, SCORES[name][version]) for name in SCORES]
+        scores = [scored(tmp_path, samples, 10 * version + n, table) for n, table in enumerate(tables)]
+        first = {"first": inputs["samples"], "first_scores": inputs["scores"]} if version else {}
+        inputs = {"samples": [samples], "scores": scores}
+        config = contracts.Fragment(
+            held_out=True, rewards=tuple(SCORES), headline="ocr", weights=weights, gates={"sharp": gate}
+        )
+        slot = tmp_path / f"weighted-{version}"
+        make(ask(slot, config, version, **inputs, **first), tmp_path)
+        found.append(excerpt(input_of(str(slot))))
+    before, after = (one.score(WEIGHTED) for one in found)
+    assert before is not None
+    assert after is not None
+    # Of version 1 the third sample fails the gate, and the fourth has no score of ocr.
+    assert (before.mean, before.n, before.clusters) == (pytest.approx(0.45), 4, 2)
+    assert (after.mean, after.n, after.clusters) == (pytest.approx(0.6), 2, 1)
+    (change,) = [one for one in found[1].changes if one.of == WEIGHTED]
+    assert (change.mean, change.better, change.worse) == (pytest.approx(0.15), 2, 0)
+    assert not [one for one in found[1].failures if one.what == "gated"]
+
+
+def test_where_no_held_out_sample_passes_the_gates_there_is_no_weighted_sum(tmp_path: Path):
+    samples = evaluation(tmp_path, 0)["samples"]
+    scores = [scored(tmp_path, samples, n, score_table(TEST, 2, SCORES["ocr"][0])) for n in (0, 1)]
+    gate = Gate(min=0.5, max=None, on_fail="exclude", max_gated_fraction=1.0)
+    names = ("ocr", "sharp")
+    config = contracts.Fragment(
+        held_out=True, rewards=names, headline="ocr", weights={"ocr": 1.0}, gates=dict.fromkeys(names, gate)
+    )
+    make(ask(tmp_path / "none", config, 0, samples=[samples], scores=scores), tmp_path)
+    found = excerpt(input_of(str(tmp_path / "none"))).score(WEIGHTED)
+    assert found is not None
+    assert (found.mean, found.n) == (None, 0)
 
 
 def test_limits_that_tripped_bring_their_samples(tmp_path: Path):

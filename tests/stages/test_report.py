@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -14,7 +15,8 @@ from cosmos_rl_core.estimates.estimate import Estimate, mean_of
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input
 from stages.reporting.book import Book, Piece
-from stages.reporting.excerpt import Change, Excerpt, Failure, Score, Tripped
+from stages.reporting.contracts import WEIGHTED
+from stages.reporting.excerpt import HELD_OUT_LOSS, Change, Excerpt, Failure, Loss, Score, Tripped
 from stages.reporting.page import report_page
 from stages.reporting.scores import moved, signs
 from tests.stages.made_up import (
@@ -124,6 +126,48 @@ def test_rewards_that_rise_together_speak_for_learning_unless_a_limit_tripped():
     assert (limits, both) == ("bad", "")
     assert words == "Limits of early warning tripped once in 1 iteration, first in iteration 1: luma rose."
     assert f"{heading}Perhaps: there are signs of it</h2>" in report_page(hacked).decode()
+
+
+def ranked(by: str, **more: Any) -> Book:
+    """A run that trains on jpeg, whose held-out numbers all rose from 1 to 2."""
+    names = ("jpeg", "ocr", WEIGHTED)
+
+    def judged(k: int, mean: float) -> Piece:
+        scores = (Score(reward=n, score=n, n=8, mean=mean, deviation=1.0, error=0.1, clusters=8) for n in names)
+        loss = Loss(mean=mean, error=0.1, n=8, clusters=8)
+        of = (*names, HELD_OUT_LOSS) if k else ()
+        changes = (Change(of=n, mean=1.0, error=0.1, n=8, clusters=8, better=8, worse=0) for n in of)
+        return Piece(Excerpt(k=k, scores=tuple(scores), changes=tuple(changes), loss=loss))
+
+    return Book(**{"title": "t", "reward": "jpeg", "ranked_by": by, "judged": [judged(0, 1.0), judged(2, 2.0)], **more})
+
+
+@pytest.mark.parametrize(
+    ("by", "headings", "curves"),
+    [
+        ("jpeg", ["Did it learn? Held-out jpeg rose", "Held-out loss rose"], ["Reward", "Held-out loss"]),
+        (
+            "ocr",
+            ["Did it learn? Held-out ocr rose", "Held-out loss rose"],
+            ["Reward: ocr", "Reward: jpeg", "Held-out loss"],
+        ),
+        (
+            WEIGHTED,
+            ["Did it learn? Held-out weighted reward rose", "Held-out loss rose"],
+            ["Reward: weighted reward", "Reward: jpeg", "Held-out loss"],
+        ),
+        ("loss", ["Did it learn? Held-out loss rose", "Held-out jpeg rose"], ["Reward", "Held-out loss"]),
+        # Of a fragment from before, which has no such number, the first reward is shown.
+        ("sharp", ["Did it learn? Held-out jpeg rose", "Held-out loss rose"], ["Reward", "Held-out loss"]),
+    ],
+)
+def test_the_number_that_ranks_policies_says_whether_it_learned(by: str, headings: list[str], curves: list[str]):
+    shown = section(report_page(ranked(by)).decode(), "learned")
+    assert re.findall(r"<h2>(.*?)</h2>", shown) == headings
+    assert ("Policies are ranked by it." in shown.partition("<h2>Held-out")[0]) == (by != "sharp")
+    assert shown.count("Policies are ranked by it.") == (by != "sharp")
+    assert ("weighted sum of the rewards" in shown) == (by == WEIGHTED)
+    assert re.findall(r"<h3>(.*?)</h3>", shown)[: len(curves)] == curves
 
 
 def test_samples_that_changed_most_are_shown_before_and_after(page: str):

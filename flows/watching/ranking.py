@@ -1,0 +1,84 @@
+"""The rule that ranks the policy versions of a run: what its plan says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from stages.reporting.contracts import WEIGHTED
+
+if TYPE_CHECKING:
+    from cosmos_rl_core.config.train import Gate
+    from flows.planning.run import Run
+
+HELD_OUT = "held-out "
+"""Beginning of the names of the numbers that rank policies."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """The rule that ranks the policy versions of a run."""
+
+    stages: tuple[str, ...]
+    """The stages that must stand, such as ``validate``."""
+    by: str
+    weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Rewards of a weighted sum; empty if one number of a manifest ranks."""
+    gates: Mapping[str, Gate] = field(default_factory=dict[str, "Gate"])
+    number: str = ""
+    """Its name in the summary of the stage, if it is neither a loss nor a reward."""
+
+    @property
+    def of_losses(self) -> bool:
+        """Return whether the lowest number is best."""
+        return self.by == "held-out loss"
+
+    @property
+    def name(self) -> str:
+        """Return the number as the report names it: ``loss``, a reward, ``weighted reward``, ``correct answers: x``."""
+        return self.by.removeprefix(HELD_OUT)
+
+
+def weights_of(run: Run) -> dict[str, float]:
+    """Return the weights of the rewards that train, if their sum ranks policies unless the recipe says otherwise.
+
+    Empty if there is none, or if it is the score of a single reward.
+    """
+    weights = {reward.fn.label: reward.weight for reward in run.recipe.rewards if reward.role == "train"}
+    return {} if not run.evaluates or (not gates_of(run) and [*weights.values()] == [1.0]) else weights
+
+
+def gates_of(run: Run) -> dict[str, Gate]:
+    """Return the gates that samples must pass to count in that sum."""
+    return {reward.fn.label: reward.gate for reward in run.recipe.rewards if reward.role == "gate"}
+
+
+def judge_of(run: Run) -> Judge | None:
+    """Return what ranks policy versions: what ``validation.best_by`` says, else its default; None if nothing does."""
+    validation, rewards = run.recipe.validation, run.recipe.rewards
+    best_by = getattr(validation, "best_by", None)
+    training = [reward for reward in rewards if reward.role == "train"]
+    if best_by is None and not (run.evaluates and training) and not run.validates:
+        # The name of a reward, even one called `loss` or `reward`.
+        label = run.headline_reward if run.evaluates else ""
+        return Judge((f"evaluate-{label}",), f"held-out {label}") if label else None
+    best_by = best_by or ("reward" if run.evaluates and training else "loss")
+    if best_by == "loss":
+        return Judge(("validate",), "held-out loss") if run.validates else None
+    if best_by in getattr(validation, "datasets", ()):
+        return Judge(("validate",), f"held-out correct answers: {best_by}", number=f"correct_{best_by}")
+    if not run.evaluates:
+        return None
+    if best_by != "reward":
+        return Judge((f"evaluate-{best_by}",), f"held-out {best_by}")
+    if not (weights := weights_of(run)):
+        return Judge((f"evaluate-{(label := training[0].fn.label)}",), f"held-out {label}")
+    gates = gates_of(run)
+    return Judge(tuple(f"evaluate-{label}" for label in (*weights, *gates)), f"{HELD_OUT}{WEIGHTED}", weights, gates)
+
+
+def ranked_by(run: Run) -> str:
+    """Return the name of the number that ranks policies in the report; "" if nothing does."""
+    judge = judge_of(run)
+    return "" if judge is None else judge.name
