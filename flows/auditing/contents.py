@@ -129,7 +129,7 @@ def _check_scores(scores: Artifact, request: Request, findings: Findings) -> Non
             findings.add(url, f"row {number}, {row['sample_id']}", "is not finite, so it cannot have a score")
         if not is_of(row["scorer"], made.config["scorer"]):
             findings.add(url, f"row {number}, {row['sample_id']}", f"scored by {row['scorer']}")
-    refused = int(samples[REFUSED].notna().sum()) if REFUSED in samples else 0
+    refused = samples[REFUSED].dropna().size if REFUSED in samples else 0
     _check_failures(scores, table, refused, request.settings(contracts.Reward), findings)
 
 

@@ -112,7 +112,9 @@ def test_a_pause_that_a_service_asks_for_is_kept(server: CaptionServer):
     assert time.monotonic() - before_s >= 1
 
 
-@pytest.mark.parametrize("asked", ["3600", email.utils.formatdate(time.time() + 1e6, usegmt=True)])
+@pytest.mark.parametrize(
+    "asked", ["3600", email.utils.formatdate(time.time() + 1e6, usegmt=True)], ids=["seconds", "a date"]
+)
 def test_a_service_that_asks_for_an_hour_is_unavailable(server: CaptionServer, asked: str):
     server.replies = [Reply(429, "quota", {"Retry-After": asked})]
     with pytest.raises(UnavailableError, match="asks for a pause of"):

@@ -247,10 +247,11 @@ def test_the_folder_of_downloads_is_cosmos_rls():
 
 
 def test_a_set_that_may_change_says_so_unless_its_bytes_are_held(tmp_path: Path):
-    def follows(name: str, **settings: Any) -> str:
+    def follows(name: str, **settings: Any) -> tuple[str, ...]:
         return prompt_set.Options.model_validate({"name": "prompt_set", "set": name} | settings).follows
 
-    assert "the branch main, which may change; state its sha256" in follows("dance_grpo_t2v")
+    (said,) = follows("dance_grpo_t2v")
+    assert "the branch main, which may change; state its sha256" in said
     for settings in ({"sha256": "0" * 64}, {"local_dir": str(tmp_path)}, {"base_url": "https://a/b"}):
-        assert follows("dance_grpo_t2v", **settings) == ""
-    assert follows("ocr") == follows("pickscore") == follows("geneval") == ""
+        assert follows("dance_grpo_t2v", **settings) == ()
+    assert follows("ocr") == follows("pickscore") == follows("geneval") == ()
