@@ -335,11 +335,14 @@ class Audit:
         digest, members = _look_into(url, entry.size)
         if digest != entry.sha256:
             return f"sha256 {digest}, expected {entry.sha256}"
+        if members is None and url.endswith(TAR):
+            return "cannot be read as a tar"
         self._right[url, entry] = members
         return ""
 
 
 MISSING = "missing"
+TAR = ".tar"
 
 
 def _is_last(run: Run, report: Manifest) -> bool:
@@ -354,7 +357,7 @@ def _reads(made: Manifest, source: Manifest) -> bool:
 
 def _look_into(url: str, size: int) -> tuple[str, tars.Members | None]:
     """Return the sha256 of a file, and its members if it is a tar."""
-    if url.endswith(".tar"):
+    if url.endswith(TAR):
         return tars.look(_blocks(url, size))
     digest = sha256()
     for block in _blocks(url, size):

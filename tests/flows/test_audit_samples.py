@@ -72,6 +72,10 @@ def other_row(forger: Forger) -> None:
     path.write_bytes(shards.pack(files))
 
 
+def no_tar(forger: Forger) -> None:
+    forger.file(ROLLOUT, "media/00000.tar").write_bytes(b"\x89PNG" * 300)
+
+
 FORGED: dict[str, tuple[Callable[[Forger], None], str]] = {
     "metadata": (change("metadata", lambda found: {"reference": "ZZ"}), "samples[0].metadata: {'reference': 'ZZ'}, "),
     "policy": (change("policy", lambda _: "0" * 64), f"samples[0].policy: {'0' * 64}, expected "),
@@ -81,6 +85,7 @@ FORGED: dict[str, tuple[Callable[[Forger], None], str]] = {
     "t": (change("t", lambda found: [found[0] * 0.9, *found[1:]]), "samples[0].t: "),
     "media of another rollout": (of_other("media"), "of no sample of this unit"),
     "tensors of another rollout": (of_other("tensors"), "of no sample of this unit"),
+    "media that are no tar": (no_tar, "media/00000.tar bytes: cannot be read as a tar"),
     "the row beside a picture": (other_row, "not the row of the index"),
 }
 

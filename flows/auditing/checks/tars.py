@@ -22,7 +22,7 @@ def look(blocks: Iterable[bytes]) -> tuple[str, Members | None]:
             for member in tar:
                 file = tar.extractfile(member) if member.name.endswith(".json") else None
                 members[member.name] = b"" if file is None else file.read()
-    except (tarfile.TarError, EOFError):
+    except (tarfile.TarError, EOFError, ValueError):
         return stream.digest(), None
     return stream.digest(), members
 
