@@ -19,7 +19,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Input, Request
 from stages.formats.losses import item_losses, summary_of
-from stages.formats.samples import REFUSED, read_index
+from stages.formats.samples import KB_PER_SAMPLE, REFUSED, read_index
 from stages.fragment import without_pictures
 from stages.reporting.excerpt import Excerpt
 from stages.scoring.advantages import advantages
@@ -61,6 +61,8 @@ def check(
             counts = {"samples": len(rows)} if "samples" in made.summary else {}
             counts |= {"nonfinite": sum(not row["finite"] for row in rows)}
             counts |= {REFUSED: sum(REFUSED in row for row in rows)}
+            if KB_PER_SAMPLE in made.summary:
+                counts |= {KB_PER_SAMPLE: sum(entry.size for entry in made.files.values()) / len(rows) / 1000}
             _check_summary(made, counts, "index", findings)
             return rows
         checks[made.stage](artifact, request, findings)

@@ -13,6 +13,7 @@ Exit codes:
 
 import sys
 import traceback
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
@@ -377,7 +378,8 @@ def main() -> None:
         wrong_words = end.code == 2 and not isinstance(end, OwnExitCode)
         sys.exit(ConfigError("").exit_code if wrong_words else end.code)
     except Exception:
-        traceback.print_exc()
+        with suppress(OSError):
+            traceback.print_exc()
         sys.exit(CosmosRLError("").exit_code)
 
 

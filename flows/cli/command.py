@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
 from typing import Annotated, Any
@@ -54,7 +55,9 @@ def command(group: typer.Typer, name: str | None = None, panel: str | None = Non
                 known = _known(error)
                 if known is None:
                     raise
-                say(known, err=True)
+                # The output may be on a full disk; the exit code still tells the kind.
+                with suppress(OSError):
+                    say(known, err=True)
                 raise typer.Exit(known.exit_code) from error
 
         words, title, examples = (inspect.getdoc(body) or "").partition("Examples:")

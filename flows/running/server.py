@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
-from tempfile import TemporaryFile
 
 import httpx
 
 from cosmos_rl_core.config import toml
-from cosmos_rl_core.errors import FULL, ConfigError, CosmosRLError, NoSpaceError, UnavailableError
+from cosmos_rl_core.errors import ConfigError, CosmosRLError, NoSpaceError, UnavailableError
 from cosmos_rl_core.processes import PARENT
+from flows.running.work_folders import is_full
 
 OWN = "COSMOS_FLOWS_OWN_SERVER"
 """Environment variable that is set while :func:`prefect_server` runs its own server."""
@@ -164,13 +164,9 @@ def _full_disk(what: str) -> NoSpaceError | None:
     """
     home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
     for folder in (home, Path(os.environ.get("TMPDIR", "/tmp"))):
-        try:
-            with TemporaryFile(dir=folder) as file:
-                file.write(bytes(ROOM))
-        except OSError as error:
-            if error.errno in FULL:
-                return NoSpaceError(
-                    f"{what}: no space left in {folder}; free some, or set PREFECT_HOME and TMPDIR to folders with "
-                    "room, or PREFECT_API_URL to a running server; then run again"
-                )
+        if is_full(folder, ROOM):
+            return NoSpaceError(
+                f"{what}: no space left in {folder}; free some, or set PREFECT_HOME and TMPDIR to folders with room, "
+                "or PREFECT_API_URL to a running server; then run again"
+            )
     return None

@@ -22,6 +22,7 @@ from flows.running.display import Display
 from flows.running.endings import kind_of
 from flows.running.progress import NOT_REPORTED
 from flows.running.waiting import Waiting
+from flows.running.work_folders import is_full
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import place_of as place_in_store
 from stages.artifacts.request import Request
@@ -362,4 +363,6 @@ class _Running:
         log = (self.job.log() or b"(no log)").decode(errors="replace").splitlines()
         kind = self.state.kind or kind_of(self.state, log)
         how = self.state.reason or f"exit code {self.state.exit_code}"
+        if is_full(self.job.directory):
+            how += f"; no space left in {self.job.directory}: free some, or set TMPDIR to a folder with room"
         return StageError.of(kind, f"{where} ended ({kind}, {how})", "\n".join(log[-LOG_TAIL:]))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from cosmos_rl_core.canonical import from_json
+from cosmos_rl_core.errors import FULL
 from stages.artifacts.request import REQUEST
 
 PREFIX = "cosmos-flows-"
@@ -85,6 +86,16 @@ def _place() -> Path:
     except FileNotFoundError:
         # gettempdir writes a file, for which a full disk has no space.
         return Path(os.environ.get("TMPDIR", "/tmp"))
+
+
+def is_full(folder: Path, size: int = 1) -> bool:
+    """Return whether the disk of a folder has no room for so many bytes."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(size))
+    except OSError as error:
+        return error.errno in FULL
+    return False
 
 
 def in_use(path: Path) -> bool:

@@ -19,7 +19,7 @@ from stages.artifacts.layouts import cut, holds
 from stages.artifacts.request import Request
 from stages.context import Context
 from stages.contracts import INDEX, MEDIA, TENSORS, MediaShape, Rollout, Samples
-from stages.formats.samples import BY_GUARDRAIL, REFUSED, StoredSample, unit_files, unit_name
+from stages.formats.samples import BY_GUARDRAIL, KB_PER_SAMPLE, REFUSED, StoredSample, unit_files, unit_name
 
 VAE_SAMPLE_BYTES = 32 * 2**20
 """Float32 pixels of a sample beyond which the VAE takes one at a time: a video of 480p from 8 frames on, an image from
@@ -163,11 +163,11 @@ def write_samples(
         for call in range(num_calls, most_calls):
             context.progress("sampling beside the other ranks", call, most_calls)
             accompany(tiles[0][0])
-    return _summary(context, samples, mine if ranks.leads else {})
+    return _summary(context, samples, list(mine) if ranks.leads else [])
 
 
-def _summary(context: Context, samples: list[SamplePlan], mine: dict[int, int]) -> dict[str, float]:
-    """Count the samples without pixels on all ranks, and those of them that were refused. Collective."""
+def _summary(context: Context, samples: list[SamplePlan], mine: list[int]) -> dict[str, float]:
+    """Count the samples without pixels and the refused ones, and measure the files, of all ranks. Collective."""
     indices = [context.attempt.read(unit_name(INDEX, number)) for number in mine]
     rows = [row for index in indices for row in json.loads(index)]
     nonfinite = sum(context.ranks.gather(sum(not row["finite"] for row in rows)))
@@ -184,5 +184,5 @@ def _summary(context: Context, samples: list[SamplePlan], mine: dict[int, int]) 
         )
     counts = {"samples": len(samples)} | ({"nonfinite": nonfinite} if nonfinite else {})
     counts |= {"refused": refused} if refused else {}
-    size, total = sum(entry.size for entry in context.attempt.files.values()), sum(mine.values())
-    return counts | ({"kb_per_sample": size / total / 1000} if total else {})
+    size = sum(context.ranks.gather(sum(entry.size for entry in context.attempt.files.values())))
+    return counts | {KB_PER_SAMPLE: size / len(samples) / 1000}

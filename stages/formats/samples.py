@@ -24,6 +24,8 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.records import FileEntry
 from stages.contracts import INDEX, MEDIA, TENSORS
 
+KB_PER_SAMPLE = "kb_per_sample"
+"""Name in the summary of the mean size of a sample's files in kB, the share of its unit's index included."""
 REFUSED, BY_GUARDRAIL = "refused", "refused by the guardrail"
 """Name, in a row of the index, of the reason why a decoded sample was not kept, and that reason. Other rows lack it."""
 

@@ -2,12 +2,13 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Literal
 
 import typer
 
-from cosmos_rl_core.errors import CosmosRLError, StageError
+from cosmos_rl_core.errors import CosmosRLError, StageError, no_space
 from flows.operations.upgrades import settled
 from flows.planning import requests
 from flows.planning.plan import Settings, freeze, plan_of
@@ -74,9 +75,14 @@ def main(
         train(settings)
     except KeyboardInterrupt:
         sys.exit(130)
-    except CosmosRLError as error:
-        print(error.in_full() if isinstance(error, StageError) else error, file=sys.stderr)
-        sys.exit(error.exit_code)
+    except Exception as error:
+        known = error if isinstance(error, CosmosRLError) else no_space(error)
+        if known is None:
+            raise
+        # Its output may be on the full disk.
+        with suppress(OSError):
+            print(known.in_full() if isinstance(known, StageError) else known, file=sys.stderr, flush=True)
+        sys.exit(known.exit_code)
 
 
 if __name__ == "__main__":

@@ -99,6 +99,12 @@ def test_what_contradicts_plan_and_settings_is_found(forger: Forger, name: str):
     assert any(expected in line for line in found), found
 
 
+def test_a_changed_size_of_samples_is_found(forger: Forger):
+    forger.manifest(ROLLOUT, lambda body: body["summary"].update(kb_per_sample=1.5))
+    forger.seal()
+    assert any(line.startswith(f"{ROLLOUT}/manifest.1.json summary.kb_per_sample: 1.5, ") for line in told(forger))
+
+
 def test_noise_levels_that_all_samples_of_a_rollout_share_are_those_of_other_rollouts(forger: Forger):
     for unit in range(len(list((forger.root / ROLLOUT).glob("attempts/*/index/*.json")))):
         forger.rows(ROLLOUT, lambda rows: [row.update(sigmas=[0.95, *row["sigmas"][1:]]) for row in rows], unit)

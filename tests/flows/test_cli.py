@@ -219,6 +219,13 @@ def test_the_package_runs_as_a_module_and_tells_its_version():
     assert ended.stdout == f"cosmos-flows {version('cosmos-rl-flows')}\n"
 
 
+def test_the_exit_code_tells_the_kind_where_stderr_takes_no_text():
+    """`/dev/full` is a device without room."""
+    command = [sys.executable, "-m", "flows", "plan", "missing.toml"]
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        assert subprocess.run(command, stderr=full, check=False, cwd=ROOT).returncode == 64
+
+
 def test_a_usage_names_the_program_however_it_was_started(main):
     code, shown, words = main("status", "--sotre", "x")
     assert (code, shown) == (64, "")

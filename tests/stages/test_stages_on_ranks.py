@@ -39,6 +39,8 @@ def test_ranks_make_what_one_process_makes(asked: dict[str, Request], stage: str
     assert shared.numerics["world_size"] == ranks
     if stage not in SUMMED:
         assert shared.content == alone.content
+        seconds = {"seconds": shared.summary["seconds"]}
+        assert shared.summary == pytest.approx(alone.summary | seconds)
         return
     found, expected = results(shared), results(alone)
     assert found.keys() == expected.keys()
