@@ -11,10 +11,9 @@ from rich.table import Table
 from cosmos_rl_core.config.clusters import PricesConfig
 from cosmos_rl_core.config.train import SupervisedOptions
 from cosmos_rl_core.config.vlm.recipe import VlmSftOptions
-from cosmos_rl_core.errors import ConfigError, counted
-from flows.ledger.pages import HOUR_S, LEDGER, Entry, Page, entries, pages
-from flows.planning.plan import read_plan
-from flows.planning.run import Run, run_of
+from cosmos_rl_core.errors import counted
+from flows.ledger.pages import AT_WORK, HOUR_S, Entry, Page, entries
+from flows.planning.run import Run
 from stages.execution.spending import Spent
 
 GB = 10**9
@@ -44,6 +43,7 @@ class Cost:
             "name": self.name,
             "attempts": len(self.entries),
             "retries": self.retries,
+            "at_work": self.at_work,
             "wall_s": round(self.wall_s, 3),
             "queued_s": round(sum(entry.queued_s for entry in self.entries), 3),
             "process_s": round(sum(entry.seconds for entry in self.entries), 3),
@@ -69,6 +69,11 @@ class Cost:
     def retries(self) -> int:
         """Return the number of attempts that left no artifact."""
         return sum(entry.failed for entry in self.entries)
+
+    @property
+    def at_work(self) -> int:
+        """Return the number of attempts that have not ended yet."""
+        return sum(entry.outcome == AT_WORK for entry in self.entries)
 
     @property
     def price(self) -> float | None:
@@ -185,6 +190,8 @@ class RunCost:
         lost_s = sum(entry.seconds for entry in self.total.entries if entry.failed)
         if lost_s:
             yield f"{counted(self.total.retries, 'attempt')} left no artifact: {duration(lost_s)} of processes"
+        if working := self.total.at_work:
+            yield f"{counted(working, 'attempt')} {'is' if working == 1 else 'are'} at work"
 
     def _means(self) -> Iterator[str]:
         each = self._of_iterations()
@@ -199,21 +206,8 @@ class RunCost:
             yield f"{what}: {', '.join(words)}"
 
 
-def cost(store_url: str, run_id: str, prices: PricesConfig | None = None) -> RunCost:
-    """Return the cost of a run, with the prices given, else those of its plan, else none.
-
-    Raises :class:`ConfigError` if there is no such run or it has no ledger, :class:`ArtifactError` if that is damaged.
-    """
-    run = run_of(read_plan(store_url, run_id), store_url)
-    found = list(pages(run.url))
-    if not found:
-        raise ConfigError(f"{run.url}/{LEDGER} has no pages: no stage of {run_id} was started since runs have a ledger")
-    prices = prices or run.recipe.launch.prices
-    return cost_of(run, found, prices)
-
-
 def cost_of(run: Run, found: Sequence[Page], prices: PricesConfig | None) -> RunCost:
-    """Return the cost of a run from its pages."""
+    """Return the cost of a run from its pages, after :func:`flows.ledger.pages.marked`."""
     stages: dict[str, list[Entry]] = {}
     for entry in entries(found):
         stages.setdefault(name_of(entry), []).append(entry)

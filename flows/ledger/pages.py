@@ -21,6 +21,8 @@ from stages.execution.spending import Spent
 LEDGER = "ledger"
 """Folder of a run with its pages."""
 HOUR_S = 3600.0
+AT_WORK = "at work"
+"""Outcome of an open entry whose process is known to work. It is not stored."""
 _PAGE = re.compile(r"(\d{5,})\.json")
 _EARLIEST, _NEWEST = 16, 64
 """Pages that :func:`some_pages` reads: of the base policy's evaluation, and of the last iterations."""
@@ -67,7 +69,7 @@ class Entry(Section):
     @property
     def failed(self) -> bool:
         """Return whether it left no artifact: it failed, was stopped, or its flow was killed."""
-        return self.outcome != "made"
+        return self.outcome not in ("made", AT_WORK)
 
 
 class Totals(Section):
@@ -147,6 +149,15 @@ class Page(Sealed):
         if (page.run, page.number) != (place_of(run_url), number):
             raise ArtifactError(f"{url} was written as page {page.number} of {page.run}; {RESTORE}")
         return page
+
+
+def marked(found: Sequence[Page], wave: str) -> list[Page]:
+    """Return pages whose open attempts are marked as at work, if the newest page is of the ``wave`` at work."""
+    if not found or not wave or found[-1].wave != wave:
+        return list(found)
+    newest = found[-1]
+    told = (one.model_copy(update={"outcome": AT_WORK}) if one.outcome == "open" else one for one in newest.entries)
+    return [*found[:-1], newest.model_copy(update={"entries": tuple(told)})]
 
 
 def iteration_of(wave: str) -> int | None:

@@ -20,7 +20,6 @@ from flows.auditing.audit import audit
 from flows.auditing.heads import Heads, read_heads
 from flows.ledger import pages
 from flows.ledger.budget import Budget
-from flows.ledger.costs import cost
 from flows.ledger.estimates import estimate
 from flows.ledger.ledger import Ledger
 from flows.ledger.pages import Entry
@@ -29,7 +28,9 @@ from flows.planning import costs, requests
 from flows.planning.run import Run
 from flows.post_train import post_train
 from flows.running.display import Display
+from flows.running.progress import Reporter
 from flows.running.wave import Waves
+from flows.watching.cost import cost
 from stages.artifacts.records import place_of
 from stages.execution.spending import Spent
 from tests.flows.allocated import Work
@@ -180,6 +181,23 @@ def test_start_up_is_what_comes_before_the_first_step_and_device_hours_count_it(
         "stage tries queued start-up first step busy waiting other devices read written"
     )
     assert rollout.split()[4:10] == ["0.9", "s", "0.1", "s", "0.5", "s"]
+
+
+def test_an_attempt_at_work_is_not_lost(recipe, tmp_path, main):
+    run = planned(recipe(), tmp_path, run_id="hand")
+    wave = "iteration-0000/rollout"
+    page = Ledger(run.url, "", [].append).page(wave, time.monotonic())
+    page.turn(lambda: [entry("rollout", "runs/hand/iterations/0000/rollout", 5.0, "open")])
+    with run.lease(), Reporter(run.url) as reporter:
+        reporter.working(wave, [])
+        said = cost(run.store_url, "hand").as_json()["total"]
+        assert (said["retries"], said["lost_s"], said["at_work"], said["attempts"]) == (0, 0, 1, 1)
+        _, out, _ = main("cost", "hand", "--store", run.store_url)
+        assert out.endswith("1 attempt is at work\n")
+        assert " lost " not in out
+    # Its flow was killed.
+    said = cost(run.store_url, "hand").as_json()["total"]
+    assert (said["retries"], said["lost_s"], said["at_work"]) == (1, 5.0, 0)
 
 
 def test_an_unknown_start_up_is_absent(recipe, tmp_path, main):

@@ -139,6 +139,17 @@ def test_an_attempt_at_work_is_no_failure(run: Run):
         assert rows(on_demand(run)) == [("iteration-0001/update", "1", CUT_OFF)]
 
 
+def test_a_wave_that_began_while_the_report_was_made_is_at_work(run: Run, monkeypatch: pytest.MonkeyPatch):
+    record(run, WAVE, attempt(run.slots.iteration(1, "update"), "open"))
+    with run.lease(), Reporter(run.url) as reporter:
+        reporter.working("iteration-0001/reward-ocr", [])
+        # The page of the ledger is written before the progress of its wave.
+        monkeypatch.setattr(time, "sleep", lambda _: reporter.working(WAVE, []))
+        page = on_demand(run)
+    assert NONE in page
+    assert fact(page, "attempts") == "2, of which 0 left no artifact and 1 is at work"
+
+
 def test_logs_from_before_the_ledger_count_beside_it(run: Run):
     update = run.slots.iteration(1, "update")
     for second in "01":
