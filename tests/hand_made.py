@@ -50,10 +50,14 @@ def commit(attempt: Attempt, notes: list[str] | None = None, **summary: Any) -> 
 
 
 def make(
-    request: Request, files: dict[str, bytes] | None = None, notes: list[str] | None = None, **summary: Any
+    request: Request,
+    files: dict[str, bytes] | None = None,
+    notes: list[str] | None = None,
+    numerics: dict[str, Any] = NUMERICS,
+    **summary: Any,
 ) -> Manifest:
     """Make a Request's artifact from given result bytes."""
-    attempt = begin(request, notes)
+    attempt = begin(request, notes, numerics)
     for name, data in ({"a": b"1"} if files is None else files).items():
         attempt.put(name, data)
     return commit(attempt, notes, **summary)

@@ -36,7 +36,7 @@ def settings(a: Side, b: Side) -> list[Setting]:
 
 def origins(a: Side, b: Side) -> list[Setting]:
     """Return what else decides results and differs: base model, first weights, plugins, stages, numerics."""
-    return list(_differing(_origin(a), _origin(b)))
+    return [*_differing(_origin(a), _origin(b)), *_numerics(a, b)]
 
 
 def _origin(side: Side) -> dict[str, Any]:
@@ -46,8 +46,20 @@ def _origin(side: Side) -> dict[str, Any]:
         "begins with": plan.lineage or "the base, or fresh weights on it",
     }
     found |= {f"plugin {pin.name} of {pin.kind}": digest(pin.files)[:12] for pin in plan.plugins}
-    found |= {f"version of stage {name}": number for name, number in plan.stage_versions.items()}
-    return found | {f"numerics: {name}": value for name, value in facts.flat(side.collected.numerics)}
+    return found | {f"version of stage {name}": number for name, number in plan.stage_versions.items()}
+
+
+def _numerics(a: Side, b: Side) -> Iterator[Setting]:
+    """Yield what differs in stages that both runs have. Stages have numbers of ranks of their own."""
+    ours, theirs = a.collected.numerics, b.collected.numerics
+    both = [stage for stage in ours if stage in theirs]
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for stage in both:
+        for one in _differing(*(dict(facts.flat(side[stage])) for side in (ours, theirs))):
+            found.setdefault((one.name, str(one.a), str(one.b)), []).append(stage)
+    for (name, one, other), stages in found.items():
+        where = "" if len(stages) == len(both) else f" of {', '.join(stages)}"
+        yield Setting(f"numerics{where}: {name}", one, other)
 
 
 def _differing(a: dict[str, Any], b: dict[str, Any]) -> Iterator[Setting]:

@@ -51,8 +51,8 @@ class Collected:
     made_again: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """Slots of later generations than the first one, each with why the one before ended."""
     tripped: list[Manifest] = field(default_factory=list[Manifest])
-    numerics: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Of the newest stage with torch."""
+    numerics: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """Of the newest artifact of each stage with torch; the newest of all comes last."""
     logs: list[str] = field(default_factory=lambda: ["", ""])
     """Names of the first and of the newest log, which begin with their time."""
     _first: Artifact | None = None
@@ -80,7 +80,8 @@ class Collected:
         elif made.stage == "warn" and made.summary.get("tripped"):
             self.tripped.append(made)
         if contracts.STAGES[made.stage].torch:
-            self.numerics = made.numerics
+            self.numerics.pop(made.stage, None)
+            self.numerics[made.stage] = made.numerics
         self._count(slot, made)
 
     def fill(self) -> None:

@@ -116,7 +116,7 @@ def _costs(collected: Collected, left: Sequence[Left]) -> tuple[Sequence[str], S
 
 def _versions(collected: Collected) -> Iterator[tuple[str, str]]:
     yield "cosmos-rl-flows", version("cosmos-rl-flows")
-    found = collected.numerics
+    found = next(reversed(collected.numerics.values()), {})
     for name in ("python", "device", "cpu", "cuda", "world_size", "threads", "compute_dtype", "deterministic"):
         if name in found:
             yield name.replace("_", " "), str(found[name])

@@ -30,7 +30,7 @@ from stages.formats.tables import to_parquet
 from stages.reporting.samples import Samples
 from tests.flows.by_hand import HELD_OUT_MEDIA, validated
 from tests.flows.imagined import Imagined
-from tests.hand_made import make, planned
+from tests.hand_made import NUMERICS, make, planned
 
 UP, RIGHT = np.array([0.0, 1.0], "f4"), np.array([1.0, 0.0], "f4")
 
@@ -46,6 +46,8 @@ class Moves:
     """How much its held-out scores rise by training."""
     losses: dict[str, float] | None = None
     """The loss of each held-out item after training, without which there are no held-out media."""
+    first_ranks: int = 3
+    """Ranks that made policy 0; other stages have as many as hand-made ones."""
     rewards: tuple[float, ...] = ()
     """The reward of each prompt of a rollout, by the order of their ids; imagined ones if there are none."""
 
@@ -59,7 +61,7 @@ class Weighted(Imagined):
 
     def made(self, request: Request) -> Manifest:
         if request.stage == "policy":
-            return make(request, self._weights(0))
+            return make(request, self._weights(0), numerics=NUMERICS | {"world_size": self.moves.first_ranks})
         if request.stage == "export":
             return make(request, self._weights(request.iteration or 0))
         if request.stage == "validate":
@@ -258,6 +260,17 @@ def test_a_run_that_stopped_is_compared_as_far_as_it_went(make_run: Make, tmp_pa
     assert found.weights.version == 1
     assert found.pictures is not None
     assert found.pictures.where == "iteration 0"
+
+
+def test_numerics_are_compared_stage_by_stage(make_run: Make, tmp_path: Path):
+    make_run("one", Moves(UP, ZERO))
+    # Policy 0 is the newest that it has.
+    make_run("two", Moves(UP, ZERO), stop_at="embed")
+    make_run("three", Moves(UP, ZERO, first_ranks=4))
+    assert compare("one", "two", str(tmp_path / STORE)).origins == []
+    assert rows(compare("one", "three", str(tmp_path / STORE)).origins) == {
+        "numerics of policy: world_size": ("3", "4")
+    }
 
 
 def test_runs_that_hold_nothing_out_are_compared_by_their_rollouts(make_run: Make, tmp_path: Path):
