@@ -302,10 +302,12 @@ def advised(name: str, *words: str, store: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: ``1 run``, ``2 runs``, ``0 policies``."""
-    if number != 1:
-        noun = f"{noun.removesuffix('y')}ies" if re.search("[^aeiou]y$", noun) else f"{noun}s"
-    return f"{number} {noun}"
+    """Return a number with its noun: ``1 run``, ``2 runs``, ``0 policies``, ``3 processes``."""
+    if number == 1:
+        return f"1 {noun}"
+    if re.search("[^aeiou]y$", noun):
+        return f"{number} {noun.removesuffix('y')}ies"
+    return f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -7,6 +7,7 @@ from typing import Any
 
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.errors import counted
 from flows.comparing.side import Side
 from flows.planning.plan import Plan
 from flows.reporting import facts
@@ -105,8 +106,10 @@ def _orders(a: Side, b: Side) -> Data | None:
         return None
     drawn = [[[prompt.id for prompt in one.plan.prompts_of(k)] for k in both] for one in (a, b)]
     equal = sum(x == y for x, y in zip(*drawn, strict=True))
-    first, second = (f"{sum(map(len, each))} in {len(both)} iterations" for each in drawn)
-    return Data("prompts drawn", first, second, equal == len(both), f"equal in {equal} of {len(both)} iterations")
+    first, second = (f"{sum(map(len, each))} in {counted(len(both), 'iteration')}" for each in drawn)
+    return Data(
+        "prompts drawn", first, second, equal == len(both), f"equal in {equal} of {counted(len(both), 'iteration')}"
+    )
 
 
 def _media(a: Plan, b: Plan) -> Iterator[Data]:

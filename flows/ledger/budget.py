@@ -36,10 +36,10 @@ class Budget:
         here_s, others_s = self._of_iterations(k)
         next_s = max(0.0, max(others_s, default=0.0) - here_s)
         if spent_s + next_s > limit_h * HOUR_S or spent_s >= limit_h * HOUR_S:
+            known = f", and an iteration takes {_hours(next_s)}" if next_s else ""
             raise BudgetError(
-                f"iteration {k} would exceed train.max_gpu_hours = {limit_h:g}: {_hours(spent_s)} are spent, and an "
-                f"iteration takes {_hours(next_s)}; everything made stays. To go on, repeat the command with a higher "
-                "--set train.max_gpu_hours"
+                f"iteration {k} would exceed train.max_gpu_hours = {limit_h:g}: {_hours(spent_s)} are spent{known}; "
+                "everything made stays. To go on, repeat the command with a higher --set train.max_gpu_hours"
             )
         self._allowed.add(k)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.errors import ArtifactError, counted
 from cosmos_rl_core.storage import store
 from flows.ledger.costs import duration
 from flows.ledger.pages import HOUR_S, Page, iteration_of, some_pages, url_of, work_of
@@ -58,7 +58,7 @@ class Estimate:
         total = f"{duration(self.total_s)}, {self.total_device_s / HOUR_S:.3g} device hours"
         lines = [
             f"an iteration like those of {self.like}: {each}",
-            f"{self.iterations} iterations with what is around them: {total}",
+            f"{counted(self.iterations, 'iteration')} with what is around them: {total}",
         ]
         return lines + ([f"not counted, because {self.like} had none: {', '.join(self.unknown)}"] * bool(self.unknown))
 

@@ -65,7 +65,7 @@ def describe_plan(plan: Plan, store_url: str, named_by: str = "", *, slots: int 
         "stages": f"{stages.total()}: {', '.join(stages)}",
         "writes": _writes(recipe),
         "judges": [_judge(options) for options in memory.scorers(recipe)],
-        "launch": f"{where}, {launch.processes} processes, {launch.threads} threads each",
+        "launch": f"{where}, {counted(launch.processes, 'process')}, {counted(launch.threads, 'thread')} each",
         "turns": [
             f"{wave} does not fit the devices at once: {cut}"
             for wave, cut in turns(plan, store_url, slots=slots).items()
@@ -141,7 +141,7 @@ def _writes(recipe: Recipe) -> list[str]:
         samples = f"{train.train_batch_per_replica} samples of {_size(each)} an iteration"
         lines.insert(0, f"{samples}, each with a picture of {picture} before compression")
         left += costs.kept_samples(recipe) * each
-    of_all = f"{_size(left)} and the pictures in {train.num_iterations} iterations"
+    of_all = f"{_size(left)} and the pictures in {counted(train.num_iterations, 'iteration')}"
     return [*lines, f"{of_all}; embeddings of {_size(costs.embedding_bytes(recipe))} a prompt"]
 
 

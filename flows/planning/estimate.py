@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from cosmos_rl_core.config.train import RewardedOptions, SupervisedOptions
+from cosmos_rl_core.errors import counted
 from cosmos_rl_core.pipelines import counting
 from cosmos_rl_core.sampling.solvers import planned_kernel
 from flows.planning import costs
@@ -81,7 +82,7 @@ def describe(plan: Plan) -> list[str]:
     each = [stage for stage in work if stage.stage != "evaluate"]
     lines = [
         f"an iteration: {', '.join(map(str, each))}, if a rank sustains {DEVICE_FLOPS / 10**12:g} TFLOP/s",
-        f"{count} iterations: {_time(count * sum(stage.seconds for stage in each))}",
+        f"{counted(count, 'iteration')}: {_time(count * sum(stage.seconds for stage in each))}",
         *(f"an evaluation: {stage}" for stage in work if stage.stage == "evaluate"),
     ]
     forward = f"{forward_flops(plan) / 10**12:.3g} TFLOP for one forward pass of a sample"

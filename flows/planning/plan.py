@@ -345,6 +345,14 @@ def freeze(plan: Plan, store_url: str) -> Plan:
         plan = plan.model_copy(update={"races_decided": store.decides_races(root)})
         store.put_if_absent(url, seal(PLAN, plan.model_dump(mode="json", exclude={"format"})))
     frozen = read_plan(store_url, plan.run_id)
+    require_same(frozen, plan)
+    now = {"recipe": plan.recipe, "model": plan.model, "plugins": plan.plugins}
+    now |= {"early_warning": plan.early_warning} if plan.recipe.early_warning is not None else {}
+    return frozen.model_copy(update=now)
+
+
+def require_same(frozen: Plan, plan: Plan) -> None:
+    """Raise :class:`ConfigError`, naming the fields, if a new plan of a run differs from the written one."""
     outside_plugins.check_same(frozen.plugins, plan.plugins)
     changes = differences(frozen.identity(), plan.identity())
     if changes := [c for c in changes if not c.startswith(("races_decided", "run_id"))]:
@@ -353,9 +361,13 @@ def freeze(plan: Plan, store_url: str) -> Plan:
             f"run {plan.run_id} was planned otherwise:\n{shown}\n"
             "use the recipe it was planned with, or another --run-id"
         )
-    now = {"recipe": plan.recipe, "model": plan.model, "plugins": plan.plugins}
-    now |= {"early_warning": plan.early_warning} if plan.recipe.early_warning is not None else {}
-    return frozen.model_copy(update=now)
+
+
+def require_same_as_written(plan: Plan, store_url: str) -> None:
+    """Raise like :func:`require_same` if the run was planned before. Nothing is written."""
+    # Without its files, the model has no digest to compare.
+    if plan.model.digest and store.read_if_exists(store.join(run_url(store_url, plan.run_id), PLAN_FILE)) is not None:
+        require_same(read_plan(store_url, plan.run_id), plan)
 
 
 def read_plan(store_url: str, run_id: str) -> Plan:

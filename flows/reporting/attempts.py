@@ -75,7 +75,7 @@ class Attempts:
         failed = self._all_failed(wave)
         for place in dict.fromkeys([*logged, *failed]):
             some = failed.get(place, [])
-            logs = logged[place] if place in logged else Logged(_name(place, some[0]), name_of(some[0]))
+            logs = logged[place] if place in logged else Logged(named(place, some[0].stage), name_of(some[0]))
             yield from _by_cause(logs, some)
             others = logs.left - len(some)
             if others > 0 and (self.newest is None or place.startswith("runs/")):
@@ -108,5 +108,9 @@ def _unrecorded(logs: Logged, ledger: Page | None) -> str:
     return "not in the ledger; " + (f"its log ends: {logs.last}" if logs.last else "its log says nothing")
 
 
-def _name(place: str, entry: Entry) -> str:
-    return place.split("/", 2)[-1] if place.startswith("runs/") else entry.stage
+def named(place: str, stage: str) -> str:
+    """Return the name of a slot for people, such as ``iteration-0003/update``; the stage of what runs share."""
+    if not place.startswith("runs/"):
+        return stage
+    name = place.split("/", 2)[-1]
+    return name.replace("iterations/", "iteration-", 1).replace("exports/", "policy-", 1)

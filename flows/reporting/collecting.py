@@ -12,7 +12,7 @@ from cosmos_rl_core.storage import store
 from flows.planning.run import Run
 from flows.planning.steps import Step
 from flows.post_train import steps
-from flows.reporting.attempts import Attempts, Logged
+from flows.reporting.attempts import Attempts, Logged, named
 from flows.warning.warnings import Warned
 from stages import contracts
 from stages.artifacts.artifact import Artifact
@@ -133,7 +133,7 @@ class Collected:
             self._date(logs)
         failed = max(0, len(logs) - made.generation)
         last = _last_words(slot, logs[-2]) if failed else ""
-        name = _name(slot, made.stage)
+        name = named(place_of(slot), made.stage)
         self.logged[place_of(slot)] = Logged(name, stage, failed, last)
         if made.generation > 1:
             end = Invalidated.read(slot, made.generation - 1)
@@ -169,12 +169,6 @@ def _input(made: Manifest) -> Input:
         fingerprint=made.fingerprint,
         content=made.part_content(),
     )
-
-
-def _name(slot: str, stage: str) -> str:
-    """Return the end of a slot's address, such as ``iterations/0003/update``, or the stage of what runs share."""
-    place = place_of(slot)
-    return place.split("/", 2)[-1] if place.startswith("runs/") else stage
 
 
 def _last_words(slot: str, log: str) -> str:

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
+from cosmos_rl_core.errors import counted
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.pipelines.sizes import elements
 from flows.ledger import estimates
@@ -31,7 +32,7 @@ def described(plan: VlmPlan, store_url: str, named_by: str = "") -> str:
         "store": run_url(store_url, plan.run_id) + named_by,
         "model": f"{plan.model.path} ({plan.model.adapter}, {files})",
         "trains": f"{weights} of {', '.join(recipe.policy.trains)}{_share(plan)}",
-        "algorithm": f"{options.type}, {train.num_iterations} iterations, seed {train.seed}",
+        "algorithm": f"{options.type}, {counted(train.num_iterations, 'iteration')}, seed {train.seed}",
         "iteration": f"{options.steps_per_iteration} steps x {train.train_batch_per_replica} conversations, rows of at "
         f"most {options.row_tokens} tokens",
         "data": _counted(plan.conversations, plan.left_out),

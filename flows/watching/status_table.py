@@ -9,6 +9,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Column, Table
 
+from cosmos_rl_core.errors import counted
 from flows.terminal import commands
 from flows.terminal.console import can_redraw
 from flows.watching.status import Overview, State, look
@@ -80,7 +81,7 @@ def _warnings(overview: Overview) -> Iterator[str]:
     """Yield what tripped in the newest iterations, and what it waits for."""
     warnings = overview.warnings
     if len(warnings) > WARNINGS:
-        yield f"limits tripped in {len(warnings)} iterations, the newest of them:"
+        yield f"limits tripped in {counted(len(warnings), 'iteration')}, the newest of them:"
     for warned in warnings[-WARNINGS:]:
         yield from warned.lines()
     if overview.life == "suspended" and any(one.waits for one in warnings):

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from cosmos_rl_core import outside_plugins
 from cosmos_rl_core.canonical import differences
-from cosmos_rl_core.errors import ConfigError, CosmosRLError, NoSpaceError
+from cosmos_rl_core.errors import ConfigError, CosmosRLError, NoSpaceError, counted
 from cosmos_rl_core.imports import uncollected, without_torchvision_warnings
 from cosmos_rl_core.numerics import numerics
 from cosmos_rl_core.processes import TRAFFIC, die_with_parent
@@ -111,7 +111,7 @@ def execute(request: Request, execution: Execution, outcome: Outcome) -> Manifes
             outcome.clock.turn("load")
             summary = stage.run(request, Context(attempt, ranks, outcome, halvings, execution)) or {}
             if (count := attempt.adopted) > 0:
-                outcome.note(f"{count} finished shards of an earlier attempt were adopted")
+                outcome.note(f"{counted(count, 'finished shard')} of an earlier attempt adopted")
             files = _gather_files(ranks, attempt)
             outcome.clock.finished(ranks.gather([TRAFFIC.read_bytes, TRAFFIC.written_bytes])[1:])
             if ranks.rank == 0:

@@ -313,6 +313,13 @@ def test_a_run_stops_before_the_iteration_that_would_exceed_its_device_hours(rec
     Budget(with_limit(run, 0.001), ledger).check("policy-0000/export", [rollout])
 
 
+def test_a_limit_says_nothing_of_what_an_iteration_takes_before_one_is_known(recipe, tmp_path):
+    run = planned(recipe(), tmp_path, run_id="hand")
+    ledger = written(run, SECONDS, until="iteration-0000/rollout")
+    with pytest.raises(BudgetError, match=r"iteration 0 would exceed .* device hours are spent; everything made stays"):
+        Budget(with_limit(run, 0.0001), ledger).check("iteration-0000/rollout", [requests.policy(run)])
+
+
 def test_the_rest_of_an_iteration_that_had_begun_has_to_fit(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
     ledger = written(run, SECONDS, until="iteration-0001/update+fragment")

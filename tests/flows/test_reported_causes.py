@@ -109,7 +109,7 @@ def test_causes_of_one_stage_are_told_apart_and_those_of_stages_that_stand_too(r
     store.write(store.join(update, "logs", "20250131T120003-aaaa.log"), b"\n")
     page = on_demand(run)
     assert rows(page) == [
-        ("iterations/0000/rollout", "1", CUT_OFF),
+        ("iteration-0000/rollout", "1", CUT_OFF),
         ("iteration-0001/update", "2", KILLED),
         ("iteration-0001/update", "1", "suspended in Prefect"),
         ("iteration-0001/update", "1", f"{KILLED}; its log says nothing"),

@@ -214,7 +214,7 @@ def test_scores_of_a_crashed_attempt_are_adopted(slot, samples_slot, tmp_path):
     crashed = begin_as_stage(request)
     crashed.finish(0, score_file(0, [("p0", 0.125), ("p1", 0.25)]))
     manifest, notes = run(request, tmp_path)
-    assert notes == ["1 finished shards of an earlier attempt were adopted"]
+    assert notes == ["1 finished shard of an earlier attempt adopted"]
     # Numbers that only the earlier attempt can have left.
     assert table_of(slot, contracts.Reward.SCORES)["score"] == [0.125, 0.25, 0.0]
     assert manifest.generation == 1
