@@ -1,9 +1,11 @@
 """Every scorer with torch, as a process of the service: the scores are its own, to the bit, for any request."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.rewards._base import Sample
@@ -14,7 +16,18 @@ from tests.upstream_client import frame
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 TORCH = [name for name in plugins.own("rewards") if plugins.load("rewards", name).Options.facts.torch]
+THREADS = torch.get_num_threads()
+"""Of a process in which nothing was set, as modules are imported before any test runs."""
 PROMPTS = ["a red car", 'a sign that says "a longer text"', "a"]
+
+
+@pytest.fixture(autouse=True)
+def default_threads() -> Iterator[None]:
+    """As many as the service has, whatever earlier tests have set: the last bits depend on it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", TORCH)
