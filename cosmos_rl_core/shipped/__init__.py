@@ -53,9 +53,12 @@ def listed(name: str | None = None) -> list[dict[str, str]]:
 def path_of(path: str, kind: Kind) -> Path:
     """Return the file that ``path`` names: a shipped one after ``package:``, otherwise that path itself.
 
-    Raises :class:`ConfigError` with the known names if no file of this kind and name ships.
+    Raises :class:`ConfigError` with the known names if no file of this kind and name ships, and for the name of a
+    shipped file without ``package:``, unless there is a file at that path.
     """
     if not path.startswith(PREFIX):
+        if path in files(kind) and not Path(path).exists():
+            raise ConfigError(f"no file at {path}; did you mean {PREFIX}{path}?")
         return Path(path)
     name, known = path.removeprefix(PREFIX), files(kind)
     if name not in known:

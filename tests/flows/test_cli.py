@@ -281,6 +281,8 @@ WRONG = {
     "rerun hand --stage rolout --iteration 0 --store STORE": "did you mean 'rollout'?",
     "rerun hand --stage rollout --iteration 9 --store STORE": "hand has no rollout of iteration 9; known: 0 to 1",
     "rerun hand --stage policy --store STORE": "policy of hand has no artifact and no unfinished one; just run it",
+    "plan tiny/nft": "no file at tiny/nft; did you mean package:tiny/nft?",
+    "plan configs/tiny/nft.toml --cluster eight-gpus": "no file at eight-gpus; did you mean package:eight-gpus?",
     "plan nosuch.toml": "no file at nosuch.toml; expected a TOML file such as configs/tiny/nft.toml",
     "run nosuch.toml": "no file at nosuch.toml",
     "plan RECIPE --set train.sed=1": "train.sed: unknown key; did you mean 'seed'?",

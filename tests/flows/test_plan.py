@@ -288,6 +288,14 @@ def test_a_frozen_plan_refuses_a_changed_recipe_and_names_the_field(recipe, tmp_
     assert store.read(store.join(run_url(str(tmp_path / "store"), "mine"), "plan.json")) == data
 
 
+def test_plan_refuses_what_run_would_refuse_of_a_run_that_was_planned_otherwise(recipe, tmp_path, main):
+    planned(recipe(), tmp_path, run_id="mine")
+    words = ("--store", str(tmp_path / "store"), "--run-id", "mine")
+    code, _, error = main("plan", recipe(), *words, "--set", "rollout.n_generation=2")
+    assert (code, "run mine was planned otherwise:\n  recipe.rollout.n_generation: 4 -> 2" in error) == (64, True)
+    assert main("plan", recipe(), *words, "--iterations", "9")[0] == 0
+
+
 def test_a_frozen_plan_refuses_other_prompts(recipe, words, tmp_path):
     planned(recipe(), tmp_path, run_id="mine")
     words('a sign that says "AC"', 'a sign that says "K7"')
