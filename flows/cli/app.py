@@ -185,7 +185,7 @@ def plan(
     """
     asked = (recipe, store, run_id, iterations, overrides or (), cluster)
     planned = _plan_of(*asked, without_weights=True)
-    import_module("flows.planning.plan").require_same_as_written(planned, store)
+    import_module("flows.planning.steps").require_same_as_written(planned, store)
     describe = import_module("flows.planning.describe")
     named_by, slots = store_named_by(context), slots_of(planned.recipe.launch, required=False)
     if as_json:

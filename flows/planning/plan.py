@@ -363,13 +363,6 @@ def require_same(frozen: Plan, plan: Plan) -> None:
         )
 
 
-def require_same_as_written(plan: Plan, store_url: str) -> None:
-    """Raise like :func:`require_same` if the run was planned before. Nothing is written."""
-    # Without its files, the model has no digest to compare.
-    if plan.model.digest and store.read_if_exists(store.join(run_url(store_url, plan.run_id), PLAN_FILE)) is not None:
-        require_same(read_plan(store_url, plan.run_id), plan)
-
-
 def read_plan(store_url: str, run_id: str) -> Plan:
     """Return the plan of a run, with what it went on with last. Raises like :func:`every_plan`."""
     return every_plan(store_url, run_id)[-1]

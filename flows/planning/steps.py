@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from cosmos_rl_core.errors import ConfigError
-from flows.planning.plan import read_plan
+from cosmos_rl_core.storage import store
+from flows.planning.plan import PLAN_FILE, Plan, read_plan, require_same, run_url
 from flows.planning.run import Run, run_of
 from stages.artifacts.generations import has_begun
 from stages.artifacts.request import Request
@@ -53,6 +54,13 @@ class Wave:
         self.name = f"{group}/" * bool(group) + "+".join(step.stage for step in steps)
         """Such as ``policy`` or ``iteration-0003/reward-jpeg+reward-ocr``, with the group of the first step."""
         self.steps = tuple(replace(step, wave=self.name) for step in steps)
+
+
+def require_same_as_written(plan: Plan, store_url: str) -> None:
+    """Raise like :func:`require_same` if the run was planned before. Nothing is written."""
+    # Without its files, the model has no digest to compare.
+    if plan.model.digest and store.read_if_exists(store.join(run_url(store_url, plan.run_id), PLAN_FILE)) is not None:
+        require_same(read_plan(store_url, plan.run_id), plan)
 
 
 def open_run(store_url: str, run_id: str) -> Run:
