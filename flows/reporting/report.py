@@ -10,8 +10,7 @@ from flows.planning.run import Run
 from flows.planning.steps import open_run
 from flows.reporting.collecting import Collected
 from flows.reporting.writing import address, page
-from flows.watching.at_work import wave_at_work
-from flows.watching.status import life_of
+from flows.watching.status import life_of, wave_at_work
 
 
 def write_report(store_url: str, run_id: str) -> str:

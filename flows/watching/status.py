@@ -1,6 +1,7 @@
 """The state of every stage of a run: finished, running, failed or stale, with attempts, seconds and rewards."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import BEAT_S, PATIENCE_S
 from cosmos_rl_core.storage.sealed import RESTORE
 from flows.ledger.estimates import Mean, Means
+from flows.ledger.pages import Page
 from flows.operations.rerun import seconds_of
 from flows.planning.run import Run
 from flows.planning.steps import Step, open_run
@@ -29,6 +31,9 @@ known yet. ``damaged``: a file has wrong bytes. ``invalidated``: its generation 
 
 Life = Literal["running", "done", "failed", "stopped", "suspended", "limited", "interrupted", "idle"]
 """``running``: a process works on the run. Otherwise how the last process ended; ``idle`` if there was none."""
+LOOKS = 4
+PAUSE_S = 0.3
+"""Looks until two files agree, and seconds between them."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +220,23 @@ def life_of(run: Run, patience_s: float) -> tuple[Life, Progress, dict[str, Any]
         # Its last process made a part, or some of it is to be made again.
         return "idle", Progress(), None
     return said.end or "interrupted", said, None
+
+
+def wave_at_work(run: Run, look: Callable[[], Page | None]) -> str:
+    """Return the wave that a process works on; "" if none works on the run, or between waves.
+
+    ``look`` reads the newest page of the ledger. It and the progress are two files: they are read again until they
+    agree.
+    """
+    wave = ""
+    for _ in range(LOOKS):
+        newest = look()
+        life, progress, _ = life_of(run, PATIENCE_S)
+        wave = progress.wave if life == "running" else ""
+        if life != "running" or newest is None or newest.state == "closed" or newest.wave == wave:
+            break
+        time.sleep(PAUSE_S)
+    return wave
 
 
 def iterations_made(run: Run) -> int:

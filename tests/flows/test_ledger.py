@@ -27,10 +27,10 @@ from flows.ledger.shape import shape_of
 from flows.planning import costs, requests
 from flows.planning.run import Run
 from flows.post_train import post_train
+from flows.reporting.cost import cost
 from flows.running.display import Display
 from flows.running.progress import Reporter
 from flows.running.wave import Waves
-from flows.watching.cost import cost
 from stages.artifacts.records import place_of
 from stages.execution.spending import Spent
 from tests.flows.allocated import Work

@@ -6,7 +6,7 @@ from flows.ledger.costs import RunCost, cost_of
 from flows.ledger.pages import LEDGER, Page, marked, pages
 from flows.planning.plan import read_plan
 from flows.planning.run import run_of
-from flows.watching.at_work import wave_at_work
+from flows.watching.status import wave_at_work
 
 
 def cost(store_url: str, run_id: str, prices: PricesConfig | None = None) -> RunCost:
