@@ -6,10 +6,10 @@ from prefect import flow
 from prefect.artifacts import create_table_artifact
 
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.config.recipe import launch_of
+from cosmos_rl_core.recipes.reading import launch_of
 from flows.defaults import store_of
 from flows.operations.flight_check import flight_check, require
-from flows.running.session import Place, ends_in_state
+from flows.session.session import Place, ends_in_state
 
 
 @flow(name="infra", description="Check server, worker, GPUs, store and services.")

@@ -1,26 +1,17 @@
-"""The loop: everything a run does, as a list of waves. `run` makes it; `plan`, `status` and `rerun` walk it."""
+"""Everything a run does, as a list of waves. `run` makes them; `plan`, `status` and `rerun` walk them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import groupby
 
 from cosmos_rl_core.config.train import RewardConfig
-from flows.auditing.heads import Heads
-from flows.planning import requests
+from flows.planning import kinds, requests
 from flows.planning.run import Run
 from flows.planning.steps import Step, Wave
-from flows.vlm.run import VlmRun
-from flows.vlm.waves import vlm_sft
 from stages.artifacts.generations import has_begun
-from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 
 Selection = Callable[[int], bool]
 """Whether a policy version is one of some."""
-NameOf = Callable[[Wave], str]
-Grouped = Callable[[str, Callable[[], None]], None]
-BLOCK = 50
-"""Iterations of one group, in runs of more."""
 TRAINERS = ("update", "finetune", "vlm_finetune")
 """Stages that make a policy version. Each ends an iteration."""
 
@@ -30,8 +21,8 @@ def post_train(run: Run, exported: Selection | None = None, judged: Selection | 
 
     ``exported`` and ``judged`` select the policy versions that are exported and evaluated. By default the recipe does.
     """
-    if isinstance(run, VlmRun):
-        yield from vlm_sft(run, exported, judged)
+    if (kind := kinds.of(run.plan)) is not None:
+        yield from kind.waves(run, exported, judged)
         return
     slots, num_iterations = run.slots, run.recipe.train.num_iterations
     yield Wave(Step("policy", "policy", slots.policy(0), partial(requests.policy, run)))
@@ -122,57 +113,3 @@ def steps(run: Run) -> list[Step]:
         return run.is_due(k) or (exported(k) and any(has_begun(run.slots.version(k, stage)) for stage in judges))
 
     return [step for wave in post_train(run, exported, judged) for step in wave.steps]
-
-
-def _plainly(name: str, work: Callable[[], None]) -> None:
-    work()
-
-
-def make(run: Run, launch: Callable[..., list[Manifest]], grouped: Grouped = _plainly) -> Manifest:
-    """Take the base policy through every wave. ``launch(name, *requests)`` makes a wave and returns its manifests.
-
-    Each iteration ends with a head, which names all that was made. ``grouped`` is called with the name of each group of
-    waves and with the work that makes them. Returns the manifest of the report.
-    """
-    manifests: list[Manifest] = []
-    heads = Heads(run)
-
-    def one(wave: Wave) -> None:
-        manifests[:] = launch(wave.name, *(step.request() for step in wave.steps))
-        heads.add(manifests)
-        trained = wave.steps[0]
-        if trained.kind in TRAINERS and trained.k is not None:
-            heads.touch(run.drop_old_state(trained.k + 1))
-            heads.write(trained.k)
-
-    _walk(post_train(run), (partial(_block, run), partial(_group, run)), one, grouped)
-    heads.write(None)
-    return manifests[0]
-
-
-def _walk(waves: Iterable[Wave], levels: Sequence[NameOf], work: Callable[[Wave], None], grouped: Grouped) -> None:
-    """Work on every wave, in order, inside the groups of each level. A group without a name is none."""
-    if not levels:
-        for wave in waves:
-            work(wave)
-        return
-    for name, some in groupby(waves, key=levels[0]):
-        inside = partial(_walk, some, levels[1:], work, grouped)
-        grouped(name, inside) if name else inside()
-
-
-def _block(run: Run, wave: Wave) -> str:
-    """Return the iterations that a wave is shown with, such as ``iterations-0050-0099``; "" in short runs."""
-    k, last = wave.steps[0].k, run.recipe.train.num_iterations - 1
-    if last < BLOCK or k is None:
-        return ""
-    # A policy is judged after the iteration that made it.
-    k -= wave.group.startswith("policy-")
-    first = k - k % BLOCK
-    return f"iterations-{first:04d}-{min(first + BLOCK - 1, last):04d}" if k >= 0 else ""
-
-
-def _group(run: Run, wave: Wave) -> str:
-    """Return the iteration or the policy version of a wave; "" where an iteration is a single stage."""
-    alone = wave.group.startswith("iteration-") and not run.trains_on_rewards
-    return "" if alone else wave.group

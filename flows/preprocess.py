@@ -11,16 +11,16 @@ from prefect import flow, get_run_logger
 from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
 from prefect.runtime import deployment, flow_run
 
-from cosmos_rl_core.config.dataset import DatasetConfig, read_dataset
+from cosmos_rl_core.recipes.dataset import DatasetConfig, read_dataset
 from flows.defaults import store_of
-from flows.launchers.fitting import misfits_of
+from flows.devices.fitting import misfits_of
 from flows.operations import preprocess as operation
 from flows.running import gpus, pauses
 from flows.running.display import Display
 from flows.running.launch import launch
 from flows.running.progress import INTERVAL_S, Reporter, slowest_of
-from flows.running.session import Override, Place, ends_in_state
 from flows.running.wave import Waves
+from flows.session.session import Override, Place, ends_in_state
 from stages.artifacts import snapshots
 from stages.execution.outcome import Status
 

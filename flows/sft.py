@@ -1,6 +1,6 @@
 """Supervised fine-tuning as a Prefect flow."""
 
-from flows.running.session import training_flow
+from flows.session.session import training_flow
 
 
 @training_flow

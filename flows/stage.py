@@ -8,17 +8,17 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from cosmos_rl_core.config.recipe import launch_of
 from cosmos_rl_core.errors import ConfigError, mistakes_in
+from cosmos_rl_core.recipes.reading import launch_of
 from flows.defaults import store_of
-from flows.launchers.fitting import misfits_of
+from flows.devices.fitting import misfits_of
 from flows.operations.rerun import rerun
 from flows.planning.run import Run
 from flows.planning.steps import Step, find, open_run
 from flows.post_train import steps
 from flows.running import gpus
 from flows.running.launch import launch
-from flows.running.session import Place, RunId, ends_in_state, working_on
+from flows.session.session import Place, RunId, ends_in_state, working_on
 from flows.warning.gate import pass_gate
 from stages.artifacts.generations import has_begun
 from stages.artifacts.slots import standing
@@ -78,7 +78,7 @@ def run(
             pass_gate(opened, launch(waves, judge.name, judge.request()), waves.display.note)
         launch(waves, step.name, step.request())
         # Imported here because it needs pandas, and Prefect imports this file again to cancel a flow run.
-        importlib.import_module("flows.watching.recording").record(opened, waves.display.note)
+        importlib.import_module("flows.session.recording").record(opened, waves.display.note)
     return f"{step.name} stands"
 
 

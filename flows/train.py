@@ -1,6 +1,6 @@
 """A training flow for every algorithm. Deployments of algorithms from outside plugins use it."""
 
-from flows.running.session import any_training_flow
+from flows.session.session import any_training_flow
 
 
 @any_training_flow

@@ -24,7 +24,7 @@ from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import Check, cut
 from stages.artifacts.request import Request
-from stages.context import Context
+from stages.execution.context import Context
 from stages.formats.parts import CAPTIONS, REFUSED, Parts, table_of
 from stages.formats.tables import to_parquet
 

@@ -16,8 +16,6 @@ from cosmos_rl_core.config.policy import LoraConfig, SolverConfig, TimeDensity
 from cosmos_rl_core.config.shared import Init, MediaShape, ModelRef, OptimizerSteps, Split, StageConfig
 from cosmos_rl_core.config.train import AnyCaptioner, AnyDataset, AnyReward, AnyRewarded, AnySupervised, Gate
 from cosmos_rl_core.datasets._base import Prompt
-from stages.reporting.contracts import Fragment, Report
-from stages.vlm.settings import VLM_STAGES
 
 RECORDS = "records/"
 """Prefix of files with times, reasons and answers. All other files are results, and their bytes are the content."""
@@ -374,9 +372,7 @@ class Validate(OnPolicy):
     batch_size: int
 
 
-_STAGES = (
+CONTRACTS: tuple[type[StageConfig], ...] = (
     *(Index, Caption, Describe, Embed, Encode, Policy, Rollout, Reward, Judge, Warn, Update, Finetune),
-    *(Export, Evaluate, Validate, Fragment, Report),
-    *VLM_STAGES,
+    *(Export, Evaluate, Validate),
 )
-STAGES: dict[str, type[StageConfig]] = {stage.name: stage for stage in _STAGES}

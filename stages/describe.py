@@ -2,7 +2,7 @@
 
 from stages import caption
 from stages.artifacts.request import Request
-from stages.context import Context
+from stages.execution.context import Context
 
 
 def run(request: Request, context: Context) -> dict[str, int]:

@@ -11,7 +11,7 @@ from stages import contracts
 from stages.artifacts.pool import INDEX, TEXTS, index_of
 from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Request
-from stages.context import Context
+from stages.execution.context import Context
 from stages.formats.embeddings import EMPTY, NEGATIVE, Pool, Text
 from stages.formats.parts import Parts
 from stages.training.loading import load_model

@@ -15,7 +15,7 @@ from cosmos_rl_core.errors import ConfigError, DatasetError, listed
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
-from stages.context import Context
+from stages.execution.context import Context
 from stages.formats.latents import DEVIATION, ITEMS, MODE, write_shards
 from stages.formats.part_media import PartMedia
 from stages.formats.parts import Parts

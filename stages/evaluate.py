@@ -25,7 +25,7 @@ from cosmos_rl_core.pipelines import directories, guidance
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input, Request
-from stages.context import Context
+from stages.execution.context import Context
 from stages.formats.generating import SamplePlan, plan_samples, vae_batches, with_media, write_samples
 from stages.formats.samples import StoredSample
 from stages.training.loading import load_stock, prompt_options

@@ -8,7 +8,7 @@ from cosmos_rl_core.weights.joined import Joined
 from cosmos_rl_core.weights.parts import INIT
 from stages import contracts
 from stages.artifacts.request import Request
-from stages.context import Context
+from stages.execution.context import Context
 from stages.formats.sample_tensors import part_tensors
 
 

@@ -14,7 +14,7 @@ from cosmos_rl_core.weights.parts import EMA
 from stages import contracts
 from stages.artifacts.layouts import cut_alike
 from stages.artifacts.request import Request
-from stages.context import Context
+from stages.execution.context import Context
 from stages.formats.embeddings import EMPTY, Embeddings
 from stages.formats.latents import Latents
 from stages.training.given import own_frames

@@ -17,13 +17,13 @@ from cosmos_rl_core.rewards._answers import finite
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
-from stages.context import Context
 from stages.contracts import Warn
+from stages.execution.context import Context
 from stages.formats.losses import item_losses, sums_of
 from stages.formats.samples import BY_GUARDRAIL, REFUSED
 from stages.formats.tables import read_table
 from stages.reporting import choosing, pictures
-from stages.reporting.contracts import WEIGHTED
+from stages.reporting.contracts import WEIGHTED, Fragment
 from stages.reporting.excerpt import (
     HELD_OUT_LOSS,
     Change,
@@ -67,7 +67,7 @@ class Scored:
     @classmethod
     def read(cls, request: Request, role: str, scores_role: str) -> "Scored | None":
         """Read the samples of a role with their scores; None if there are none."""
-        config = request.settings(contracts.Fragment)
+        config = request.settings(Fragment)
         if not (sources := request.inputs.get(role, ())):
             return None
         scores = dict(zip(config.rewards, request.inputs.get(scores_role, ()), strict=True))
@@ -84,7 +84,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     excerpt = excerpt_of(request, context.attempt.put, context.progress)
     data = excerpt.encode()
     assert len(data) <= MOST_BYTES, "pictures and texts are bounded"
-    context.attempt.put(contracts.Fragment.FRAGMENT, data)
+    context.attempt.put(Fragment.FRAGMENT, data)
     failed = sum(one.count for one in excerpt.failures)
     return {"pictures": len(excerpt.pictures) + len(excerpt.first)} | ({"failed": failed} if failed else {})
 
@@ -102,7 +102,7 @@ def without_pictures(request: Request) -> Excerpt:
 
 def _without_pictures(request: Request) -> tuple[Excerpt, dict[str, Scored]]:
     """Return an excerpt without pictures, and the samples whose pictures it lacks by the name of its field."""
-    config = request.settings(contracts.Fragment)
+    config = request.settings(Fragment)
     scored = Scored.read(request, "samples", "scores")
     first = Scored.read(request, "first", "first_scores")
     warnings = [Artifact(source).json(Warn.EVIDENCE) for source in request.inputs.get("warnings", ())]
@@ -128,7 +128,7 @@ def _without_pictures(request: Request) -> tuple[Excerpt, dict[str, Scored]]:
     return excerpt.model_copy(update=numbers | facts), {"pictures": scored} | ({"first": first} if first else {})
 
 
-def _numbers(scored: Scored, config: contracts.Fragment) -> dict[str, Any]:
+def _numbers(scored: Scored, config: Fragment) -> dict[str, Any]:
     """Return the numbers of an excerpt by name."""
     table = scored.samples.table
     groups = table.dropna(subset=["score"]).groupby("prompt_id", sort=False)
@@ -157,7 +157,7 @@ def _scores(label: str, table: Any) -> Iterator[Score]:
         yield Score.of(label, name, known, table["prompt_id"].reindex(known.index))
 
 
-def _weighted(tables: Mapping[str, Any], config: contracts.Fragment) -> Any:
+def _weighted(tables: Mapping[str, Any], config: Fragment) -> Any:
     """Return the weighted sum of rewards of the samples that have all of their scores and pass every gate."""
     labels = sorted({*config.weights, *config.gates})
     scores: Any = pd.DataFrame({label: tables[label][label] for label in labels}).dropna()
@@ -167,7 +167,7 @@ def _weighted(tables: Mapping[str, Any], config: contracts.Fragment) -> Any:
     return pd.DataFrame({WEIGHTED: total, "prompt_id": tables[labels[0]]["prompt_id"].reindex(scores.index)})
 
 
-def _failures(scored: Scored, config: contracts.Fragment) -> Iterator[Failure]:
+def _failures(scored: Scored, config: Fragment) -> Iterator[Failure]:
     """Yield the reasons why samples have no score or do not count, the most frequent first."""
     table = scored.samples.table
     refused = table[REFUSED].dropna() if REFUSED in table else pd.Series(dtype=object)
@@ -227,7 +227,7 @@ class _Pictures:
             facts = shown[sample.sample_id].model_copy(update={"missing": pictures.missing(sample)})
             if not facts.missing:
                 ending, data = pictures.full(sample)
-                name = f"{contracts.Fragment.FULL}/{'first-' if field == 'first' else ''}{sample.sample_id}.{ending}"
+                name = f"{Fragment.FULL}/{'first-' if field == 'first' else ''}{sample.sample_id}.{ending}"
                 self._put(name, data)
                 self._strips[field, sample.sample_id] = pictures.strip(sample)
                 facts = facts.model_copy(update={"full": name})

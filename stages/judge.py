@@ -4,7 +4,7 @@ from typing import Any
 
 from stages import reward
 from stages.artifacts.request import Request
-from stages.context import Context
+from stages.execution.context import Context
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:

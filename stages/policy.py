@@ -10,14 +10,14 @@ from torch import Tensor
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER, initialise
 from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.pipelines.base_weights import BaseWeights
 from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES
 from cosmos_rl_core.seeds import derive
-from cosmos_rl_core.weights.base_weights import BaseWeights
 from cosmos_rl_core.weights.parts import CURRENT, INIT, REFERENCE
 from cosmos_rl_core.weights.policy_weights import initial_lora, prepare
 from stages import contracts
 from stages.artifacts.request import Request
-from stages.context import Context
+from stages.execution.context import Context
 from stages.formats.policies import write_files, write_part
 from stages.training.inits import reader_of
 from stages.training.loading import load_model

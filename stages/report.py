@@ -6,17 +6,17 @@ equal inputs give equal bytes, and it needs no scripts, other files or addresses
 
 from typing import Any
 
-from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
-from stages.context import Context
+from stages.execution.context import Context
 from stages.reporting.book import Book, Piece, Trained
+from stages.reporting.contracts import Report
 from stages.reporting.page import report_page
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
     """Write ``index.html``. Return the number of iterations, and ``before`` and ``after`` of what ranks policies."""
-    config = request.settings(contracts.Report)
+    config = request.settings(Report)
     total = sum(map(len, request.inputs.values())) + 1
     done = 0
 
@@ -43,7 +43,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         judged=[Piece.read(artifact, first=judged[0] if place else None) for place, artifact in enumerate(judged)],
         trained=[Trained.read(artifact) for artifact in artifacts("updates")],
     )
-    context.attempt.put(contracts.Report.PAGE, report_page(book))
+    context.attempt.put(Report.PAGE, report_page(book))
     context.progress("writing", total, total)
     ends = [book.ranking(piece) for piece in (*book.judged[:1], *book.judged[1:][-1:])]
     means = {name: one.mean for name, one in zip(("before", "after"), ends, strict=False) if one.n}

@@ -18,8 +18,8 @@ from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import holds
 from stages.artifacts.request import Request
-from stages.context import Context
 from stages.contracts import RECORDS
+from stages.execution.context import Context
 from stages.formats.samples import all_rows
 from stages.formats.tables import to_parquet
 from stages.scoring.pinned import settle

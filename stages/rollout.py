@@ -15,7 +15,7 @@ from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages import contracts
 from stages.artifacts.request import Request
-from stages.context import Context
+from stages.execution.context import Context
 from stages.formats.embeddings import NEGATIVE, Embeddings
 from stages.formats.generating import (
     SamplePlan,

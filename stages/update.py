@@ -19,7 +19,7 @@ from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import evenly
 from stages.artifacts.request import Request
-from stages.context import Context
+from stages.execution.context import Context
 from stages.formats.policies import read_part
 from stages.formats.samples import place_of
 from stages.formats.tables import to_parquet

@@ -15,7 +15,7 @@ from cosmos_rl_core.storage import store
 from stages import contracts
 from stages.artifacts.layouts import cut_alike
 from stages.artifacts.request import Request
-from stages.context import Context
+from stages.execution.context import Context
 from stages.formats.embeddings import Embeddings
 from stages.formats.latents import Latents
 from stages.formats.losses import by_item, summary_of

@@ -17,7 +17,7 @@ from cosmos_rl_core.rewards._answers import finite
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
-from stages.context import Context
+from stages.execution.context import Context
 from stages.reporting.warnings import warning_page
 from stages.scoring.spreads import Spread, scored_numbers
 

@@ -8,17 +8,17 @@ from cosmos_rl_core.storage import store
 from flows.planning import requests
 from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import Run
-from stages import contracts
 from stages.artifacts.attempt import Attempt
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Input, Request
+from stages.reporting.contracts import Report
 
 NUMERICS = {"python": "3.11", "threads": 1}
 
 
 def report(slot: str, title: str = "t", seed: int = 0, **inputs: tuple[Input, ...]) -> Request:
     """A Request without required inputs."""
-    config = contracts.Report(title=title, reward="ocr")
+    config = Report(title=title, reward="ocr")
     return Request(stage="report", slot=slot, seed=seed, config=config, inputs=inputs)
 
 

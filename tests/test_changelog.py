@@ -2,7 +2,7 @@
 
 import re
 
-from stages.contracts import STAGES
+from stages.registry import STAGES
 from tests.pages import ROOT
 
 RELEASED = {

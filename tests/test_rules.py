@@ -17,7 +17,7 @@ import pytest
 from cosmos_rl_core import plugins
 from cosmos_rl_core.weights import parts
 from flows.planning.plan import Settings, plan_of
-from stages.contracts import STAGES
+from stages.registry import STAGES, module_of
 
 ROOT = Path(__file__).parents[1]
 LAYERS = ("cosmos_rl_core", "stages", "flows")
@@ -169,9 +169,7 @@ def test_imports_point_down():
     "names",
     [
         pytest.param(modules("flows"), id="flows"),
-        pytest.param(
-            [*TORCH_FREE, *(f"stages.{name}" for name, s in STAGES.items() if not s.torch)], id="light stages"
-        ),
+        pytest.param([*TORCH_FREE, *(module_of(name) for name, s in STAGES.items() if not s.torch)], id="light stages"),
         pytest.param(
             [f"cosmos_rl_core.{kind}.{n}" for kind in plugins.KINDS for n in plugins.known(kind)], id="plugins"
         ),
@@ -328,14 +326,14 @@ def test_there_is_no_global_statement():
 
 
 def test_every_stage_has_its_file_and_every_file_with_a_run_is_a_stage():
-    found = []
+    found, files = [], {ROOT / f"{module_of(name).replace('.', '/')}.py": name for name in STAGES}
     for path in sources("stages"):
         runs = [n for n in parse(path).body if isinstance(n, ast.FunctionDef) and n.name == "run"]
-        if runs and path.stem not in STAGES:
-            found.append(f"{place(path, runs[0].lineno)}: has run(), but STAGES has no {path.stem!r}")
-        if path.stem in STAGES and [[a.arg for a in n.args.args] for n in runs] != [["request", "context"]]:
-            found.append(f"{place(path, 1)}: the stage {path.stem!r} needs a function run(request, context)")
-    missing = [f"stages/{name}.py:1: missing" for name in STAGES if not (ROOT / "stages" / f"{name}.py").is_file()]
+        if runs and path not in files:
+            found.append(f"{place(path, runs[0].lineno)}: has run(), but no contract is its stage's")
+        if path in files and [[a.arg for a in n.args.args] for n in runs] != [["request", "context"]]:
+            found.append(f"{place(path, 1)}: the stage {files[path]!r} needs a function run(request, context)")
+    missing = [f"{path.relative_to(ROOT)}:1: missing" for path in files if not path.is_file()]
     refuse(found + missing)
 
 
@@ -396,5 +394,6 @@ def test_folders_are_small():
 
 
 def test_the_folder_of_stages_holds_stages():
-    found = {path.stem for path in (ROOT / "stages").glob("*.py")}
-    assert found == {*STAGES, "__init__", "contracts", "context"}
+    found = {f"stages.{path.stem}" for path in (ROOT / "stages").glob("*.py")}
+    ours = {module for name in STAGES if (module := module_of(name)).count(".") == 1}
+    assert found == {*ours, "stages.__init__", "stages.contracts", "stages.registry"}

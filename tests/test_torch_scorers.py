@@ -9,9 +9,9 @@ import pytest
 from pydantic import TypeAdapter
 
 from cosmos_rl_core import plugins
+from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._base import Reward, Sample
-from cosmos_rl_core.rewards._facts import Facts
 from tests import tiny_scorers
 
 WANTED = [{"class": "bicycle", "count": 4, "color": "red"}, {"class": "person", "count": 3}]

@@ -4,11 +4,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._batches import in_batches
-from cosmos_rl_core.rewards._facts import Facts
 
 ULP = 2.0**-44
 """A last bit of means of pixels."""

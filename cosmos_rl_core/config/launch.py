@@ -9,8 +9,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.clusters import KubernetesConfig, PricesConfig, SlurmConfig
+from cosmos_rl_core.config.parallelism import Device, Parallelism
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.parallel.parallelism import Device, Parallelism
 
 ON_POLICY = ("rollout", "update", "finetune", "validate")
 """Stages that run the transformer on latents, so that ranks can share the tokens of a video."""

@@ -78,9 +78,11 @@ class Split(Section):
 
 
 class StageConfig(Section):
-    """The closed settings of a stage. Each subclass is one stage, run by ``stages/<name>.py``."""
+    """The closed settings of a stage. Each subclass with a name is one stage, which a module of its package runs."""
 
     name: ClassVar[str]
+    package: ClassVar[str] = "stages"
+    """Package of the module that runs it. The module has its name, without that of the package before it."""
     version: ClassVar[int]
     """Raised by every change of the bytes that equal settings and inputs give."""
     distributed: ClassVar[bool] = False
@@ -89,3 +91,5 @@ class StageConfig(Section):
     """Whether it may import torch; a light stage starts in a second."""
     inputs: ClassVar[dict[str, Literal["one", "many"]]] = {}
     """Roles of the inputs."""
+    reader: ClassVar[str | None] = None
+    """Module of the package with ``excerpt_of`` and ``answers_of``, for reports of artifacts without a fragment."""

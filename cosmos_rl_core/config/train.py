@@ -8,8 +8,8 @@ from pydantic import BeforeValidator, Field, PositiveFloat, SerializeAsAny, mode
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section, written
+from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.rewards._facts import Facts
 
 
 def plugin_options(base: type[Section]) -> BeforeValidator:

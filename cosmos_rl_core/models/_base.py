@@ -5,7 +5,7 @@ the same number and never in a half type. Only plugins scale timesteps, pack tok
 
 A plugin is a folder with two modules.
 
-- ``__init__.py`` assigns a :class:`cosmos_rl_core.models._spec.ModelSpec` to ``SPEC``. Plans import it, so it imports
+- ``__init__.py`` assigns a :class:`cosmos_rl_core.pipelines.spec.ModelSpec` to ``SPEC``. Plans import it, so it imports
   no torch.
 - ``model.py`` defines a subclass of :class:`Model` and ``load``, which is that class, or a function with the same
   arguments that returns one. If ``from_pretrained`` cannot load the stock pipeline by itself, ``model.py`` also has a

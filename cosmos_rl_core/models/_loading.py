@@ -12,7 +12,7 @@ from diffusers import DiffusionPipeline
 from torch import nn
 
 from cosmos_rl_core.pipelines import directories
-from cosmos_rl_core.weights.reading import align, read_module
+from cosmos_rl_core.pipelines.modules import align, read_module
 
 COMPONENTS = ("transformer", "vae", "text")
 """Components that a stage can load. Only `embed` needs text encoders; `rollout`, `encode` and `finetune` need the
@@ -64,7 +64,7 @@ def read_part(path: str, name: str, **options: Any) -> nn.Module:
     """Return a part of the pipeline directory ``path`` with its weights, float32.
 
     ``options`` are those of ``from_pretrained``. Raises :class:`ArtifactError` like
-    :func:`cosmos_rl_core.weights.reading.read_module`.
+    :func:`cosmos_rl_core.pipelines.modules.read_module`.
     """
     where = f"the files of {name!r} in the pipeline {path!r}"
     return read_module(class_of(path, name), Path(path, name), where, **{"dtype": torch.float32, **options})

@@ -4,8 +4,8 @@ import os
 
 import torch
 
+from cosmos_rl_core.config.parallelism import Device
 from cosmos_rl_core.errors import ConfigError, first_line
-from cosmos_rl_core.parallel.parallelism import Device
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ADVICE = "install a PyTorch that fits the driver, which `nvidia-smi` shows, or ask for the CPU with device = 'cpu'"

@@ -16,10 +16,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import functional
 
 from cosmos_rl_core.canonical import differences, require_exchangeable
+from cosmos_rl_core.config.parallelism import ALONE, Device, Parallelism
 from cosmos_rl_core.errors import ConfigError, CosmosRLError
 from cosmos_rl_core.numerics import numerics
 from cosmos_rl_core.parallel.devices import settled
-from cosmos_rl_core.parallel.parallelism import ALONE, Device, Parallelism
 from cosmos_rl_core.parallel.sharding import REPLICATE, SHARD
 
 

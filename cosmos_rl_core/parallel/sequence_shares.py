@@ -3,8 +3,8 @@
 import math
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models._spec import ModelSpec, Settings
 from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.pipelines.spec import ModelSpec, Settings
 
 
 def check(spec: ModelSpec, transformer: Settings, latent_shape: tuple[int, ...], num_peers: int) -> None:

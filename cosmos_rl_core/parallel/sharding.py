@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from cosmos_rl_core.parallel.precision import MATRICES, float32_modules
-from cosmos_rl_core.weights.base_weights import BaseWeights
+from cosmos_rl_core.pipelines.base_weights import BaseWeights
 
 REPLICATE, SHARD = "dp_replicate", "dp_shard"
 """Names of the mesh's dimensions: copies of the weights, and ranks that share one copy."""

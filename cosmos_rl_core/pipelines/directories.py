@@ -12,7 +12,7 @@ import huggingface_hub
 from cosmos_rl_core import plugins, shipped
 from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models._spec import ModelSpec
+from cosmos_rl_core.pipelines.spec import ModelSpec
 from cosmos_rl_core.storage.file_digests import files_digest
 
 INDEX = "model_index.json"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models._spec import ModelSpec
 from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.pipelines.spec import ModelSpec
 
 
 def embedded_scale(path: str | Path, setting: float | None) -> float | None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from cosmos_rl_core.parallel.parallelism import ALONE, Parallelism
+from cosmos_rl_core.config.parallelism import ALONE, Parallelism
 from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES, Shapes
 
 HALF_BYTES = 2

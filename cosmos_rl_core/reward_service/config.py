@@ -11,10 +11,10 @@ from pydantic import Field, model_validator
 from cosmos_rl_core import outside_plugins, plugins
 from cosmos_rl_core.config import toml
 from cosmos_rl_core.config.base import Section, UserPath, written
-from cosmos_rl_core.config.recipe import validated
+from cosmos_rl_core.config.reading import validated
+from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError, mistakes_in
-from cosmos_rl_core.rewards._facts import Facts
 from cosmos_rl_core.rewards._names import plugin_of
 
 TOKEN = "REWARD_SERVICE_TOKEN"

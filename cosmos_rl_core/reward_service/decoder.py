@@ -1,6 +1,7 @@
 """Decoder of Wan's latents: each sample alone, to the pixels that cosmos-rl's service gives its scorers."""
 
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -15,7 +16,7 @@ from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.reward_service import frames
 from cosmos_rl_core.reward_service.config import DecodeArgs
-from cosmos_rl_core.reward_service.worker import described, settle
+from cosmos_rl_core.reward_service.worker import described, serve, settle
 from cosmos_rl_core.storage.file_digests import files_digest
 
 CONFIG = "config.json"
@@ -136,3 +137,7 @@ def _write(path: Path, decoded: Sequence[np.ndarray]) -> None:
     with part.open("wb") as file:
         np.save(file, np.stack(decoded))
     part.rename(path)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(Decoding))

@@ -22,7 +22,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 DEVICES = Path("/dev")
 DECODE_TIMEOUT_S = 1800.0
 """Seconds within which the latents of a request must be decoded."""
-MODULE = "cosmos_rl_core.reward_service.worker"
+WORKER = "cosmos_rl_core.reward_service.worker"
+DECODER = "cosmos_rl_core.reward_service.decoder"
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ def scorer_of(served: Served, config: Config, devices: Devices, logs: Path, deco
     base = environment_of(config, served.interpreter)
     base |= {KEY: args.endpoint_api_key} if args.endpoint_api_key else {}
     shown = devices.environments(args.device, args.gpus, args.processes)
-    command = (served.interpreter, "-m", MODULE)
+    command = (served.interpreter, "-m", WORKER)
     starts = [Start(command, base | own, setup, logs / f"{name}.{i}.log") for i, own in enumerate(shown)]
     code = {file: sha for pin in pins for file, sha in pin.files.items()}
     return Scorer(served, Pool(name, starts, args.timeout_s, served.at_a_time), code, decoder)
@@ -193,6 +194,6 @@ def decoder_of(folders: Mapping[str, Path], config: Config, devices: Devices, lo
     setup = {"decoders": {channels: str(path.resolve()) for channels, path in folders.items()}, "dtype": args.dtype}
     setup |= {"device": _asked(args)}
     (shown,) = devices.environments(args.device, (), 1)
-    command = (sys.executable, "-m", MODULE)
+    command = (sys.executable, "-m", DECODER)
     start = Start(command, environment_of(config, sys.executable) | shown, setup, logs / "decoder.log")
     return Pool("the decoder", [start], DECODE_TIMEOUT_S)

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -169,8 +169,8 @@ def _warm_up(reward: Reward, kind: str) -> None:
         print(f"the first sample was not scored: {words(error)}")
 
 
-def main() -> int:
-    """Answer the calls of the service until it closes the pipe."""
+def serve(make: Callable[[Mapping[str, Any]], Work]) -> int:
+    """Answer the calls of the service until it closes the pipe. ``make`` makes what works from the setup."""
     die_with_parent()
     # Scorers may print and read; the pipes are for the service alone.
     calls, channel = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -183,8 +183,7 @@ def main() -> int:
 
     setup = json.loads(calls.readline())
     try:
-        decoder = "cosmos_rl_core.reward_service.decoder"
-        work: Work = import_module(decoder).Decoding(setup) if "decoders" in setup else Scoring(setup)
+        work = make(setup)
         send({"ready": {"version": work.version, "batching": work.batching}})
     except Exception as error:
         send({"failed": words(error)})
@@ -200,4 +199,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve(Scoring))

@@ -9,7 +9,7 @@ from PIL import Image
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.parallel import devices
-from cosmos_rl_core.weights.reading import align, read_module
+from cosmos_rl_core.pipelines.modules import align, read_module
 
 
 class ClipModel:

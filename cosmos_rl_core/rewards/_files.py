@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_rl_core import plugins
-from cosmos_rl_core.config.recipe import validated, with_changes
+from cosmos_rl_core.config.reading import validated, with_changes
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import ItemError, Prompt, prompt_id
 from cosmos_rl_core.datasets._files import kind_of

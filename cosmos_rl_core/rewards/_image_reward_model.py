@@ -15,7 +15,7 @@ from transformers.models.blip.modeling_blip_text import BlipTextModel
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.parallel import devices
-from cosmos_rl_core.weights.reading import align, read_module
+from cosmos_rl_core.pipelines.modules import align, read_module
 
 MAX_TOKENS = 35
 WIDTHS = (1024, 128, 64, 16)

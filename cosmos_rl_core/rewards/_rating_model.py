@@ -8,9 +8,9 @@ import transformers
 from torch import Tensor, nn
 
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.pipelines.modules import align, read_module
 from cosmos_rl_core.vlms._base import Changes
 from cosmos_rl_core.vlms._prompts import Prompts
-from cosmos_rl_core.weights.reading import align, read_module
 
 
 class RatingModel(transformers.Qwen2VLPreTrainedModel):

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
+from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories
@@ -22,7 +23,6 @@ from cosmos_rl_core.rewards import _geneval
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._batches import each, in_batches
 from cosmos_rl_core.rewards._clip import CONFIG, IMAGES, L14, Clip, ClipOptions, unit
-from cosmos_rl_core.rewards._facts import Facts
 from cosmos_rl_core.rewards._geneval import COLORS, Detection, Tags
 from cosmos_rl_core.rewards._pixels import frames_of
 from cosmos_rl_core.storage.file_digests import files_digest

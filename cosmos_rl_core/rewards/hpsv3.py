@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
+from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.datasets._base import ItemError, Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._facts import Facts
 from cosmos_rl_core.rewards._pixels import frames_of
 from cosmos_rl_core.rewards._vlm import VlmFiles, VlmOptions, device_and_dtype
 from cosmos_rl_core.vlms._base import processor_of

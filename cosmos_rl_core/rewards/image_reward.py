@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
+from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
@@ -17,7 +18,6 @@ from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._batches import each, in_batches
 from cosmos_rl_core.rewards._clip import CONFIG, packages
-from cosmos_rl_core.rewards._facts import Facts
 from cosmos_rl_core.rewards._pixels import frames_of
 from cosmos_rl_core.storage.file_digests import files_digest
 from cosmos_rl_core.vlms import _folders

@@ -11,10 +11,10 @@ import numpy as np
 from PIL import Image
 from pydantic import Field
 
+from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._facts import Facts
 
 
 class Options(RewardOptions):

@@ -15,11 +15,11 @@ import numpy as np
 import rapidocr
 from pydantic import Field
 
+from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._facts import Facts
 from cosmos_rl_core.rewards._pixels import frames_of
 from cosmos_rl_core.storage.file_digests import Remembered
 

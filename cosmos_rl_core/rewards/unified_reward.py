@@ -8,8 +8,8 @@ from typing import Literal
 from pydantic import Field
 
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
+from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.rewards._facts import Facts
 from cosmos_rl_core.rewards._judge import PROMPT, JudgeOptions, JudgeReward, by_pattern, within
 
 PATTERN = r"Final Score:\s*(-?[0-9]+(?:\.[0-9]+)?)"

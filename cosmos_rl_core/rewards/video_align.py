@@ -13,10 +13,10 @@ import numpy as np
 from pydantic import Field
 
 from cosmos_rl_core.canonical import from_json
+from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.datasets._base import ItemError, Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._facts import Facts
 from cosmos_rl_core.rewards._pixels import frames_of
 from cosmos_rl_core.rewards._video_align import NORMALISATION, PROMPT, TOKENS
 from cosmos_rl_core.rewards._vlm import VlmFiles, VlmOptions, device_and_dtype

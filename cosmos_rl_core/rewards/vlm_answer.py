@@ -14,12 +14,12 @@ from pydantic import Field, model_validator
 
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
+from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.datasets._base import ItemError, Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards import _agreement
 from cosmos_rl_core.rewards._answers import brief
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._facts import Facts
 from cosmos_rl_core.rewards._judge import PROMPT, UnreadableError
 from cosmos_rl_core.rewards._pixels import frames_of
 from cosmos_rl_core.rewards._rubric import RubricOptions

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from cosmos_rl_core.rewards._facts import Facts
+from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.rewards._judge import JudgeOptions, JudgeReward
 from cosmos_rl_core.rewards._rubric import RubricOptions
 

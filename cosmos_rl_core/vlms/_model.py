@@ -9,9 +9,9 @@ from torch import Tensor
 
 from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.pipelines.modules import align, read_module
 from cosmos_rl_core.vlms._base import Changes, architecture
 from cosmos_rl_core.vlms._prompts import Message, Prompts
-from cosmos_rl_core.weights.reading import align, read_module
 
 
 class Answer(NamedTuple):

@@ -16,6 +16,7 @@ from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.storage.file_digests import files_digest
 from cosmos_rl_core.storage.tensor_headers import Entry, read_header
 from cosmos_rl_core.weights import lora
+from cosmos_rl_core.weights.shapes import matrices_of
 
 NAMES = ("pytorch_lora_weights.safetensors", "model.safetensors", "adapter_model.safetensors")
 """Names of the file with the tensors: diffusers', that of exports, peft's."""
@@ -103,7 +104,7 @@ def settings(file: AdapterFile, shapes: sizes.Shapes, given_alpha: float | None)
     mean, and for tensors that do not fit the transformer.
     """
     ranks = file.ranks
-    _check_shapes(file, sizes.matrices_of(shapes))
+    _check_shapes(file, matrices_of(shapes))
     stated, place = _stated(file.path)
     if unknown := [name for name in ("use_dora", "lora_bias") if stated.get(name)]:
         raise ConfigError(f"{place} sets {', '.join(unknown)}, which is not supported; fuse it into the pipeline")

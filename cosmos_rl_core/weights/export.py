@@ -12,10 +12,10 @@ from torch import Tensor
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.pipelines.base_weights import BaseWeights
 from cosmos_rl_core.storage.tensor_files import dtype_of, file_of, spec_of
 from cosmos_rl_core.storage.tensor_headers import num_bytes
 from cosmos_rl_core.weights import lora
-from cosmos_rl_core.weights.base_weights import BaseWeights
 
 File = tuple[str, Iterable[bytes | memoryview]]
 """Relative path of a file, and its bytes in chunks."""

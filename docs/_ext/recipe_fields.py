@@ -6,7 +6,7 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from cosmos_rl_core.config.schema import recipe_schema
+from cosmos_rl_core.recipes.schema import recipe_schema
 
 MARK = "<!-- fields of recipes -->"
 PLUGINS = {"AlgorithmOptions": "Algorithms", "RewardOptions": "Rewards", "DatasetOptions": "Datasets"}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from sphinx.application import Sphinx
 
 from cosmos_rl_core import plugins
-from cosmos_rl_core.rewards._facts import Facts
+from cosmos_rl_core.config.reward_facts import Facts
 
 MARK = "<!-- table of rewards -->"
 COLUMNS = ("reward", "input", "runs in", "scores and their scales", "source", "ran on", "names checked")

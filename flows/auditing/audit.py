@@ -15,11 +15,11 @@ from cosmos_rl_core.storage.lease import PATIENCE_S
 from flows.auditing import beside, chain, contents, planned
 from flows.auditing.chain import Chain
 from flows.auditing.checks import numbers, page, samples, tars
-from flows.auditing.checks.unknown import Listings
-from flows.auditing.faults import Findings
-from flows.auditing.heads import HEADS
+from flows.auditing.checks.faults import Findings
 from flows.auditing.planned import Asked
 from flows.auditing.slot import Slot
+from flows.auditing.unknown import Listings
+from flows.heads.heads import HEADS
 from flows.ledger.pages import LEDGER, Totals, pages
 from flows.ledger.pages import numbers as page_numbers
 from flows.ledger.pages import url_of as url_of_page

@@ -6,8 +6,8 @@ from cosmos_rl_core.canonical import differences
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.rewards._exact import ONE_BY_ONE
 from cosmos_rl_core.storage import store
+from flows.auditing.checks.faults import Findings
 from flows.auditing.contents import input_of
-from flows.auditing.faults import Findings
 from flows.auditing.slot import Slot
 from flows.planning.run import Run
 from flows.running.wave import NUMERICS, SCORERS

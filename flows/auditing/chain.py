@@ -9,9 +9,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from cosmos_rl_core.errors import UnreadableError
 from cosmos_rl_core.storage import store
-from flows.auditing import signatures
-from flows.auditing.faults import Findings
-from flows.auditing.heads import HEADS, number_in, read_heads, url_of
+from flows.auditing.checks.faults import Findings
+from flows.heads import signatures
+from flows.heads.heads import HEADS, number_in, read_heads, url_of
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import place_of
 

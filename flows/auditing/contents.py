@@ -12,8 +12,8 @@ from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.estimates.estimate import mean_of
 from cosmos_rl_core.storage import store
 from flows.auditing.checks import drift, samples
+from flows.auditing.checks.faults import Findings
 from flows.auditing.checks.tars import Members
-from flows.auditing.faults import Findings
 from stages import contracts, warn
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
@@ -21,13 +21,14 @@ from stages.artifacts.request import Input, Request
 from stages.formats.losses import item_losses, summary_of
 from stages.formats.samples import KB_PER_SAMPLE, REFUSED, read_index
 from stages.fragment import without_pictures
+from stages.reporting.contracts import Fragment
 from stages.reporting.excerpt import Excerpt
 from stages.scoring.advantages import advantages
 from stages.scoring.rewards import held_back_prompts
 from stages.scoring.scorer import is_of
 from stages.scoring.summaries import OVER_SAMPLES
 from stages.vlm import evaluated
-from stages.vlm.settings import VlmEvaluate
+from stages.vlm.contracts import VlmEvaluate
 
 Rows = list[dict[str, Any]]
 
@@ -51,7 +52,7 @@ def check(
     checks |= {"validate": _check_losses, "vlm_evaluate": _check_answers}
     if made.stage not in ("rollout", "evaluate") and made.stage not in checks:
         return []
-    if made.stage == "fragment" and _is_of_another_version(made, contracts.Fragment, findings):
+    if made.stage == "fragment" and _is_of_another_version(made, Fragment, findings):
         return []
     inputs = {role: tuple(map(at, sources)) for role, sources in made.inputs.items()}
     with findings.checking(_url_of(made), "contents"):
@@ -225,8 +226,8 @@ def _check_answers(answers: Artifact, request: Request, findings: Findings) -> N
 
 def _check_fragment(fragment: Artifact, request: Request, findings: Findings) -> None:
     """Check that what a report shows of an iteration, except for pictures, follows from its samples and scores."""
-    url = _url(fragment, contracts.Fragment.FRAGMENT)
-    found = Excerpt.read(fragment.read(contracts.Fragment.FRAGMENT), url).model_dump(mode="json")
+    url = _url(fragment, Fragment.FRAGMENT)
+    found = Excerpt.read(fragment.read(Fragment.FRAGMENT), url).model_dump(mode="json")
     right = without_pictures(request).model_dump(mode="json")
     for values in (found, right):
         for field in ("pictures", "first"):

@@ -8,11 +8,11 @@ from pydantic import Field
 from cosmos_rl_core.errors import ArtifactError, ConfigError, UnreadableError, counted, first_line
 from cosmos_rl_core.storage import store as stores
 from flows.auditing import audit as auditing
-from flows.auditing.faults import SHOWN, Findings
+from flows.auditing.checks.faults import SHOWN, Findings
+from flows.checking.checks import BEFORE_A_PLAN
 from flows.defaults import store_of
-from flows.planning.checks import BEFORE_A_PLAN
 from flows.planning.plan import PLAN_FILE, run_url
-from flows.running.session import Place, RunId, ends_in_state
+from flows.session.session import Place, RunId, ends_in_state
 
 
 @flow(name="audit", description="Compare every byte of runs with its digest.")

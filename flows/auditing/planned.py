@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from cosmos_rl_core.errors import ArtifactError
-from flows.auditing.faults import Findings
+from flows.auditing.checks.faults import Findings
 from flows.auditing.slot import Slot
 from flows.planning.plan import Plan, every_plan
 from flows.planning.run import Run
@@ -16,7 +16,8 @@ from flows.post_train import steps
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing
-from stages.contracts import STAGES, Reward
+from stages.contracts import Reward
+from stages.registry import STAGES
 from stages.scoring.rewards import label_of
 
 

@@ -15,7 +15,7 @@ from flows.auditing.differing import Difference
 from flows.planning.steps import find, open_run
 from flows.post_train import steps
 from flows.running.display import Display
-from flows.running.wave import Waves, standing_manifest
+from flows.running.wave import Waves
 from flows.terminal.commands import about
 from stages import contracts
 from stages.artifacts.artifact import Artifact
@@ -23,7 +23,7 @@ from stages.artifacts.files import read_entry
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import Layout, place_of
 from stages.artifacts.request import Request
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import input_of, standing, standing_manifest
 from stages.contracts import RECORDS
 from stages.formats.samples import all_rows, num_units
 from stages.formats.tables import read_table

@@ -10,7 +10,7 @@ from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import unseal
 from cosmos_rl_core.weights.parts import TRAINING_ONLY
-from flows.auditing.faults import Findings
+from flows.auditing.checks.faults import Findings
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import Dropped, FileEntry, Invalidated, Layout, Marker, Record, parsed, place_of
 from stages.artifacts.slots import read_manifest

@@ -116,7 +116,7 @@ def run(
     tags = import_module("flows.running.tags").tags_of(plan.recipe, plan.model.adapter)
     with import_module("flows.running.server").prefect_server():
         # Prefect reads its settings when it is imported.
-        session = import_module("flows.running.session")
+        session = import_module("flows.session.session")
         flow = session.flow_of(algorithm, session.described(algorithm), algorithm)
         suspension = import_module("prefect.exceptions").Pause
         try:
@@ -151,7 +151,7 @@ def preprocess(
     def misfits(config: Any) -> list[str]:
         return _misfits(config.launch, operation.stages_of(config), runs_here=True)
 
-    read_dataset = import_module("cosmos_rl_core.config.dataset").read_dataset
+    read_dataset = import_module("cosmos_rl_core.recipes.dataset").read_dataset
     config = read_dataset(dataset, tuple(overrides or ()), cluster, misfits)
     # Without Prefect, whose server takes longer to start than 10,000 files take to be looked at.
     asked = verify or merge
@@ -186,7 +186,7 @@ def plan(
     asked = (recipe, store, run_id, iterations, overrides or (), cluster)
     planned = _plan_of(*asked, without_weights=True)
     import_module("flows.planning.steps").require_same_as_written(planned, store)
-    describe = import_module("flows.planning.describe")
+    describe = import_module("flows.describing.describe")
     named_by, slots = store_named_by(context), slots_of(planned.recipe.launch, required=False)
     if as_json:
         print_json(describe.as_json(planned, store, slots=slots) | {"store_from": named_by})
@@ -290,7 +290,7 @@ def schema(
         cosmos-flows schema
         cosmos-flows schema my_recipe.toml
     """
-    print_json(import_module("cosmos_rl_core.config.schema").recipe_schema(recipe))
+    print_json(import_module("cosmos_rl_core.recipes.schema").recipe_schema(recipe))
 
 
 @command(app, panel=KEEP)
@@ -348,7 +348,7 @@ def _plan_of(recipe: str, *others: Any, without_weights: bool = False) -> Any:
 
 def _misfits(launch: Any, stages: Any, *, runs_here: bool) -> list[str]:
     """Return a message for each mistake by which stages do not fit the devices."""
-    fitting = import_module("flows.launchers.fitting")
+    fitting = import_module("flows.devices.fitting")
     return fitting.misfits_of(launch, stages, partial(slots_of, required=runs_here), runs_here=runs_here)
 
 

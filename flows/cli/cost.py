@@ -31,7 +31,7 @@ def cost(
     """
     config, table = None, import_module("cosmos_rl_core.config.clusters").PricesConfig
     if prices is not None:
-        recipe = import_module("cosmos_rl_core.config.recipe")
+        recipe = import_module("cosmos_rl_core.recipes.reading")
         config = recipe.validated(table, recipe.read_toml(prices, EXAMPLE), prices)
     found = import_module("flows.reporting.cost").cost(store, run_id, config)
     print_json(found.as_json()) if as_json else print_parts(*found.parts())

@@ -43,7 +43,7 @@ def infra_check(store: StoreOption = DEFAULT_STORE, cluster: ClusterOption = Non
         cosmos-flows infra check --cluster deployments/clusters/eight-gpus.toml --json
     """
     check = import_module("flows.operations.flight_check")
-    config = import_module("cosmos_rl_core.config.recipe")
+    config = import_module("cosmos_rl_core.recipes.reading")
     launch = config.launch_of(cluster) if cluster else config.LaunchConfig()
     findings = check.flight_check(store, launch)
     print_json(findings) if as_json else print_parts(check.table(findings))

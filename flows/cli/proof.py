@@ -47,7 +47,7 @@ def audit(
         cosmos-flows audit RUN --iteration 7 --head DIGEST
         cosmos-flows audit RUN --public-key public.pem
     """
-    key = None if public_key is None else import_module("flows.auditing.signatures").public_key(public_key)
+    key = None if public_key is None else import_module("flows.heads.signatures").public_key(public_key)
     auditing: Any = import_module("flows.auditing.audit")
     found = auditing.audit(store, run_id, iteration, head=head, signed_by=key, quick=quick)
     print_json(found.as_json()) if as_json else print_parts(*found.lines())
@@ -66,7 +66,7 @@ def sign(
     Examples:
         cosmos-flows sign RUN --key key.pem
     """
-    say(import_module("flows.auditing.signatures").sign(store, run_id, key))
+    say(import_module("flows.heads.signatures").sign(store, run_id, key))
 
 
 @command(proof_app, "replay", PROVE)
@@ -88,7 +88,7 @@ def replay(
         cosmos-flows replay RUN --stage update --iteration 7
         cosmos-flows replay RUN --stage rollout --iteration 7 --samples ID,ID
     """
-    launch = None if cluster is None else import_module("cosmos_rl_core.config.recipe").launch_of(cluster)
+    launch = None if cluster is None else import_module("cosmos_rl_core.recipes.reading").launch_of(cluster)
     wanted = () if samples is None else tuple(filter(None, samples.split(",")))
     replaying: Any = import_module("flows.auditing.replay")
     found = replaying.replay(store, run_id, stage, iteration, launch=launch, samples=wanted)

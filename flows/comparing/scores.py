@@ -11,8 +11,8 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of, standing
 from stages.formats.losses import item_losses, sums_of
 from stages.scoring.spreads import scored_numbers
+from stages.vlm.contracts import VlmEvaluate
 from stages.vlm.evaluated import answer_table, asked_of, correct_sums, loss_sums
-from stages.vlm.settings import VlmEvaluate
 
 PAIRED, APART = "item by item", "other items"
 SAME_SAMPLES, SAME_PROMPTS, OTHER_PROMPTS = "sample by sample", "prompt by prompt, other seeds", "other prompts"

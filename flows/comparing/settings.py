@@ -9,8 +9,8 @@ from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import counted
 from flows.comparing.side import Side
+from flows.planning import facts
 from flows.planning.plan import Plan
-from flows.reporting import facts
 from flows.vlm.plan import VlmPlan
 
 

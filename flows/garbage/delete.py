@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from cosmos_rl_core.errors import ConfigError, UnreadableError, counted
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import Lease
-from flows.planning.checks import misnamed, no_plan
+from flows.checking.checks import misnamed, no_plan
 from flows.planning.plan import PLAN_FILE, run_url
 from flows.terminal.commands import about
 

@@ -8,7 +8,7 @@ from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import RESTORE, unseal
 from cosmos_rl_core.storage.store import Listed
-from flows.planning.checks import BEFORE_A_PLAN
+from flows.checking.checks import BEFORE_A_PLAN
 from flows.planning.plan import PLAN_FILE, run_url
 from flows.planning.run import Run
 from flows.planning.steps import open_run
@@ -21,7 +21,7 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import place_of
 from stages.artifacts.slots import named_manifest
 from stages.artifacts.snapshots import Snapshot
-from stages.contracts import STAGES
+from stages.registry import STAGES
 
 MANIFEST = re.compile(r"manifest\.([1-9][0-9]*)\.json")
 _SLOT = re.compile(r"[0-9a-f]{64}")

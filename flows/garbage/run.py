@@ -10,10 +10,10 @@ from cosmos_rl_core.errors import LeaseError, NoSpaceError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import PATIENCE_S
 from flows.defaults import GRACE_H
+from flows.devices import work_folders
 from flows.planning.run import Run
 from flows.planning.steps import open_run
 from flows.post_train import steps
-from flows.running import work_folders
 from stages.artifacts.garbage import garbage
 from stages.execution.mailbox import Mailbox
 

@@ -20,15 +20,15 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import CosmosRLError, UnavailableError
 from cosmos_rl_core.process_trees import KILLED
 from cosmos_rl_core.storage import store
+from flows.devices.fitting import with_gpus
+from flows.devices.waiting import Waiting
+from flows.devices.work_folders import WorkFolder
 from flows.launchers._base import NOT_BEGUN, Job, JobState
 from flows.launchers._processes import module, stage_environment
-from flows.launchers.fitting import with_gpus
-from flows.running.waiting import Waiting
-from flows.running.work_folders import WorkFolder
 from stages.artifacts.request import Request
-from stages.contracts import STAGES
 from stages.execution.mailbox import Mailbox, Order, Orders
 from stages.execution.outcome import STATUS, has_reason
+from stages.registry import STAGES
 
 LOOK_S = 0.5
 """Interval in seconds at which the mailbox is read."""

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.launch import LaunchConfig
-from flows.running.waiting import Waiting
+from flows.devices.waiting import Waiting
 from stages.artifacts.request import Request
 from stages.execution.execution import Execution
 

@@ -16,10 +16,10 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import StageError
 from cosmos_rl_core.process_trees import Process, kill_tree
 from cosmos_rl_core.processes import PARENT
+from flows.devices.devices import VISIBLE, Share
+from flows.devices.work_folders import hold
 from flows.launchers._base import Job
-from flows.launchers.devices import VISIBLE, Share
-from flows.running.work_folders import hold
-from stages.contracts import STAGES
+from stages.registry import STAGES
 
 REPLY_TIMEOUT_S = 120.0
 """Wait for the fork server in seconds: its imports from a slow disk. Other replies come at once."""

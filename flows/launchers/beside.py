@@ -6,10 +6,10 @@ from typing import Self
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import first_line
 from cosmos_rl_core.process_trees import Watched
+from flows.devices.work_folders import WorkFolder
 from flows.launchers._base import JobState
 from flows.launchers._processes import start_ahead
-from flows.running.endings import kind_of
-from flows.running.work_folders import WorkFolder
+from flows.launchers.endings import kind_of
 from stages.artifacts.request import REQUEST, ROLLOUT, Request
 from stages.execution.outcome import read_failures
 

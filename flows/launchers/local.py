@@ -10,12 +10,12 @@ from pathlib import Path
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.process_trees import Process, Watched
-from flows.launchers import devices
+from flows.devices import devices
+from flows.devices.devices import Share
+from flows.devices.waiting import Waiting
+from flows.devices.work_folders import WorkFolder
 from flows.launchers._base import Job, JobState
 from flows.launchers._processes import WarmServer, start_cold
-from flows.launchers.devices import Share
-from flows.running.waiting import Waiting
-from flows.running.work_folders import WorkFolder
 from stages.artifacts.request import REQUEST, Request
 
 LOG = "log.txt"

@@ -20,8 +20,8 @@ from flows.launchers import variables
 from flows.launchers._allocations import AllocatedJobs, Allocation, agent_command, wait_until_gone
 from flows.launchers._base import Job, JobState
 from flows.launchers._processes import stage_command
-from stages.contracts import STAGES
 from stages.execution.mailbox import Mailbox
+from stages.registry import STAGES
 
 COMMAND_TIMEOUT_S = 120.0
 SITE_EXPORT = "SBATCH_EXPORT"

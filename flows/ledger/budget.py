@@ -7,8 +7,8 @@ from flows.ledger.estimates import like_run
 from flows.ledger.ledger import Ledger
 from flows.ledger.pages import HOUR_S, iteration_of
 from flows.planning.run import Run
-from flows.running.wave import standing_manifest
 from stages.artifacts.request import Request
+from stages.artifacts.slots import standing_manifest
 
 RECENT = 3
 """Newest iterations, of which the most expensive one says what the next one will cost."""

@@ -32,7 +32,7 @@ class Entry(Section):
     """One attempt of one stage."""
 
     stage: str
-    """Its kind, a key of :data:`stages.contracts.STAGES`."""
+    """Its kind, a key of :data:`stages.registry.STAGES`."""
     slot: str
     """Where its artifact goes, by :func:`stages.artifacts.records.place_of`."""
     devices: int = Field(ge=0)

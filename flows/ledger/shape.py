@@ -4,9 +4,10 @@ from typing import Any
 
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.pipelines import directories
-from flows.planning import costs, estimate
+from flows.planning import estimate
 from flows.planning.plan import Plan
 from flows.planning.run import Run
+from flows.sizes import costs
 from flows.vlm.plan import VlmPlan
 
 _LAUNCH = {

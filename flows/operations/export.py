@@ -11,13 +11,14 @@ from typing import Literal
 
 from cosmos_rl_core.errors import FREE_SPACE, FULL, ArtifactError, ConfigError, NoSpaceError, counted
 from cosmos_rl_core.storage.file_digests import Remembered
+from flows.devices.work_folders import hold, in_use
+from flows.planning.ranking import judge_of
 from flows.planning.run import Run
 from flows.planning.steps import open_run
-from flows.running.work_folders import hold, in_use
 from flows.terminal.commands import about
 from flows.watching.best import Best, best_of
-from flows.watching.ranking import judge_of
-from flows.watching.status import State, states
+from flows.watching.states import State
+from flows.watching.status import states
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.files import copy
 from stages.artifacts.slots import input_of, standing

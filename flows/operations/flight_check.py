@@ -24,10 +24,10 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, UnavailableError
 from cosmos_rl_core.rewards import _client as reward_client
 from cosmos_rl_core.storage import store
-from flows.launchers import devices, fitting
+from flows.devices import devices, fitting
 from flows.launchers._processes import TORCHRUN, module
 from flows.operations.pools import GPUS, POOL
-from stages.contracts import STAGES
+from stages.registry import STAGES
 
 Answer = TypeVar("Answer")
 Word = Literal["ok", "failed", "not set up"]

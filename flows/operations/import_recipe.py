@@ -11,9 +11,9 @@ from rich.text import Text
 
 from cosmos_rl_core import shipped
 from cosmos_rl_core.config import toml
-from cosmos_rl_core.config.recipe import read_toml
+from cosmos_rl_core.config.reading import read_toml
 from cosmos_rl_core.errors import ConfigError, Mistakes, NoSpaceError, UnavailableError
-from cosmos_rl_core.importers.cosmos_rl import translation
+from cosmos_rl_core.importers import translation
 from cosmos_rl_core.storage import store
 
 EXAMPLE = "one of cosmos-rl's configs"

@@ -8,14 +8,13 @@ from typing import Any, cast
 from cosmos_rl_core import outside_plugins, plugins
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.captioners._base import digest_of
-from cosmos_rl_core.config.dataset import DatasetConfig
 from cosmos_rl_core.config.train import CaptionerOptions
 from cosmos_rl_core.datasets import _sources
 from cosmos_rl_core.errors import advised, counted
+from cosmos_rl_core.recipes.dataset import DatasetConfig
 from cosmos_rl_core.storage import store
 from flows.planning.plan import Settings, plan_of
 from flows.planning.run import run_of
-from flows.running.wave import standing_manifest
 from stages import contracts
 from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact
@@ -23,7 +22,7 @@ from stages.artifacts.garbage import renew
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import store_of
 from stages.artifacts.request import Input, Request
-from stages.artifacts.slots import input_of, named_manifest
+from stages.artifacts.slots import input_of, named_manifest, standing_manifest
 from stages.artifacts.snapshots import Snapshot
 from stages.formats.parts import Parts, items_table
 from stages.formats.tables import read_table

@@ -10,7 +10,7 @@ from flows.planning.steps import Step, find, open_run
 from flows.post_train import steps
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.generations import current_generation, has_begun, invalidate, is_committed
-from stages.artifacts.manifest import Manifest
+from stages.artifacts.manifest import Manifest, seconds_of
 from stages.artifacts.request import Input
 from stages.artifacts.slots import read_manifest
 
@@ -129,12 +129,6 @@ def made_from(run: Run, targets: Sequence[Step], every: Iterable[Step]) -> list[
         if is_committed(step.slot, generation):
             found.append(Made(step.name, seconds_of(manifest)))
     return found
-
-
-def seconds_of(manifest: Manifest | None) -> float | None:
-    """Return the seconds that a stage took; None if its artifact does not exist or did not record them."""
-    seconds = manifest.summary.get("seconds") if manifest else None
-    return float(seconds) if isinstance(seconds, int | float) else None
 
 
 def _newest(slot: str, generation: int) -> Manifest | None:

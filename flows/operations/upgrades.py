@@ -3,16 +3,16 @@
 from dataclasses import replace
 
 from cosmos_rl_core.errors import ConfigError
-from flows.operations.rerun import Made, listed, made_from, seconds_of
+from flows.operations.rerun import Made, listed, made_from
 from flows.planning.plan import read_plan
 from flows.planning.run import Run
 from flows.planning.steps import Step
 from flows.planning.versions import best_by_of, go_on_with
 from flows.post_train import steps
 from flows.terminal.commands import about
-from stages.artifacts.manifest import Manifest
+from stages.artifacts.manifest import Manifest, seconds_of
 from stages.artifacts.slots import standing
-from stages.contracts import STAGES
+from stages.registry import STAGES
 
 
 def settled(run: Run, *, remake: bool) -> Run:

@@ -14,7 +14,7 @@ from cosmos_rl_core.datasets._shares import Share, most
 from cosmos_rl_core.datasets._windows import Windows
 from cosmos_rl_core.errors import ArtifactError, ConfigError, Mistakes, counted
 from cosmos_rl_core.storage import store
-from flows.planning import costs
+from flows.sizes import costs
 from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.snapshots import Snapshot

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from cosmos_rl_core.config.train import RewardedOptions, SupervisedOptions
 from cosmos_rl_core.errors import counted
-from cosmos_rl_core.pipelines import counting
 from cosmos_rl_core.sampling.solvers import planned_kernel
-from flows.planning import costs
+from cosmos_rl_core.weights import counting
 from flows.planning.plan import Plan
+from flows.sizes import costs
 
 DEVICE_FLOPS = 10**14
 """Operations a second that every rank is assumed to sustain."""

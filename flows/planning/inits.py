@@ -9,10 +9,11 @@ from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.errors import ConfigError, mistakes_in
-from cosmos_rl_core.pipelines import directories, sizes, weight_files
+from cosmos_rl_core.pipelines import directories, weight_files
 from cosmos_rl_core.weights import adapter_files, lora
 from cosmos_rl_core.weights.parts import CURRENT, EMA, INIT
-from flows.planning import costs
+from cosmos_rl_core.weights.shapes import frozen_prefix, matrices_of, weight_shapes
+from flows.sizes import costs
 from stages.artifacts.request import Input
 from stages.artifacts.slots import input_of, standing
 from stages.contracts import Init, ModelRef
@@ -60,7 +61,7 @@ def leave_prefix(recipe: Recipe, init: Init | None) -> bool:
     adapters = [recipe.policy.lora]
     if init is not None and recipe.policy.init_mode == "stack":
         adapters.append(init.lora)
-    return all(sizes.frozen_prefix(costs.base_path(recipe), each) for each in adapters)
+    return all(frozen_prefix(costs.base_path(recipe), each) for each in adapters)
 
 
 def _of_run(named: str, model: ModelRef, origin_of: Callable[[str], Origin]) -> Found:
@@ -86,7 +87,7 @@ def _of_run(named: str, model: ModelRef, origin_of: Callable[[str], Origin]) -> 
     policy = input_of(origin.policy(k), EMA if origin.recipe.train.ema_enable else CURRENT)
     adapter, inputs = origin.recipe.policy.lora, (policy,)
     if adapter is not None and origin.below is not None:
-        shapes = sizes.matrices_of(sizes.weight_shapes(directories.resolve_path(origin.model.path)))
+        shapes = matrices_of(weight_shapes(directories.resolve_path(origin.model.path)))
         modules, others = (lora.adapted(config, shapes) for config in (origin.below, adapter))
         adapter = lora.joined(origin.below, adapter, modules, others)
         inputs = (policy, input_of(origin.policy(0), INIT))
@@ -107,7 +108,7 @@ def _newest(origin: Origin) -> int | None:
 
 
 def _of_adapter(folder: Path, recipe: Recipe) -> Init:
-    shapes = sizes.weight_shapes(costs.base_path(recipe))
+    shapes = weight_shapes(costs.base_path(recipe))
     found = adapter_files.settings(adapter_files.read(folder), shapes, recipe.policy.init_alpha)
     return Init(source=str(folder), path=str(folder), digest=adapter_files.folder_digest(folder), lora=found)
 
@@ -120,7 +121,7 @@ def _of_pipeline(named: str, recipe: Recipe) -> Init:
         raise ConfigError(f"policy.init_from: {error}") from error
     if damages := weight_files.damages(path):
         raise mistakes_in(f"policy.init_from = {named!r}", damages)
-    found, wanted = (sizes.weight_shapes(each) for each in (path, costs.base_path(recipe)))
+    found, wanted = (weight_shapes(each) for each in (path, costs.base_path(recipe)))
     if found != wanted:
         name = min(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
         shapes = [list(each[name]) if name in each else "absent" for each in (found, wanted)]
@@ -145,7 +146,7 @@ def _misfits(recipe: Recipe, found: LoraConfig | None) -> Iterator[str]:
             "a run `cosmos-flows export` writes it"
         )
     elif policy.lora is not None and found is not None and policy.init_mode == "continue":
-        linear = sizes.matrices_of(sizes.weight_shapes(costs.base_path(recipe)))
+        linear = matrices_of(weight_shapes(costs.base_path(recipe)))
         differing = list(lora.differences(found, policy.lora, linear))
         yield from differing
         if differing:

@@ -1,6 +1,5 @@
 """The plan of a run: its recipe with everything resolved, checked before anything runs, written once."""
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,28 +10,31 @@ from pydantic import Field
 
 from cosmos_rl_core import outside_plugins, seeds, shipped
 from cosmos_rl_core.canonical import differences, digest
-from cosmos_rl_core.config import effects
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.early_warning import EarlyWarningConfig
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.config.recipe import Recipe, checked, read_values
+from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import SnapshotOptions
-from cosmos_rl_core.config.vlm import recipe as vlm_recipe
 from cosmos_rl_core.datasets import _shares
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.datasets._shares import Share
 from cosmos_rl_core.errors import ArtifactError, ConfigError, Mistakes
 from cosmos_rl_core.outside_plugins import Pin
 from cosmos_rl_core.pipelines import directories, guidance, weight_files
+from cosmos_rl_core.recipes import effects
+from cosmos_rl_core.recipes.reading import checked, read_values
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
-from flows import launchers
+from flows.checking import checks
+from flows.checking.misplaced import misplaced
 from flows.defaults import DEFAULT_STORE
-from flows.planning import checks, costs, inits, versions
+from flows.planning import inits, kinds, versions
 from flows.planning.datasets import Pinned, read_datasets
+from flows.sizes import costs
 from stages.artifacts.records import parsed
 from stages.artifacts.request import FORMAT, Input, Request
-from stages.contracts import STAGES, Init, MediaShape, ModelRef, StageConfig
+from stages.contracts import Init, MediaShape, ModelRef, StageConfig
+from stages.registry import STAGES
 
 PLAN = "plan"
 PLAN_FILE = "plan.json"
@@ -201,18 +203,17 @@ def plan_of(settings: Settings, *, without_weights: bool = False, misfits: check
     mistakes.catch(store.check_readable, settings.store)
     paths = values.get("plugins", [])
     mistakes.catch(outside_plugins.find, (path for path in paths if isinstance(path, str)))
-    build = vlm_recipe.checked if vlm_recipe.is_vlm(values) else checked
+    kind = kinds.claiming(values)
     try:
-        recipe, idle = build(values, settings.recipe)
+        recipe, idle = (checked if kind is None else kind.check)(values, settings.recipe)
     except ConfigError as error:
         raise ConfigError("\n  ".join([str(error), *mistakes])) from error
     mistakes.extend(idle)
     if misfits is not None:
         mistakes.extend(misfits(recipe.launch, checks.stages_of(recipe)))
     source, known = settings.recipe, tuple(mistakes)
-    if not isinstance(recipe, Recipe):
-        vlm = importlib.import_module("flows.vlm.plan")
-        return vlm.make_plan(recipe, settings.run_id, source, known, without_weights=without_weights)
+    if kind is not None:
+        return kind.make_plan(recipe, settings.run_id, source, known, without_weights=without_weights)
     return make_plan(recipe, settings.run_id, source, known, settings.store, without_weights=without_weights)
 
 
@@ -229,7 +230,7 @@ def make_plan(
 
     Raises one :class:`ConfigError` with the mistakes ``known`` and found.
     """
-    mistakes = Mistakes([*known, *launchers.misplaced(recipe.launch)])
+    mistakes = Mistakes([*known, *misplaced(recipe.launch)])
     name = run_id or Path(source).stem
     mistakes += checks.misnamed(name)
     damages = mistakes.catch(lambda: weight_files.damages(costs.base_path(recipe))) or []
@@ -393,5 +394,5 @@ def every_plan(store_url: str, run_id: str) -> list[Plan]:
 
 def _kind_of(body: dict[str, Any]) -> type[Plan]:
     """Return the class of a written plan."""
-    # A plan of a VLM is one of these plans, so its file imports this one.
-    return importlib.import_module("flows.vlm.plan").VlmPlan if vlm_recipe.is_vlm(body.get("recipe", {})) else Plan
+    kind = kinds.claiming(body.get("recipe", {}))
+    return Plan if kind is None else kind.plan

@@ -8,15 +8,15 @@ from cosmos_rl_core.config.train import RewardConfig, RewardedOptions, Supervise
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.training.schedules import ema_decay, lr_factor
 from cosmos_rl_core.weights.parts import CURRENT, EMA, INIT, REFERENCE, STATE
-from flows.planning import costs
+from flows.planning import facts, ranking
 from flows.planning.datasets import data_of, split_of, weights_of
 from flows.planning.run import Run, inputs_of
-from flows.reporting import facts
-from flows.watching import ranking
+from flows.sizes import costs
 from stages import contracts
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import input_of
 from stages.contracts import INDEX, MEDIA, TENSORS, OptimizerSteps
+from stages.reporting.contracts import Fragment, Report
 
 
 def policy(run: Run) -> Request:
@@ -238,7 +238,7 @@ def evaluate(run: Run, k: int) -> Request:
 def fragment(run: Run, k: int) -> Request:
     """Return the Request for what a report shows of the rollout of iteration k."""
     labels = tuple(reward.fn.label for reward in run.scored)
-    config = contracts.Fragment(
+    config = Fragment(
         held_out=False,
         rewards=labels,
         headline=run.headline_reward,
@@ -255,7 +255,7 @@ def fragment(run: Run, k: int) -> Request:
 def judged(run: Run, k: int) -> Request:
     """Return the Request for what a report shows of policy version k on held-out prompts and media."""
     labels = tuple(reward.fn.label for reward in run.recipe.rewards) if run.evaluates else ()
-    config = contracts.Fragment(
+    config = Fragment(
         held_out=True,
         rewards=labels,
         headline=run.headline_reward if labels else "",
@@ -285,7 +285,7 @@ def report(run: Run, iterations: int, judged: list[int]) -> Request:
         "judged": tuple(input_of(run.slots.version(k, "fragment")) for k in judged if judges),
         "updates": tuple(input_of(run.slots.policy(k + 1)) for k in ks),
     }
-    config = contracts.Report(
+    config = Report(
         title=run.plan.run_id,
         reward=run.headline_reward,
         ranked_by=ranking.ranked_by(run),

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import import_module
 from typing import Any, NamedTuple, cast
 
 from cosmos_rl_core import plugins
@@ -15,9 +14,10 @@ from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import Lease, holder_of
 from cosmos_rl_core.weights.parts import TRAINING_ONLY
-from flows.planning import costs
+from flows.planning import kinds
 from flows.planning.datasets import Pinned, data_of, held_out_of
 from flows.planning.plan import Plan, Slots, run_url
+from flows.sizes import costs
 from stages import contracts
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import drop, input_of, standing
@@ -324,6 +324,5 @@ class Run:
 
 def run_of(plan: Plan, store_url: str) -> Run:
     """Return the run of a plan, with the waves of its kind."""
-    # The run of a VLM is one of these runs, so its file imports this one.
-    vlm = import_module("flows.vlm.run")
-    return vlm.VlmRun(plan, store_url) if isinstance(plan, vlm.VlmPlan) else Run(plan, store_url)
+    kind = kinds.of(plan)
+    return Run(plan, store_url) if kind is None else kind.run(plan, store_url)

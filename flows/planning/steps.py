@@ -21,7 +21,7 @@ class Step:
     name: str
     """Such as ``policy``, ``iteration-0003/update`` or ``policy-0016/export``."""
     kind: str
-    """The stage that runs, a key of :data:`stages.contracts.STAGES`."""
+    """The stage that runs, a key of :data:`stages.registry.STAGES`."""
     slot: str
     request: Callable[[], Request]
     """Returns its Request. Raises :class:`ArtifactError` if an input has no artifact, or a damaged one."""

@@ -14,7 +14,7 @@ from flows.planning.steps import Step
 from flows.post_train import steps
 from flows.reporting.attempts import Attempts, Logged, named
 from flows.warning.warnings import Warned
-from stages import contracts
+from stages import registry
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import Invalidated, place_of
@@ -22,6 +22,7 @@ from stages.artifacts.request import Input
 from stages.artifacts.slots import standing
 from stages.fragment import excerpt_of
 from stages.reporting.book import Piece, Trained
+from stages.reporting.contracts import Fragment
 
 LAST_WORDS = 300
 """Characters of the last line of a log."""
@@ -79,7 +80,7 @@ class Collected:
             self.trained[k] = Trained.read(Artifact(_input(made)))
         elif made.stage == "warn" and made.summary.get("tripped"):
             self.tripped.append(made)
-        if contracts.STAGES[made.stage].torch:
+        if registry.STAGES[made.stage].torch:
             self.numerics.pop(made.stage, None)
             self.numerics[made.stage] = made.numerics
         self._count(slot, made)
@@ -110,7 +111,7 @@ class Collected:
 
     def _folder(self, made: Manifest) -> str:
         """Return the address of a fragment's files, relative to the page."""
-        entry = made.files[contracts.Fragment.FRAGMENT]
+        entry = made.files[Fragment.FRAGMENT]
         here = place_of(self.run.slots.report)
         return posixpath.relpath(posixpath.dirname(f"{place_of(made.slot)}/{entry.path}"), here) + "/"
 

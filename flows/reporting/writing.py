@@ -14,19 +14,19 @@ from cosmos_rl_core.errors import ApprovalError, ArtifactError, BudgetError, Sto
 from cosmos_rl_core.storage import store
 from flows.ledger.costs import duration
 from flows.ledger.pages import HOUR_S
+from flows.planning import facts
 from flows.planning.plan import PLAN_FILE
+from flows.planning.ranking import ranked_by
 from flows.planning.run import Run
-from flows.reporting import facts
 from flows.reporting.attempts import Attempts, Left
 from flows.reporting.causes import ending
 from flows.reporting.collecting import Collected, Stage
 from flows.terminal import commands
 from flows.watching.metrics import FILE as NUMBERS
-from flows.watching.ranking import ranked_by
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.contracts import Report
 from stages.reporting.book import Book, Now
+from stages.reporting.contracts import Report
 from stages.reporting.page import report_page
 
 SHARE = 20

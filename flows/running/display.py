@@ -7,7 +7,7 @@ from rich import progress
 
 from cosmos_rl_core.errors import visible
 from flows.running.progress import Reporter, slowest_of
-from flows.showing.step_means import shown_of
+from flows.running.step_means import shown_of
 from flows.terminal.console import can_redraw, console
 from stages.artifacts.manifest import Manifest
 from stages.execution.outcome import Status

@@ -19,9 +19,9 @@ from prefect.settings import PREFECT_API_URL
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, UnavailableError, counted
-from flows.launchers.devices import need_of
+from flows.devices.devices import need_of
+from flows.devices.waiting import Waiting
 from flows.running.server import is_overloaded, server_is_own
-from flows.running.waiting import Waiting
 from stages.artifacts.request import Request
 
 LEASE_S = 120.0

@@ -18,9 +18,10 @@ from prefect.tasks import Task, exponential_backoff
 
 from cosmos_rl_core.errors import CosmosRLError, StageError, StoppedError
 from flows.running import gpus, pauses
-from flows.running.wave import Waves, standing_manifest
+from flows.running.wave import Waves
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
+from stages.artifacts.slots import standing_manifest
 
 
 def launch(waves: Waves, name: str, *requests: Request) -> list[Manifest]:

@@ -14,8 +14,8 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Suspended
 
 from cosmos_rl_core.errors import StageError
+from flows.devices.waiting import Waiting
 from flows.running.server import server_is_own
-from flows.running.waiting import Waiting
 
 ASK_S = 2.0
 """Interval in seconds at which a paused flow run asks whether it was resumed."""

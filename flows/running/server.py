@@ -14,7 +14,7 @@ import httpx
 from cosmos_rl_core.config import toml
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, NoSpaceError, UnavailableError
 from cosmos_rl_core.processes import PARENT
-from flows.running.work_folders import is_full
+from flows.devices.work_folders import is_full
 
 OWN = "COSMOS_FLOWS_OWN_SERVER"
 """Environment variable that is set while :func:`prefect_server` runs its own server."""

@@ -7,29 +7,29 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 
 from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.config.parallelism import Parallelism
 from cosmos_rl_core.errors import CosmosRLError, StageError, mistakes_in
-from cosmos_rl_core.parallel.parallelism import Parallelism
 from cosmos_rl_core.process_trees import KILLED
 from cosmos_rl_core.storage import store
 from flows import launchers
+from flows.devices.devices import device_of, need_of
+from flows.devices.fitting import misfits, most, turns
+from flows.devices.waiting import Waiting
+from flows.devices.work_folders import is_full
 from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState, RunningJob
 from flows.launchers.beside import Beside
-from flows.launchers.devices import device_of, need_of
-from flows.launchers.fitting import misfits, most, turns
+from flows.launchers.endings import kind_of
 from flows.ledger.ledger import Ledger
 from flows.ledger.pages import Entry
 from flows.running.display import Display
-from flows.running.endings import kind_of
 from flows.running.progress import NOT_REPORTED
-from flows.running.waiting import Waiting
-from flows.running.work_folders import is_full
-from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import place_of as place_in_store
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing, why_stale
-from stages.contracts import STAGES, Judge
+from stages.artifacts.slots import standing_manifest
+from stages.contracts import Judge
 from stages.execution.execution import Execution
 from stages.execution.outcome import Status, read_failures, read_status
+from stages.registry import STAGES
 
 POLL_INTERVAL_S = 0.05
 DIGEST_LENGTH = 64
@@ -237,14 +237,6 @@ def place_of(request: Request) -> str:
     """Return where a stage is, such as ``0003/update``. Prepared data has the stage and a short digest."""
     parent, name = request.slot.rsplit("/", 2)[-2:]
     return f"{request.stage} {name[:12]}" if len(name) == DIGEST_LENGTH else f"{parent}/{name}"
-
-
-def standing_manifest(request: Request) -> Manifest | None:
-    """Return the committed artifact that stands for this Request, or None."""
-    _, manifest = standing(request.slot)
-    if manifest is None or why_stale(manifest, request) is not None:
-        return None
-    return manifest
 
 
 @dataclass

@@ -8,12 +8,13 @@ from typing import Any
 
 from cosmos_rl_core.config.vlm.recipe import VlmRecipe
 from cosmos_rl_core.pipelines.memory import HALF_BYTES, Bytes, Shapes, Spread, resting, visiting
-from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES, elements
+from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES
 from cosmos_rl_core.vlms._base import Processor, WeightShapes, adapted, module_of, serving
 from cosmos_rl_core.vlms._settings import CONFIG, json_object
 from cosmos_rl_core.weights import lora as adapters
 from cosmos_rl_core.weights.parts import EMA
-from flows.planning.memory import (
+from cosmos_rl_core.weights.shapes import count_elements
+from flows.sizes.memory import (
     BATCH,
     GRADIENTS,
     IN_PASSING,
@@ -127,20 +128,20 @@ class Model:
     @property
     def _base(self) -> int:
         """Return the bytes of the base in float32, which every rank reads whole into the CPU's memory."""
-        return FLOAT32_BYTES * elements(self.shapes)
+        return FLOAT32_BYTES * count_elements(self.shapes)
 
     def _spread(self, stage: str) -> Spread:
         return Spread(self.recipe.launch.parallelism_of(stage), half=self._half)
 
     def _whole(self) -> Rows:
-        lora = elements(self.trained) if self.recipe.policy.lora is not None else 0
+        lora = count_elements(self.trained) if self.recipe.policy.lora is not None else 0
         return {MODEL: Bytes(self._base + FLOAT32_BYTES * lora), READING: Bytes(cpu=self._base)}
 
     def _resting(self, shapes: Shapes, spread: Spread) -> Bytes:
         """Count weights between passes. Tables stay whole on every rank."""
         tables = {name: shape for name, shape in shapes.items() if name in self.known.tables}
         others = {name: shape for name, shape in shapes.items() if name not in tables}
-        return resting(others, spread) + Bytes(FLOAT32_BYTES * elements(tables))
+        return resting(others, spread) + Bytes(FLOAT32_BYTES * count_elements(tables))
 
     def _visiting(self, spread: Spread, *, backward: bool) -> int:
         """Count gathered and cast matrices; of tables only the one that is the output too is cast."""

@@ -21,12 +21,12 @@ from cosmos_rl_core.storage.file_digests import Remembered
 from cosmos_rl_core.vlms import _folders
 from cosmos_rl_core.vlms._base import architecture, serving
 from cosmos_rl_core.vlms._settings import CONFIG, json_object
-from flows import launchers
-from flows.planning import checks
+from flows.checking import checks
+from flows.checking.misplaced import misplaced
 from flows.planning.plan import Plan
 from flows.vlm import memory
-from stages.contracts import STAGES
-from stages.vlm.settings import VlmRef
+from stages.registry import STAGES
+from stages.vlm.contracts import VlmRef
 
 SHOWN = 5
 """Rows that an error lists."""
@@ -91,7 +91,7 @@ def make_plan(
 
     With ``without_weights`` the files of the weights may be absent; the plan can then be described, not run.
     """
-    mistakes = Mistakes([*known, *launchers.misplaced(recipe.launch)])
+    mistakes = Mistakes([*known, *misplaced(recipe.launch)])
     name = run_id or Path(source).stem
     mistakes += checks.misnamed(name)
     options, validation = recipe.train.train_policy, recipe.validation

@@ -4,14 +4,14 @@ from typing import Any
 
 from cosmos_rl_core.training.schedules import ema_decay, lr_factor
 from cosmos_rl_core.weights.parts import CURRENT, EMA, STATE
-from flows.reporting import facts
+from flows.planning import facts
+from flows.planning.ranking import ranked_by
 from flows.vlm.run import VlmRun
-from flows.watching.ranking import ranked_by
-from stages import contracts
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import input_of
 from stages.contracts import OptimizerSteps
-from stages.vlm.settings import VlmEvaluate, VlmExport, VlmFinetune, VlmPolicy
+from stages.reporting.contracts import Report
+from stages.vlm.contracts import VlmEvaluate, VlmExport, VlmFinetune, VlmPolicy
 
 
 def policy(run: VlmRun) -> Request:
@@ -65,7 +65,7 @@ def export(run: VlmRun, k: int) -> Request:
 def report(run: VlmRun, iterations: int) -> Request:
     """Return the Request for the report on all iterations, and on the policy versions that are due by then."""
     judged = [k for k in range(iterations + 1) if run.validates and run.is_due(k)]
-    config = contracts.Report(
+    config = Report(
         title=run.plan.run_id,
         reward="",
         ranked_by=ranked_by(run),

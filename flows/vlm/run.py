@@ -1,19 +1,21 @@
 """A run that fine-tunes a VLM: where its artifacts go, and the Requests of what runs share."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cosmos_rl_core.config.vlm.chat_datasets import ChatDatasetOptions
 from cosmos_rl_core.config.vlm.recipe import VlmRecipe
+from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.weights.parts import TRAINING_ONLY
+from flows.planning.plan import read_plan
 from flows.planning.run import Run
 from flows.vlm.plan import VlmPlan, place_of
 from flows.vlm.shared_tokens import EARLIER, earlier_of
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import drop, input_of
 from stages.contracts import StageConfig
-from stages.vlm.settings import VlmIndex, VlmTokenize
+from stages.vlm.contracts import VlmIndex, VlmTokenize
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class VlmRun(Run):
         """
         planned = self._tokenize(held_out=held_out)
         inputs: dict[str, tuple[Input, ...]] = {"index": (input_of(self.index(held_out=held_out).slot),)}
-        if earlier := earlier_of(self.store_url, planned):
+        if earlier := earlier_of(planned, _slots_of_runs(self.store_url)):
             inputs[EARLIER] = earlier
         return planned.model_copy(update={"inputs": inputs})
 
@@ -101,3 +103,14 @@ class VlmRun(Run):
         request = self.plan.request("?", config, None, dict(inputs or {}), seed=0)
         slot = store.join(store.absolute(self.store_url), "dataset", request.fingerprint)
         return request.model_copy(update={"slot": slot})
+
+
+def _slots_of_runs(store_url: str) -> Iterator[str]:
+    """Yield the slots of the tokens of every run of the store, planned or made."""
+    for name in sorted(store.names(store.join(store.absolute(store_url), "runs"))):
+        try:
+            plan = read_plan(store_url, name)
+        except (ConfigError, ArtifactError):
+            continue
+        if isinstance(plan, VlmPlan):
+            yield from VlmRun(plan, store_url).token_slots

@@ -7,11 +7,11 @@ from cosmos_rl_core.errors import ApprovalError, WarningError
 from flows.planning import requests
 from flows.planning.run import Run
 from flows.running import pauses
-from flows.running.wave import standing_manifest
 from flows.terminal.commands import about, to_go_on
 from flows.warning.decisions import decide
 from flows.warning.warnings import Warned
 from stages.artifacts.manifest import Manifest
+from stages.artifacts.slots import standing_manifest
 
 BY_RECIPE = "the recipe"
 

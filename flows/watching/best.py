@@ -9,7 +9,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from flows.watching.ranking import Judge, judge_of
+from flows.planning.ranking import Judge, judge_of
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
@@ -17,7 +17,7 @@ from stages.artifacts.slots import input_of
 if TYPE_CHECKING:
     from cosmos_rl_core.config.train import Gate
     from flows.planning.run import Run
-    from flows.watching.status import State
+    from flows.watching.states import State
 
 
 @dataclass(frozen=True)

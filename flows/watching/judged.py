@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from cosmos_rl_core.errors import counted
+from flows.planning.ranking import judge_of
 from flows.planning.run import Run
 from flows.planning.steps import Step
 from flows.watching.best import Best, best_of
-from flows.watching.ranking import judge_of
-from flows.watching.status import State
+from flows.watching.states import State
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing

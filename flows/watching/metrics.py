@@ -62,7 +62,7 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.contracts import METRICS
 from stages.scoring.rewards import placed
-from stages.vlm.settings import VlmEvaluate, VlmFinetune
+from stages.vlm.contracts import VlmEvaluate, VlmFinetune
 
 FILE = "metrics.jsonl"
 """Name of the file, beside ``plan.json``."""

@@ -12,11 +12,11 @@ from flows.ledger.pages import HOUR_S, iteration_of, newest_page, some_pages, wo
 from flows.ledger.shape import shape_of
 from flows.planning.run import Run
 from flows.running.progress import Progress
-from stages.contracts import Report
+from stages.reporting.contracts import Report
 from stages.scoring.summaries import known_error
 
 if TYPE_CHECKING:
-    from flows.watching.status import State
+    from flows.watching.states import State
 
 
 @dataclass(frozen=True)

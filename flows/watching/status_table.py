@@ -12,7 +12,8 @@ from rich.table import Column, Table
 from cosmos_rl_core.errors import counted
 from flows.terminal import commands
 from flows.terminal.console import can_redraw
-from flows.watching.status import Overview, State, look
+from flows.watching.states import State
+from flows.watching.status import Overview, look
 
 LOOK_S = 1.0
 """Seconds between two readings of a running run."""

@@ -111,3 +111,9 @@ def _changed(manifest: Manifest, request: Request) -> str:
     made_with, asked = ([pin.identity() for pin in p] for p in (manifest.plugins, request.named_plugins))
     names += ["plugins"] if made_with != asked else []
     return f" ({', '.join(names)})" if names else " (iteration or seed)"
+
+
+def seconds_of(manifest: Manifest | None) -> float | None:
+    """Return the seconds that a stage took; None if its artifact does not exist or did not record them."""
+    seconds = manifest.summary.get("seconds") if manifest else None
+    return float(seconds) if isinstance(seconds, int | float) else None

@@ -65,6 +65,14 @@ def named_manifest(source: Input) -> Manifest:
     return Manifest.unsealed(data, url, source.url, source.generation)
 
 
+def standing_manifest(request: Request) -> Manifest | None:
+    """Return the committed artifact that stands for this Request, or None."""
+    _, manifest = standing(request.slot)
+    if manifest is None or why_stale(manifest, request) is not None:
+        return None
+    return manifest
+
+
 def why_stale(manifest: Manifest, request: Request) -> str | None:
     """Return why the artifact must be made again: other settings, other inputs, a missing file. None if it stands.
 

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from cosmos_rl_core.config.base import Section
-from cosmos_rl_core.parallel.parallelism import ALONE, Device, Parallelism
+from cosmos_rl_core.config.parallelism import ALONE, Device, Parallelism
 
 
 class Execution(Section):

@@ -24,16 +24,16 @@ from typing import IO, Any, TextIO
 from cosmos_rl_core import numerics, plugins
 from cosmos_rl_core.imports import uncollected, without_torchvision_warnings
 from cosmos_rl_core.processes import die_with_parent
-from stages.contracts import STAGES
 from stages.execution import runner
 from stages.execution.outcome import failure_of
+from stages.registry import STAGES, module_of
 
 LIGHT = (
     "onnxruntime",
     "pandas",
     "pyarrow.parquet",
     "rapidocr",
-    *(f"stages.{name}" for name, stage in STAGES.items() if not stage.torch),
+    *(module_of(name) for name, stage in STAGES.items() if not stage.torch),
 )
 """Modules that are imported before the first fork."""
 TORCH = (
@@ -41,7 +41,7 @@ TORCH = (
     "peft",
     "torch",
     "transformers",
-    *(f"stages.{name}" for name, stage in STAGES.items() if stage.torch),
+    *(module_of(name) for name, stage in STAGES.items() if stage.torch),
 )
 """Modules that are imported before the first fork of a stage that may import torch."""
 

@@ -10,8 +10,8 @@ import time
 import torch
 import torch.distributed as dist
 
+from cosmos_rl_core.config.parallelism import Device
 from cosmos_rl_core.parallel.devices import settled
-from cosmos_rl_core.parallel.parallelism import Device
 
 MIB = 64
 ROUNDS = 5

@@ -28,9 +28,10 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import FileEntry, Layout, Pinned
 from stages.artifacts.request import Request
 from stages.artifacts.slots import read_manifest
-from stages.context import Alone, Context
+from stages.execution.context import Alone, Context
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome, failure_of
+from stages.registry import module_of
 
 SUMMARY = "Run one stage from request.json, with the settings of execution.json beside it."
 REASON_TIMEOUT_S = 10.0
@@ -107,7 +108,7 @@ def execute(request: Request, execution: Execution, outcome: Outcome) -> Manifes
         attempt = Attempt(request, found, generation, attempt_id)
         try:
             with uncollected():
-                stage = importlib.import_module(f"stages.{request.stage}")
+                stage = importlib.import_module(module_of(request.stage))
             outcome.clock.turn("load")
             summary = stage.run(request, Context(attempt, ranks, outcome, halvings, execution)) or {}
             if (count := attempt.adopted) > 0:

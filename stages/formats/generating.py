@@ -17,8 +17,8 @@ from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.storage import media
 from stages.artifacts.layouts import cut, holds
 from stages.artifacts.request import Request
-from stages.context import Context
 from stages.contracts import INDEX, MEDIA, TENSORS, MediaShape, Rollout, Samples
+from stages.execution.context import Context
 from stages.formats.samples import BY_GUARDRAIL, KB_PER_SAMPLE, REFUSED, StoredSample, unit_files, unit_name
 
 VAE_SAMPLE_BYTES = 32 * 2**20

@@ -17,8 +17,8 @@ from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import cut, holds
 from stages.artifacts.request import Input, Request
-from stages.context import Context
 from stages.contracts import OnPolicy, Split, Training
+from stages.execution.context import Context
 from stages.formats.members import KEPT_BYTES, Members
 from stages.formats.parts import Parts, side_of
 from stages.formats.tables import read_table

@@ -14,7 +14,7 @@ from cosmos_rl_core.datasets._windows import Windows
 from cosmos_rl_core.errors import DatasetError
 from cosmos_rl_core.pipelines.buckets import Size, nearest
 from stages.artifacts.artifact import Artifact
-from stages.context import Context
+from stages.execution.context import Context
 from stages.formats.latents import SIZE
 from stages.formats.parts import Parts
 

@@ -13,7 +13,7 @@ from cosmos_rl_core.weights.policy_weights import cut, to_bytes
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.files import scan
 from stages.artifacts.request import Input
-from stages.context import Context
+from stages.execution.context import Context
 
 
 def write_part(context: Context, part: str, *, tensors: Mapping[str, Tensor], shards: Shards = WHOLE) -> None:
@@ -42,7 +42,7 @@ def write_files(context: Context, part: str, *, sizes: Mapping[str, int], whole:
 
 
 Progress = Callable[[str, int, int], None]
-"""Called with a phase, a step and the number of steps, like :meth:`stages.context.Context.progress`."""
+"""Called with a phase, a step and the number of steps, like :meth:`stages.execution.context.Context.progress`."""
 
 
 def read_part(

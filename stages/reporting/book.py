@@ -10,10 +10,9 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.contracts import METRICS, Update
 from stages.formats.tables import read_table
+from stages.registry import reader_of
 from stages.reporting.contracts import Fragment
-from stages.reporting.excerpt import Excerpt, Score
-from stages.vlm import evaluated
-from stages.vlm.settings import VlmEvaluate
+from stages.reporting.excerpt import Answered, Excerpt, Score
 
 LOSS = "loss"
 """Name of the held-out loss among the rewards."""
@@ -28,16 +27,15 @@ class Piece:
     folder: str = ""
     """Address of the files of its fragment, relative to the page; "" if the page has no links."""
     of_answers: bool = False
-    """Whether it was made from the answers of a VLM."""
-    answers: Sequence[evaluated.Answered] = ()
+    """Whether it was made from answers to questions."""
+    answers: Sequence[Answered] = ()
     """Those of them that are shown."""
 
     @classmethod
     def read(cls, artifact: Artifact, folder: str = "", first: Artifact | None = None) -> "Piece":
-        """Read a fragment, or answers of a VLM, which are compared with those of version 0."""
-        if artifact.manifest.stage == VlmEvaluate.name:
-            answers = evaluated.answers_of(artifact, first)
-            return cls(evaluated.excerpt_of(artifact, first), of_answers=True, answers=answers)
+        """Read a fragment, or answers to questions, which are compared with those of version 0."""
+        if (reader := reader_of(artifact.manifest.stage)) is not None:
+            return cls(reader.excerpt_of(artifact, first), of_answers=True, answers=reader.answers_of(artifact, first))
         return cls(Excerpt.read(artifact.read(Fragment.FRAGMENT), artifact.url), folder)
 
     @property

@@ -64,3 +64,6 @@ class Report(StageConfig):
     """Role in training of each reward."""
     staleness: int = Field(default=0, json_schema_extra={"neutral": 0})
     """Updates that a rollout's policy is behind."""
+
+
+CONTRACTS: tuple[type[StageConfig], ...] = (Fragment, Report)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 from cosmos_rl_core.canonical import canonical_json
@@ -169,6 +170,22 @@ class Question(Section):
     """A data URI: three frames of a video side by side; "" without a picture."""
     width: int = 0
     height: int = 0
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer to a question that is shown."""
+
+    question: Question
+    source: str
+    """Name of its dataset."""
+    expected: str
+    answer: str
+    correct: bool
+    whole: bool
+    """Whether the policy ended it, or ``max_new_tokens`` cut it off."""
+    first: str | None
+    """The answer of version 0; None if this is it."""
 
 
 class Excerpt(Section):

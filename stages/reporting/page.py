@@ -19,10 +19,9 @@ from stages.reporting.book import LOSS, Book, Piece, Trained
 from stages.reporting.choosing import evenly
 from stages.reporting.contracts import WEIGHTED
 from stages.reporting.curves import WIDE, Series, curve
-from stages.reporting.excerpt import HELD_OUT_LOSS, Picture
+from stages.reporting.excerpt import HELD_OUT_LOSS, Answered, Picture
 from stages.reporting.scores import NAMES, change_of, distributions, moved, signs
 from stages.reporting.training import drawn, losses
-from stages.vlm.evaluated import Answered
 
 PICTURE_BYTES = 24_000_000
 """Characters of small pictures of iterations in a page. Of longer runs evenly spaced iterations are shown."""

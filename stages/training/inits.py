@@ -10,8 +10,8 @@ from torch import Tensor
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.pipelines.base_weights import BaseWeights
 from cosmos_rl_core.weights import adapter_files
-from cosmos_rl_core.weights.base_weights import BaseWeights
 from cosmos_rl_core.weights.joined import Joined
 from cosmos_rl_core.weights.parts import INIT
 from stages.artifacts.artifact import Artifact

@@ -22,8 +22,8 @@ from cosmos_rl_core.weights import half_weights
 from cosmos_rl_core.weights.parts import CURRENT, INIT
 from cosmos_rl_core.weights.policy_weights import PolicyWeights, prepare
 from stages.artifacts.request import Request
-from stages.context import Context
 from stages.contracts import ModelRef, OnPolicy
+from stages.execution.context import Context
 from stages.formats.policies import read_part
 
 

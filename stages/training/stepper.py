@@ -21,8 +21,8 @@ from cosmos_rl_core.weights.parts import CURRENT, EMA, OPTIMIZER, SCHEDULE
 from cosmos_rl_core.weights.policy_weights import PolicyWeights, to_bytes
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input
-from stages.context import Context
 from stages.contracts import METRICS
+from stages.execution.context import Context
 from stages.formats.policies import read_part, write_part
 from stages.formats.tables import to_parquet
 

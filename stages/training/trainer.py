@@ -18,8 +18,8 @@ from cosmos_rl_core.weights.lora_dropout import DropoutKey, dropouts_of, droppin
 from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, REFERENCE
 from cosmos_rl_core.weights.policy_weights import PolicyWeights
 from stages.artifacts.request import Request
-from stages.context import Context
 from stages.contracts import Finetune, Update
+from stages.execution.context import Context
 from stages.formats.policies import read_part
 from stages.training.loading import load_policy
 from stages.training.stepper import Stepper

@@ -1,7 +1,6 @@
 """Excerpts of the answers and losses of a policy of a VLM, for reports. Imports no torch."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,8 @@ from cosmos_rl_core.estimates.estimate import Sums
 from cosmos_rl_core.rewards._answers import finite
 from stages.artifacts.artifact import Artifact
 from stages.formats.tables import read_table
-from stages.reporting.excerpt import HELD_OUT_LOSS, Change, Excerpt, Failure, Loss, Question, Score
-from stages.vlm.settings import VlmEvaluate
+from stages.reporting.excerpt import HELD_OUT_LOSS, Answered, Change, Excerpt, Failure, Loss, Question, Score
+from stages.vlm.contracts import VlmEvaluate
 
 CORRECT = "correct answers: "
 """Beginning of the names of the shares of correct answers."""
@@ -54,22 +53,6 @@ def excerpt_of(artifact: Artifact, first: Artifact | None = None) -> Excerpt:
         loss=Loss.of(loss_sums(table).estimate),
         changes=() if before is None else tuple(_changes(table, before, names)),
     )
-
-
-@dataclass(frozen=True)
-class Answered:
-    """An answer to a question that is shown."""
-
-    question: Question
-    source: str
-    """Name of its dataset."""
-    expected: str
-    answer: str
-    correct: bool
-    whole: bool
-    """Whether the policy ended it, or ``max_new_tokens`` cut it off."""
-    first: str | None
-    """The answer of version 0; None if this is it."""
 
 
 def answers_of(artifact: Artifact, first: Artifact | None = None) -> list[Answered]:

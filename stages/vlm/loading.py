@@ -10,13 +10,13 @@ from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.parallel import sharding
 from cosmos_rl_core.parallel.precision import ParamDtype, half
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
+from cosmos_rl_core.pipelines.modules import align, read_module
 from cosmos_rl_core.vlms import _folders
 from cosmos_rl_core.vlms._base import Processor, adapted, architecture, module_of
 from cosmos_rl_core.vlms._prompts import Prompts
 from cosmos_rl_core.weights.policy_weights import PolicyWeights, prepare
-from cosmos_rl_core.weights.reading import align, read_module
-from stages.context import Context
-from stages.vlm.settings import OfVlm, VlmRef
+from stages.execution.context import Context
+from stages.vlm.contracts import OfVlm, VlmRef
 
 
 def prompts_of(vlm: VlmRef) -> Prompts:

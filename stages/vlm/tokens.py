@@ -16,8 +16,8 @@ from cosmos_rl_core.errors import DatasetError
 from cosmos_rl_core.vlms._prompts import Prompts
 from stages.artifacts.artifact import Artifact
 from stages.formats.tables import read_table
+from stages.vlm.contracts import VlmTokenize
 from stages.vlm.media import opened
-from stages.vlm.settings import VlmTokenize
 
 _MEDIUM = pa.struct(
     [(name, pa.string()) for name in ("kind", "source", "name", "sha256")]

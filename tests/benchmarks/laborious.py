@@ -6,10 +6,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._facts import Facts
 
 WIDTH = 256
 """Of the matrices that are multiplied."""

@@ -16,9 +16,9 @@ from diffusers import AutoencoderKL, StableDiffusion3Pipeline
 from PIL import Image
 from safetensors.torch import save_file
 
-from cosmos_rl_core.config.dataset import DatasetConfig
-from cosmos_rl_core.config.recipe import check
 from cosmos_rl_core.pipelines.directories import resolve_path
+from cosmos_rl_core.recipes.dataset import DatasetConfig
+from cosmos_rl_core.recipes.reading import check
 from flows.operations.preprocess import preprocess
 from flows.planning.plan import freeze, make_plan
 from flows.planning.run import Run

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 from cosmos_rl_core.storage import store
-from flows import post_train
 from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import Run
 from flows.reporting.report import write_report
+from flows.session import loop
 from tests.flows.imagined import Imagined
 
 RECIPE = "configs/tiny/nft.toml"
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
             seconds.append(time.perf_counter() - began_s)
         return found
 
-    post_train.make(run, launch)
+    loop.make(run, launch)
     sizes = [entry.size for name, entry in store.listed(run.url).items() if name.endswith("/fragment.json")]
     began_s = time.perf_counter()
     page = write_report(run.store_url, "large")

@@ -30,7 +30,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import input_of
 from stages.training.order import items_of_step
-from stages.vlm.settings import VlmFinetune, VlmIndex, VlmPolicy, VlmRef, VlmTokenize
+from stages.vlm.contracts import VlmFinetune, VlmIndex, VlmPolicy, VlmRef, VlmTokenize
 from stages.vlm.tokens import Conversations, Tokens
 from tests.benchmarks import record
 from tests.stages.conftest import make

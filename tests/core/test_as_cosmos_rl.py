@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from cosmos_rl_core import plugins
-from cosmos_rl_core.config.recipe import check
 from cosmos_rl_core.config.train import EmaConfig, OptimizerConfig
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.importers.cosmos_rl.translation import translate
+from cosmos_rl_core.importers.translation import translate
+from cosmos_rl_core.recipes.reading import check
 from cosmos_rl_core.training.optimizer import make_optimizer, optimizer_step
 from cosmos_rl_core.training.schedules import ema_decay, lr_factor
 from tests.core.test_recipe_rows import DDRL, SD3, read, setting

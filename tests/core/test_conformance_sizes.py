@@ -13,10 +13,11 @@ from torch import nn
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import Conditioning, Model
-from cosmos_rl_core.models._counting import FullTexts
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
 from cosmos_rl_core.pipelines import directories, sizes
+from cosmos_rl_core.weights.counter import FullTexts
 from cosmos_rl_core.weights.policy_weights import prepare
+from cosmos_rl_core.weights.shapes import trainable_elements, weight_shapes
 from tests.adapters import load_model
 from tests.families import SIZE, Family
 
@@ -112,6 +113,6 @@ def tokens_of(model: Model, shape: tuple[int, ...], conditioning: Conditioning, 
 
 def test_a_plan_knows_how_much_lora_trains(family: Family):
     weights = prepare(family.load("transformer").transformer, LORA, reference=False)
-    shapes = sizes.weight_shapes(family.folder)
-    assert sizes.trainable_elements(shapes, LORA) == sum(p.numel() for p in weights.parameters.values())
-    assert sizes.trainable_elements(shapes, None) == sum(p.numel() for p in family.model.transformer.parameters())
+    shapes = weight_shapes(family.folder)
+    assert trainable_elements(shapes, LORA) == sum(p.numel() for p in weights.parameters.values())
+    assert trainable_elements(shapes, None) == sum(p.numel() for p in family.model.transformer.parameters())

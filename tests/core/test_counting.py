@@ -8,9 +8,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models import _counting
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
-from cosmos_rl_core.pipelines import counting, sizes
+from cosmos_rl_core.pipelines import sizes
+from cosmos_rl_core.weights import counter, counting
+from cosmos_rl_core.weights.shapes import component_shapes, count_elements, weight_shapes
 from tests.adapters import load_model
 from tests.families import SIZE, Family
 
@@ -18,12 +19,12 @@ META = torch.device("meta")
 
 
 def test_configs_state_the_shapes_of_every_file(family: Family):
-    found = _counting.shapes(family.folder)
-    in_files = {name: sizes.component_shapes(family.folder, name) for name in found}
+    found = counter.shapes(family.folder)
+    in_files = {name: component_shapes(family.folder, name) for name in found}
     assert found["transformer"] == in_files["transformer"]
     # Files name some tensors of text encoders otherwise.
-    assert {name: sizes.elements(shapes) for name, shapes in found.items()} == {
-        name: sizes.elements(shapes) for name, shapes in in_files.items()
+    assert {name: count_elements(shapes) for name, shapes in found.items()} == {
+        name: count_elements(shapes) for name, shapes in in_files.items()
     }
     assert {"transformer", "vae", "text_encoder"} <= found.keys()
 
@@ -34,14 +35,14 @@ def test_a_forward_pass_is_counted_as_on_encoded_prompts(family: Family):
     x_t = torch.zeros(1, *model.latent_shape(SIZE, family.frames), device=META)
     texts = {name: tensor[:1].to(META) for name, tensor in family.conditioning.items()}
     tokens = texts["prompt_embeds"].shape[1]
-    with torch.no_grad(), _counting.FullTexts(tokens), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), counter.FullTexts(tokens), FlopCounterMode(display=False) as counted:
         model.velocity(x_t, torch.zeros(1, device=META), texts)
     length = tokens - sizes.text_tokens(family.folder, 0)
-    assert _counting.forward_flops(family.folder, SIZE, family.frames, length) == counter.get_total_flops()
+    assert counter.forward_flops(family.folder, SIZE, family.frames, length) == counted.get_total_flops()
 
 
 def test_a_transformer_may_read_the_lengths_of_texts():
-    with _counting.FullTexts(7):
+    with counter.FullTexts(7):
         assert torch.ones(2, 7, device=META).sum(dim=1).tolist() == [7, 7]
 
 
@@ -49,7 +50,7 @@ def test_a_transformer_may_read_the_lengths_of_texts():
 def test_a_process_of_its_own_counts_for_callers_without_torch():
     path = sizes.directories.resolve_path("package:tiny-sd3")
     shapes = counting.shapes(path)
-    assert shapes["transformer"] == sizes.weight_shapes(path)
+    assert shapes["transformer"] == weight_shapes(path)
     assert counting.forward_flops(path, (32, 64), 1, 8) > 2 * math.prod(shapes["transformer"]["proj_out.weight"])
 
 

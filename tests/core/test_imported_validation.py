@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from cosmos_rl_core import plugins
-from cosmos_rl_core.config.recipe import Recipe, check
+from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import SupervisedOptions
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.importers.cosmos_rl.translation import translate, translated
+from cosmos_rl_core.importers.translation import translate, translated
+from cosmos_rl_core.recipes.reading import check
 from tests.core.test_recipe_rows import SFT, entry, read
 
 SAMPLE = "policy.diffusers.sample"

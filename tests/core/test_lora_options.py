@@ -10,7 +10,6 @@ from torch import nn
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.pipelines import sizes
 from cosmos_rl_core.sampling.flow import euler
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.schedule import schedule_of
@@ -19,6 +18,7 @@ from cosmos_rl_core.weights.lora import differences
 from cosmos_rl_core.weights.lora_dropout import KeyedDropout, dropouts_of, dropping
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import add_lora, initial_lora, prepare
+from cosmos_rl_core.weights.shapes import trainable_elements, weight_shapes
 from tests.families import CPU, SCHEDULERS, Family, family_of, moved, run_stock, stock_pipeline, tensors_of, write_files
 
 
@@ -72,7 +72,7 @@ def test_a_pattern_gives_its_modules_a_rank_and_a_strength(sd3: Family):
     found = {name: (layers[name].r["default"], layers[name].scaling["default"]) for name in expected}
     assert found == expected
     trained = sum(parameter.numel() for parameter in weights.parameters.values())
-    assert sizes.trainable_elements(sizes.weight_shapes(sd3.folder), PATTERNS) == trained
+    assert trainable_elements(weight_shapes(sd3.folder), PATTERNS) == trained
 
 
 def test_every_linear_module_is_what_a_plan_counts(family: Family):
@@ -82,7 +82,7 @@ def test_every_linear_module_is_what_a_plan_counts(family: Family):
     weights = prepare(model.transformer, everything, reference=False)
     assert {name.rpartition(".lora_")[0] for name in weights.parameters} == linear
     trained = sum(parameter.numel() for parameter in weights.parameters.values())
-    assert sizes.trainable_elements(sizes.weight_shapes(family.folder), everything) == trained
+    assert trainable_elements(weight_shapes(family.folder), everything) == trained
 
 
 def test_what_differs_of_adapters_is_counted_in_words():
@@ -110,7 +110,7 @@ def test_a_pattern_that_says_nothing_or_two_things_is_refused_by_plan_and_policy
 ):
     lora = config(**{field: patterns})
     with pytest.raises(ConfigError, match=expected):
-        sizes.trainable_elements(sizes.weight_shapes(sd3.folder), lora)
+        trainable_elements(weight_shapes(sd3.folder), lora)
     with pytest.raises(ConfigError, match=expected):
         prepare(sd3.load("transformer").transformer, lora)
 

@@ -11,14 +11,15 @@ from diffusers import CosmosTransformer3DModel
 from diffusers.models.transformers import transformer_cosmos
 from torch import nn
 
+from cosmos_rl_core.config.parallelism import Parallelism
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.config.recipe import check, read_values
-from cosmos_rl_core.parallel.parallelism import Parallelism
-from cosmos_rl_core.pipelines import directories, memory, sizes
+from cosmos_rl_core.pipelines import directories, memory
 from cosmos_rl_core.pipelines.memory import Bytes, Spread
+from cosmos_rl_core.recipes.reading import check, read_values
 from cosmos_rl_core.storage.tensor_headers import header_bytes
 from cosmos_rl_core.weights.policy_weights import prepare
-from flows.planning import memory as stages_memory
+from cosmos_rl_core.weights.shapes import embedding_elements, trainable_shapes, weight_shapes
+from flows.sizes import memory as stages_memory
 from stages.formats.members import KEPT_BYTES
 from tests.families import LENGTH, Family, as_torchvision
 
@@ -32,10 +33,10 @@ def test_matrices_and_embeddings_are_those_of_the_model(family: Family):
         for name, module in family.model.transformer.named_modules()
         if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
     }
-    shapes = sizes.weight_shapes(family.folder)
+    shapes = weight_shapes(family.folder)
     assert {name: shape for name, shape in shapes.items() if memory.is_matrix(name, shape)} == matrices
     embedded = sum(tensor[0].numel() for name, tensor in family.conditioning.items() if "mask" not in name)
-    planned = sizes.embedding_elements(family.folder, LENGTH)
+    planned = embedding_elements(family.folder, LENGTH)
     assert embedded == planned if directories.spec(family.folder).pads_text else embedded < planned
 
 
@@ -43,7 +44,7 @@ def test_matrices_and_embeddings_are_those_of_the_model(family: Family):
 def test_what_trains_is_what_is_planned(family: Family, lora: LoraConfig | None):
     weights = prepare(family.load("transformer").transformer, lora, reference=False)
     trained = {name: tuple(parameter.shape) for name, parameter in weights.parameters.items()}
-    assert sizes.trainable_shapes(sizes.weight_shapes(family.folder), lora) == trained
+    assert trainable_shapes(weight_shapes(family.folder), lora) == trained
 
 
 def test_matrices_are_cut_by_rows_and_everything_else_is_whole():

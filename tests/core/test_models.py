@@ -20,6 +20,7 @@ from cosmos_rl_core.pipelines import checkpoints, directories, sizes
 from cosmos_rl_core.sampling.flow import euler
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.schedule import schedule_of
+from cosmos_rl_core.weights.shapes import weight_shapes
 from tests import tiny_pipelines
 from tests.adapters import load_model
 from tests.families import CPU, LENGTH, PROMPTS, SCHEDULERS, load_family, run_stock
@@ -224,7 +225,7 @@ def test_weights_that_did_not_arrive_whole_are_named(tmp_path):
     file = Path(tiny_pipelines.save("sd3", tmp_path)) / "transformer" / directories.WEIGHTS
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(ConfigError, match=rf"{directories.WEIGHTS}: not a safetensors file.*; fetch it again"):
-        sizes.weight_shapes(str(tmp_path))
+        weight_shapes(str(tmp_path))
 
 
 def test_a_pipelines_digest_is_its_paths_and_bytes(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.importers.cosmos_rl.translation import schema_of, translate, translated
+from cosmos_rl_core.importers.translation import schema_of, translate, translated
 from flows.operations.import_recipe import note, translation_of
 
 QWEN_SFT = """

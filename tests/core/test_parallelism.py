@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.config.parallelism import ALONE, Parallelism
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.parallel.parallelism import ALONE, Parallelism
 
 
 def test_ranks_are_cut_twice_each_time_by_all_of_them():

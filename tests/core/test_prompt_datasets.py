@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from cosmos_rl_core.captioners import vlm
-from cosmos_rl_core.config.recipe import with_changes
+from cosmos_rl_core.config.reading import with_changes
 from cosmos_rl_core.datasets import hf, local, mock, ocr, prompt_set, prompts, web
 from cosmos_rl_core.datasets._base import prompt_id
 from cosmos_rl_core.errors import ConfigError

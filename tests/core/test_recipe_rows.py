@@ -14,7 +14,7 @@ import pytest
 from cosmos_rl_core.config.train import EmaConfig, OptimizerConfig
 from cosmos_rl_core.datasets import prompt_set
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.importers.cosmos_rl.translation import Entry, translate, translated
+from cosmos_rl_core.importers.translation import Entry, translate, translated
 from cosmos_rl_core.training.schedules import ema_decay, lr_factor
 
 FOLDER = Path(__file__).parent / "upstream_recipes"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cosmos_rl_core.config import toml
-from cosmos_rl_core.importers.cosmos_rl import translation
-from cosmos_rl_core.importers.cosmos_rl.translation import schema_of, translate
+from cosmos_rl_core.importers import translation
+from cosmos_rl_core.importers.translation import schema_of, translate
 
 FOLDER = Path(__file__).parent / "upstream_recipes"
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from cosmos_rl_core.config.recipe import validated
+from cosmos_rl_core.config.reading import validated
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards import vlm_answer
 from cosmos_rl_core.rewards._base import Sample

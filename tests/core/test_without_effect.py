@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from cosmos_rl_core.config.recipe import Recipe, check, launch_of, read_values
+from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.recipes.reading import check, launch_of, read_values
 from tests.test_rules import ROOT, SHIPPED_RECIPES
 
 OCR = {"name": "ocr"}

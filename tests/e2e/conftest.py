@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_rl_core.parallel.parallelism import Parallelism
+from cosmos_rl_core.config.parallelism import Parallelism
 from flows.planning import requests
 from stages.execution.execution import Execution
 from tests.e2e.flow_process import AFTER_LAST_UPDATE, COLD, ITERATIONS, NO_PREFECT, Flows

@@ -3,14 +3,15 @@
 import sys
 from contextlib import closing
 
-from cosmos_rl_core.config.dataset import read_dataset
 from cosmos_rl_core.errors import CosmosRLError
+from cosmos_rl_core.recipes.dataset import read_dataset
 from flows.operations.preprocess import described, preprocess
 from flows.running.display import Display
-from flows.running.wave import Waves, standing_manifest
+from flows.running.wave import Waves
 from stages.artifacts import snapshots
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
+from stages.artifacts.slots import standing_manifest
 
 
 def main(dataset: str, store: str) -> None:

@@ -19,9 +19,9 @@ import yaml
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from cosmos_rl_core import shipped
-from cosmos_rl_core.config.recipe import read_values
 from cosmos_rl_core.config.vlm import recipe as vlm_recipe
 from cosmos_rl_core.config.vlm.recipe import VLM_SFT
+from cosmos_rl_core.recipes.reading import read_values
 from cosmos_rl_core.storage import store
 from flows.operations import pools
 from flows.planning.plan import Settings, plan_of

@@ -12,9 +12,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, LeaseError, UnavailableError
+from flows.devices.waiting import Waiting
 from flows.operations import flight_check
 from flows.running import gpus, server
-from flows.running.waiting import Waiting
 from tests.e2e.flow_process import Flows, Started
 from tests.e2e.sharing import one_try
 from tests.flows.allocated import Work

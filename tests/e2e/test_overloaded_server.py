@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import UnavailableError
 from flows.cli import app
+from flows.devices.waiting import Waiting
 from flows.running import gpus
 from flows.running.server import QUIET
-from flows.running.waiting import Waiting
 from stages.artifacts.request import Request
-from stages.contracts import Report
+from stages.reporting.contracts import Report
 from tests.e2e.flow_process import RUN_ID, Flows
 from tests.faulty_proxy import Exchange, FaultyProxy, faulty_proxy, lost, silent
 

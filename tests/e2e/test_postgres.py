@@ -8,9 +8,9 @@ import yaml
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from flows.devices.waiting import Waiting
 from flows.operations.pools import GPUS
 from flows.running import gpus
-from flows.running.waiting import Waiting
 from tests.e2e import postgres
 from tests.e2e.deployed import Deployed
 from tests.e2e.postgres import Postgres

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.launchers.devices import VISIBLE
+from flows.devices.devices import VISIBLE
 from tests.e2e.flow_process import COLD, Flows, Started
 
 TIMEOUT_S = 600.0

@@ -18,7 +18,7 @@ from prefect.states import AwaitingRetry
 
 from cosmos_rl_core.errors import ConfigError
 from flows.running.launch import grouped
-from flows.running.session import ends_in_state
+from flows.session.session import ends_in_state
 from tests.e2e.flow_process import ROOT, eventually
 
 HEARD_S = 30.0

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_rl_core.config.recipe import read_values
 from cosmos_rl_core.config.toml import dumps
+from cosmos_rl_core.recipes.reading import read_values
 from stages.artifacts.slots import standing
 from tests.e2e.flow_process import Flows
 from tests.twins.inputs import Inputs

@@ -13,14 +13,15 @@ from flows.operations.upgrades import settled
 from flows.planning import requests
 from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import Run, run_of
-from flows.post_train import make
 from flows.running.display import Display
 from flows.running.progress import Reporter
-from flows.running.wave import Waves, standing_manifest
+from flows.running.wave import Waves
+from flows.session.loop import make
 from flows.warning.gate import pass_gate
 from flows.watching.tracking import Tracker
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
+from stages.artifacts.slots import standing_manifest
 
 
 def missing_of(requests: Sequence[Request]) -> list[Request]:

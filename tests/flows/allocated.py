@@ -12,7 +12,7 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from flows.running.display import Display
 from flows.running.wave import Waves
 from stages.artifacts.request import Request
-from stages.contracts import Report
+from stages.reporting.contracts import Report
 
 PATIENCE_S = 120.0
 """On a busy machine."""
@@ -20,6 +20,7 @@ PATIENCE_S = 120.0
 STAGE = """
 import hashlib, os, sys, time, types
 from pathlib import Path
+from stages.reporting.contracts import Report
 
 HERE = Path(__file__).parent
 

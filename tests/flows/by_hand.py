@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from flows import post_train
 from flows.planning.run import Run
-from flows.running.wave import standing_manifest
+from flows.session import loop
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
+from stages.artifacts.slots import standing_manifest
 from tests.hand_made import make, planned
 
 SFT = str(Path(__file__).parents[2] / "configs" / "tiny" / "sft.toml")
@@ -56,7 +56,7 @@ def make_one(request: Request, salt: str = "") -> Manifest:
 def make_all(run: Run) -> dict[str, Request]:
     """Take a run to its end; every Request by its slot, in the order in which they were asked for."""
     by_hand = ByHand()
-    post_train.make(run, by_hand.launch)
+    loop.make(run, by_hand.launch)
     return by_hand.asked
 
 

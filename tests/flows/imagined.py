@@ -13,12 +13,12 @@ from PIL import Image
 from cosmos_rl_core.config.early_warning import DEFAULTS, STATISTICS
 from cosmos_rl_core.storage import media
 from flows.planning.run import Run
-from flows.running.wave import standing_manifest
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import cut
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
+from stages.artifacts.slots import standing_manifest
 from stages.contracts import METRICS
 from stages.formats.generating import plan_samples
 from stages.formats.samples import StoredSample, read_index, unit_files

@@ -6,14 +6,14 @@ from typing import Any
 
 import pandas as pd
 
-from flows import post_train
 from flows.planning.run import Run
-from flows.running.wave import standing_manifest
+from flows.session import loop
 from flows.watching.best import best_of
 from flows.watching.status import states
 from stages import contracts
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
+from stages.artifacts.slots import standing_manifest
 from stages.formats.tables import to_parquet
 from tests.flows.by_hand import SFT, SMALL_SFT, validated
 from tests.flows.tracked import make_with_numbers
@@ -61,7 +61,7 @@ def make_with(run: Run, numbers: dict[int, float | None], until: str = "") -> li
             raise KeyboardInterrupt
         return [standing_manifest(request) or one(request) for request in requests]
 
-    post_train.make(run, launch)
+    loop.make(run, launch)
     return names
 
 
@@ -90,5 +90,5 @@ def judged_by(recipe: Any, tmp_path: Path, best_by: str) -> Run:
         files = {contracts.Reward.SCORES: to_parquet(table), contracts.Reward.ANSWERS: b"", "calls": b""}
         return make(request, files, **{label: mean, "scored": sum(valid), "seconds": 1.0})
 
-    post_train.make(run, launch)
+    loop.make(run, launch)
     return run

@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 
 from cosmos_rl_core.canonical import canonical_json, sha256
-from cosmos_rl_core.config.dataset import DatasetConfig
-from cosmos_rl_core.config.recipe import check
+from cosmos_rl_core.recipes.dataset import DatasetConfig
+from cosmos_rl_core.recipes.reading import check
 from cosmos_rl_core.storage import store
 from flows.garbage.datasets import DatasetGarbage, gc_datasets
 from flows.operations.preprocess import preprocess

@@ -17,11 +17,11 @@ from cosmos_rl_core.shipped import path_of
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal
 from docs.figures import MEASURED
-from flows import post_train
 from flows.cli import app as cli
-from flows.running.wave import standing_manifest
+from flows.session import loop
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
+from stages.artifacts.slots import standing_manifest
 from tests.benchmarks.models import SHAPES
 from tests.flows.by_hand import FILES
 from tests.flows.test_ledger import written
@@ -86,7 +86,7 @@ def status(folder: Path) -> str:
     wave = "iteration-0000/update+fragment"
     written(run, SECONDS, until=wave)
     with suppress(InterruptedError):
-        post_train.make(run, lambda _, *requests: [_made(request) for request in requests])
+        loop.make(run, lambda _, *requests: [_made(request) for request in requests])
     store.write(store.join(run.url, "progress.json"), seal("progress", {"end": "failed", "error": WHY, "wave": wave}))
     store.write(store.join(run.slots.report, "index.html"), b"<html>")
     said = _said("status", run_id, "--store", run.store_url).replace(str(folder / "store"), "outputs")

@@ -22,7 +22,8 @@ from flows.auditing.audit import audit
 from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import Run
 from flows.planning.steps import open_run
-from flows.running.wave import NUMERICS, standing_manifest
+from flows.running.wave import NUMERICS
+from flows.session import loop
 from flows.watching.metrics import FILE
 from flows.watching.tracking import Tracker
 from stages import contracts
@@ -31,11 +32,12 @@ from stages.artifacts.layouts import cut
 from stages.artifacts.manifest import Manifest, content_of
 from stages.artifacts.records import FileEntry, Pinned, place_of
 from stages.artifacts.request import Input, Request, fingerprint_of, recipe_of
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import standing, standing_manifest
 from stages.formats.generating import grid_facts, planned, with_media
 from stages.formats.samples import StoredSample, read_index, unit_files
 from stages.formats.tables import to_parquet
 from stages.fragment import without_pictures
+from stages.reporting.contracts import Fragment
 from stages.scoring.advantages import advantages
 from tests import hand_made
 from tests.flows.conftest import RECIPE
@@ -92,7 +94,7 @@ class Proved:
                 look()
                 return manifests
 
-            post_train.make(run, launch)
+            loop.make(run, launch)
         assert notes == []
         return run
 
@@ -160,7 +162,7 @@ def update(request: Request) -> tuple[dict[str, bytes], Body]:
 
 def fragment(request: Request) -> tuple[dict[str, bytes], Body]:
     """The true numbers, without pictures."""
-    return {contracts.Fragment.FRAGMENT: without_pictures(request).encode()}, {}
+    return {Fragment.FRAGMENT: without_pictures(request).encode()}, {}
 
 
 def weights(*numbers: float | None) -> bytes:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flows.auditing.audit import audit
-from flows.auditing.faults import Findings
+from flows.auditing.checks.faults import Findings
 from flows.garbage.run import gc
 from flows.operations.rerun import rerun
 from tests.flows.proved import RUN_ID, Proved

@@ -12,10 +12,10 @@ from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.errors import ApprovalError
 from cosmos_rl_core.storage.sealed import seal
 from flows.auditing.audit import audit
+from flows.auditing.checks.faults import Fault
 from flows.auditing.contents import input_of
-from flows.auditing.faults import Fault
 from flows.auditing.flow import audit as audit_flow
-from flows.auditing.heads import read_heads
+from flows.heads.heads import read_heads
 from flows.planning.plan import read_plan
 from flows.warning.decisions import DECISIONS, decide
 from stages import contracts

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from flows.auditing.audit import audit
 from flows.auditing.flow import audit as audit_flow
-from flows.auditing.signatures import key_id, sign, signers
+from flows.heads.signatures import key_id, sign, signers
 from tests.flows.proved import RUN_ID, Forger, Proved, told
 
 REWARD = "iterations/0001/reward-ocr"

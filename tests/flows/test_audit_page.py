@@ -7,12 +7,12 @@ import pytest
 
 from cosmos_rl_core.errors import StageError
 from cosmos_rl_core.storage import store
-from flows import post_train
 from flows.auditing.audit import audit
 from flows.planning.plan import Settings
 from flows.planning.run import Run
 from flows.reporting import writing
 from flows.reporting.report import write_report
+from flows.session import loop
 from flows.terminal import commands
 from stages.artifacts.generations import invalidate
 from stages.artifacts.slots import standing
@@ -33,7 +33,7 @@ def go(run: Run, folder: Path, stop_at: str = "", error: BaseException | None = 
         imagined.stop_at[stop_at] = error
     with writing.Pages(run, notes.append) as pages:
         imagined.done = pages.done
-        post_train.make(run, imagined.launch)
+        loop.make(run, imagined.launch)
     assert notes == []
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows.auditing.audit import audit
-from flows.auditing.faults import Findings
+from flows.auditing.checks.faults import Findings
 from stages.artifacts.generations import invalidate
 from stages.artifacts.records import Invalidated
 from tests.flows.proved import KEPT, RUN_ID, Forger, Proved, body_of, told

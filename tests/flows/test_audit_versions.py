@@ -14,7 +14,7 @@ from flows.auditing.audit import audit
 from flows.planning import requests
 from flows.planning.versions import go_on_with
 from flows.watching.metrics import FILE, lines_of
-from stages import contracts
+from stages import contracts, registry
 from stages.artifacts.generations import invalidate
 from stages.formats.tables import to_parquet
 from tests.flows.by_hand import make_all
@@ -103,7 +103,7 @@ def test_what_was_made_before_a_run_went_on_with_other_versions_is_compared_with
     """Until the run goes on, it stands; nothing that its version does not explain is excused."""
     versions = {name.removesuffix("-ocr"): version for name, version in EARLIER.items()}
     seal_anew(forger.root / "plan.json", lambda body: body["stage_versions"].update(versions))
-    newer = {name: stage.version for name, stage in contracts.STAGES.items()}
+    newer = {name: stage.version for name, stage in registry.STAGES.items()}
     go_on_with(str(forger.root), RUN_ID, newer, None, None)
     of_earlier_versions(forger)
     forger.seal()

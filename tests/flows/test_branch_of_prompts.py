@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.planning.describe import describe_plan
+from flows.describing.describe import describe_plan
 from flows.planning.plan import Settings, plan_of
 
 Recipe = Callable[..., str]

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from cosmos_rl_core.config.launch import ON_POLICY, LaunchConfig
+from cosmos_rl_core.config.parallelism import Parallelism
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.parallel.parallelism import Parallelism
 from flows.planning import requests
 from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import Run
 from flows.running.display import Display
 from flows.running.wave import Waves
-from stages import contracts
+from stages import contracts, registry
 from tests import tiny_pipelines
 
 TWO = ("launch.processes=2", "launch.cp_size=2")
@@ -69,11 +69,11 @@ def test_ranks_of_stages_that_run_our_own_transformer_are_told(wan, tmp_path):
     policy = requests.policy(run)
     told = {
         stage: launcher.execution_of(policy.model_copy(update={"stage": stage}))
-        for stage, config in contracts.STAGES.items()
+        for stage, config in registry.STAGES.items()
         if config.torch
     }
     assert {stage for stage, execution in told.items() if execution.parallelism.cp_size == 2} == set(ON_POLICY)
-    assert set(ON_POLICY) == {stage for stage in told if issubclass(contracts.STAGES[stage], contracts.OnPolicy)}
+    assert set(ON_POLICY) == {stage for stage in told if issubclass(registry.STAGES[stage], contracts.OnPolicy)}
     assert told["update"].parallelism == Parallelism(world_size=2, dp_shard_size=2, cp_size=2, compile=True)
     rounding = Waves(str(tmp_path), LaunchConfig(tf32=True), Display())
     assert rounding.execution_of(policy).tf32

@@ -10,12 +10,13 @@ from safetensors.numpy import load_file, save_file
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.pipelines import directories, guidance, sizes
+from cosmos_rl_core.pipelines import directories, guidance
 from cosmos_rl_core.storage.tensor_headers import header_bytes
-from flows.planning import costs
+from cosmos_rl_core.weights.shapes import embedding_elements, trainable_elements, weight_shapes
 from flows.planning.plan import Plan, Settings, freeze, plan_of
 from flows.planning.run import Run
 from flows.post_train import steps
+from flows.sizes import costs
 from tests import tiny_pipelines
 from tests.flows.by_hand import make_all
 
@@ -99,14 +100,14 @@ def test_sizes_that_it_cannot_do_are_refused(cosmos, settings, said):
 def test_bytes_are_those_of_latents_embeddings_and_adapters(cosmos, base):
     recipe = cosmos(f"{VIDEO}, max_prompt_length = 100").recipe
     assert costs.sample_bytes(recipe) == 4 * 4 * 3 * 4 * 8
-    assert sizes.embedding_elements(str(base), 100) == 100 * 2 * 16
-    assert sizes.embedding_elements(str(base), 100, recipe.policy.lora) == 100 * 16
+    assert embedding_elements(str(base), 100) == 100 * 2 * 16
+    assert embedding_elements(str(base), 100, recipe.policy.lora) == 100 * 16
     assert costs.embedding_bytes(recipe) == 4 * 100 * 16
     # to_q and to_out.0 of two attentions in each of two blocks are 32 x 32, and the text has 16 channels.
     square, cross = 2 * (32 + 32), 2 * (32 + 16)
-    assert sizes.trainable_elements(sizes.weight_shapes(str(base)), LoraConfig(r=2)) == 2 * (6 * square + 2 * cross)
+    assert trainable_elements(weight_shapes(str(base)), LoraConfig(r=2)) == 2 * (6 * square + 2 * cross)
     with pytest.raises(ConfigError, match="ends in pos_emb_t"):
-        sizes.trainable_elements({"learnable.pos_emb_t": (8, 32)}, LoraConfig(target_modules=("pos_emb_t",)))
+        trainable_elements({"learnable.pos_emb_t": (8, 32)}, LoraConfig(target_modules=("pos_emb_t",)))
 
 
 def test_the_real_text_embedding_is_the_known_one(tmp_path):
@@ -116,16 +117,16 @@ def test_the_real_text_embedding_is_the_known_one(tmp_path):
     (tmp_path / "model_index.json").write_text('{"_class_name": "Cosmos2_5_PredictBasePipeline"}')
     # Without a projection its blocks take the texts as they are.
     (tmp_path / "transformer/config.json").write_text(json.dumps(config))
-    assert sizes.embedding_elements(str(tmp_path), 512) == 512 * 7
+    assert embedding_elements(str(tmp_path), 512) == 512 * 7
     (tmp_path / "transformer/config.json").write_text(json.dumps(config | {"use_crossattn_projection": True}))
-    assert sizes.embedding_elements(str(tmp_path), 512) == 512 * 100352
+    assert embedding_elements(str(tmp_path), 512) == 512 * 100352
     # 206 MB a prompt; where adapters leave the first projection alone, its 1024 channels are stored: 2 MB.
     shapes = {"crossattn_proj.0": [1024, 100352], "blocks.0.attn2.to_k": [2048, 1024]}
     header = header_bytes(((f"{name}.weight", "F32", tuple(shape)) for name, shape in shapes.items()), {})
     (tmp_path / "transformer" / directories.WEIGHTS).write_bytes(header)
     for targets, channels in ((("to_k",), 1024), (("to_k", "crossattn_proj.0"), 100352), (("all-linear",), 100352)):
         lora = LoraConfig(target_modules=targets)
-        assert sizes.embedding_elements(str(tmp_path), 512, lora) == 512 * channels
+        assert embedding_elements(str(tmp_path), 512, lora) == 512 * channels
 
 
 @pytest.mark.parametrize(

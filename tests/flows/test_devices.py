@@ -13,9 +13,9 @@ import pytest
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, LeaseError
-from flows.launchers import devices
-from flows.launchers.devices import VISIBLE, Need, known_to_driver, visible
-from flows.running.waiting import Waiting
+from flows.devices import devices
+from flows.devices.devices import VISIBLE, Need, known_to_driver, visible
+from flows.devices.waiting import Waiting
 from tests.flows.allocated import Work, wait_until
 
 pytestmark = pytest.mark.processes

@@ -14,11 +14,11 @@ import pytest
 from safetensors.numpy import save
 
 from cosmos_rl_core.errors import StageError
-from flows import post_train
 from flows.cli.app import app
 from flows.comparing.comparison import compare
 from flows.comparing.page import write_page
 from flows.planning.run import Run
+from flows.session import loop
 from flows.watching.tracking import Tracker
 from stages import contracts
 from stages.artifacts.artifact import Artifact
@@ -120,7 +120,7 @@ def make_run(recipe: Any, tmp_path: Path) -> Make:
         imagined.stop_at |= {stop_at: StageError("stopped by the test")}
         with Tracker(run, lambda _: None) as tracker, suppress(StageError):
             imagined.done = tracker.done
-            post_train.make(run, imagined.launch)
+            loop.make(run, imagined.launch)
         return run
 
     return make_it

@@ -12,18 +12,18 @@ from safetensors.numpy import save, save_file
 
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.config.toml import dumps
-from flows import post_train
 from flows.comparing.comparison import compare
 from flows.comparing.scores import Difference
 from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import run_of
-from flows.running.wave import standing_manifest
+from flows.session import loop
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
+from stages.artifacts.slots import standing_manifest
 from stages.contracts import METRICS
 from stages.formats.tables import to_parquet
+from stages.vlm.contracts import VlmEvaluate
 from stages.vlm.evaluated import summary_of
-from stages.vlm.settings import VlmEvaluate
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
 from tests.hand_made import make
@@ -69,7 +69,7 @@ def finish(recipe: str, tmp_path: Path, run_id: str, told: Told) -> None:
         steps = to_parquet(pd.DataFrame({"step": [0], "loss": [1.0], "grad_norm": [1.0], "lr": [1e-3]}))
         return make(request, {"current/00000.safetensors": weights, METRICS: steps})
 
-    post_train.make(run, launch)
+    loop.make(run, launch)
 
 
 def table_of(told: Told) -> pd.DataFrame:

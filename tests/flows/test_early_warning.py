@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 
 from cosmos_rl_core.config.early_warning import DEFAULTS, DRIFT, STATISTICS
+from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.errors import ApprovalError, ArtifactError, ConfigError, WarningError
 from cosmos_rl_core.rewards import ocr
-from cosmos_rl_core.rewards._facts import Facts
 from cosmos_rl_core.storage import store
-from flows import post_train
+from flows.describing.describe import describe_plan
 from flows.operations.upgrades import settled
-from flows.planning.describe import describe_plan
 from flows.planning.plan import Settings, freeze, plan_of, read_plan
 from flows.planning.run import Run
-from flows.running.wave import standing_manifest
+from flows.session.loop import make
 from flows.warning.decisions import decisions_on
 from flows.warning.gate import pass_gate
 from flows.warning.warnings import Warned
@@ -24,7 +23,7 @@ from flows.watching.status import look
 from stages.artifacts.generations import current_generation, invalidate
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import standing, standing_manifest
 from stages.contracts import Reward
 from tests import hand_made
 from tests.flows.by_hand import FILES
@@ -67,7 +66,7 @@ class Loop:
             pass_gate(run, manifests, self.notes.append)
             return manifests
 
-        post_train.make(run, launch)
+        make(run, launch)
         return run
 
     def make(self, request: Request, name: str) -> Manifest:

@@ -3,10 +3,11 @@
 import pytest
 
 from cosmos_rl_core.errors import ConfigError
-from flows.planning import costs, requests
+from flows.planning import requests
 from flows.planning.plan import Settings, plan_of
 from flows.planning.run import Run
 from flows.post_train import post_train
+from flows.sizes import costs
 from stages.contracts import Embed
 from tests.flows.by_hand import ByHand
 from tests.hand_made import make, planned

@@ -3,7 +3,7 @@
 import pytest
 
 from flows.launchers._base import JobState
-from flows.running.endings import kind_of
+from flows.launchers.endings import kind_of
 
 ABORTED = "terminate called after throwing an instance of"
 WATCHDOG = "[PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception:"

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 from cosmos_rl_core.errors import ArtifactError, ConfigError, NoSpaceError
 from cosmos_rl_core.storage import store
 from flows.cli import app as cli
+from flows.devices import work_folders
 from flows.operations.export import export, optimizer_steps
 from flows.operations.rerun import rerun
 from flows.planning import requests
-from flows.running import work_folders
 from stages.artifacts.slots import standing
 from tests.flows.by_hand import make_all, make_one, whole_run
 from tests.hand_made import make, planned

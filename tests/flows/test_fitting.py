@@ -13,16 +13,16 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError
 from flows.auditing.replay import replay
 from flows.cli import app as cli
-from flows.launchers import fitting
-from flows.launchers.devices import VISIBLE, device_of
+from flows.devices import fitting
+from flows.devices.devices import VISIBLE, device_of
 from flows.ledger import pages
 from flows.ledger.ledger import Ledger
 from flows.running import gpus
 from flows.running.display import Display
-from flows.running.wave import Waves, standing_manifest
+from flows.running.wave import Waves
 from flows.stage import run as run_stage
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import standing, standing_manifest
 from tests.flows.allocated import Work
 from tests.flows.by_hand import whole_run
 

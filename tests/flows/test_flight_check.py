@@ -11,7 +11,7 @@ import torch
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from cosmos_rl_core.config.launch import LaunchConfig
-from flows.launchers.devices import VISIBLE
+from flows.devices.devices import VISIBLE
 from flows.operations import flight_check
 
 

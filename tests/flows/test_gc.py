@@ -14,12 +14,12 @@ import pytest
 from cosmos_rl_core.errors import LeaseError, UnavailableError
 from cosmos_rl_core.storage import store
 from flows.defaults import GRACE_H
+from flows.devices.work_folders import PREFIX, WorkFolder, remove_abandoned
 from flows.garbage.run import gc
 from flows.operations.rerun import rerun
 from flows.planning import requests
 from flows.planning.run import Run
 from flows.planning.steps import open_run
-from flows.running.work_folders import PREFIX, WorkFolder, remove_abandoned
 from flows.watching.status import states
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import REQUEST
@@ -248,7 +248,7 @@ FLOW = """
 import json
 import sys
 
-from flows.running.work_folders import WorkFolder
+from flows.devices.work_folders import WorkFolder
 
 folder = WorkFolder("rollout")
 (folder.path / "request.json").write_text(json.dumps({"slot": sys.argv[1]}))

@@ -13,7 +13,7 @@ from cosmos_rl_core.importers import native_weights
 from flows.cli.command import print_json
 from flows.planning.run import Run
 from flows.reporting.collecting import Collected
-from flows.running.session import ends_in_state
+from flows.session.session import ends_in_state
 from flows.showing import contents
 from stages.reporting.book import Piece
 from stages.reporting.excerpt import Excerpt, Picture

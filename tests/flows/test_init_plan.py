@@ -7,11 +7,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from cosmos_rl_core.errors import ConfigError
+from flows.describing.describe import as_json, describe_plan
 from flows.planning import requests
-from flows.planning.describe import as_json, describe_plan
-from flows.planning.memory import stages
 from flows.planning.plan import Plan, Settings, freeze, plan_of, read_plan
 from flows.planning.run import Run
+from flows.sizes.memory import stages
 from flows.watching.status import look
 from flows.watching.status_table import rendered
 from stages.contracts import Init

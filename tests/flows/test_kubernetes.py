@@ -19,8 +19,8 @@ from flows import launchers
 from flows.launchers._allocations import AllocatedJobs, Allocation
 from flows.launchers._base import Job
 from flows.launchers.kubernetes import Kubernetes
-from flows.running.wave import standing_manifest
 from stages.artifacts.request import Request
+from stages.artifacts.slots import standing_manifest
 from stages.contracts import Embed, ModelRef
 from tests.flows import fake_kubernetes
 from tests.flows.allocated import Work, plant

@@ -8,11 +8,13 @@ import pytest
 from pydantic import ValidationError
 
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.config.recipe import launch_of, read_toml
+from cosmos_rl_core.config.reading import read_toml
 from cosmos_rl_core.errors import ConfigError, StageError
+from cosmos_rl_core.recipes.reading import launch_of
 from cosmos_rl_core.rewards import _client
 from cosmos_rl_core.storage import cache, s3
 from flows import launchers
+from flows.checking.misplaced import misplaced
 from flows.launchers import variables
 from flows.launchers._base import Job, JobState
 from flows.launchers.slurm import JobLauncher, Slurm
@@ -20,8 +22,9 @@ from flows.planning.plan import Settings, plan_of
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
-from stages.contracts import Embed, ModelRef, Report
+from stages.contracts import Embed, ModelRef
 from stages.execution.execution import Execution
+from stages.reporting.contracts import Report
 from tests.flows.allocated import Work
 
 CLUSTERS = Path(__file__).parents[2] / "deployments" / "clusters"
@@ -138,7 +141,7 @@ def test_a_stage_that_there_is_not_is_refused_by_the_plan(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("path", sorted(CLUSTERS.glob("*.toml")), ids=lambda path: path.stem)
 def test_every_shipped_profile_resolves(path: Path) -> None:
     launch = launch_of(str(path))
-    assert not launchers.misplaced(launch)
+    assert not misplaced(launch)
     assert launch.launcher == read_toml(str(path), "")["launch"].get("launcher", "local")
     assert launch.processes_of("update") % launch.nodes_of("update") == 0
 

@@ -13,24 +13,25 @@ import pytest
 from cosmos_rl_core.config.clusters import PricesConfig
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ArtifactError, BudgetError, StageError, StoppedError
-from cosmos_rl_core.pipelines import counting
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
+from cosmos_rl_core.weights import counting
 from flows.auditing.audit import audit
-from flows.auditing.heads import Heads, read_heads
+from flows.heads.heads import Heads, read_heads
 from flows.ledger import pages
 from flows.ledger.budget import Budget
 from flows.ledger.estimates import estimate
 from flows.ledger.ledger import Ledger
 from flows.ledger.pages import Entry
 from flows.ledger.shape import shape_of
-from flows.planning import costs, requests
+from flows.planning import requests
 from flows.planning.run import Run
 from flows.post_train import post_train
 from flows.reporting.cost import cost
 from flows.running.display import Display
 from flows.running.progress import Reporter
 from flows.running.wave import Waves
+from flows.sizes import costs
 from stages.artifacts.records import place_of
 from stages.execution.spending import Spent
 from tests.flows.allocated import Work
@@ -195,8 +196,7 @@ def test_an_attempt_at_work_is_not_lost(recipe, tmp_path, main):
         _, out, _ = main("cost", "hand", "--store", run.store_url)
         assert out.endswith("1 attempt is at work\n")
         assert " lost " not in out
-    # Its flow was killed.
-    said = cost(run.store_url, "hand").as_json()["total"]
+    said = cost(run.store_url, "hand").as_json()["total"]  # its flow was killed
     assert (said["retries"], said["lost_s"], said["at_work"]) == (1, 5.0, 0)
 
 

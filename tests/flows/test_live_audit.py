@@ -12,8 +12,8 @@ from cosmos_rl_core.storage import store
 from flows.auditing.audit import audit
 from flows.planning.run import Run
 from flows.planning.steps import open_run
+from flows.session.recording import record
 from flows.watching.metrics import FILE
-from flows.watching.recording import record
 from stages.artifacts.generations import invalidate
 from tests.flows.proved import RUN_ID, Proved
 

@@ -4,8 +4,8 @@ import pytest
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
-from flows.planning import costs
 from flows.planning.plan import Settings, freeze, plan_of, read_plan
+from flows.sizes import costs
 
 
 def mistakes_of(path: str, *overrides: str) -> str:

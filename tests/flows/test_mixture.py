@@ -9,10 +9,10 @@ import jsonschema
 import numpy as np
 import pytest
 
-from cosmos_rl_core.config.schema import recipe_schema
 from cosmos_rl_core.datasets._base import prompt_id
 from cosmos_rl_core.datasets._shares import Share, chosen, most
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.recipes.schema import recipe_schema
 from flows.planning.plan import Settings, plan_of, read_plan
 from tests.hand_made import planned
 

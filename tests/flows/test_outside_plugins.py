@@ -10,7 +10,7 @@ import pytest
 from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.outside_plugins import find
-from flows.planning import describe
+from flows.describing import describe
 from flows.planning.plan import Plan, Settings, freeze, plan_of, read_plan
 from flows.planning.run import Run
 from flows.watching.all_runs import all_runs

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_rl_core.config.recipe import check
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.recipes.reading import check
+from flows.describing.describe import describe_plan
 from flows.planning import requests
-from flows.planning.describe import describe_plan
 from flows.planning.plan import Settings, plan_of
 from tests.core.test_without_effect import recipe as values
 from tests.hand_made import make, make_run, rollout_files

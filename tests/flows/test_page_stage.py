@@ -28,8 +28,9 @@ write_samples(run.slots.iteration(0, "rollout"), [RIGHT, CLOSE])
 made = execute(requests.diversity(run, 0), Execution(), Outcome(folder / "outcome", 0))
 print(json.dumps([[step.name for step in steps(run)], made.summary["diversity"]]))
 """
+CONTRACTS = "CONTRACTS: tuple[type[StageConfig], ...] = (\n"
 PLACES = {
-    "stages/contracts.py": ("_STAGES = (", "{}\n\n_STAGES = (Diversity, "),
+    "stages/contracts.py": (CONTRACTS, "{}\n\n{anchor}    Diversity,\n"),
     "flows/planning/requests.py": ("def update(run: Run, k: int) -> Request:", "{}\n\n{anchor}"),
     "flows/post_train.py": ("    # A stale rollout reads nothing", "{}\n{anchor}"),
 }

@@ -4,8 +4,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cosmos_rl_core.canonical import differences
-from cosmos_rl_core.config.recipe import check
 from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.recipes.reading import check
 from cosmos_rl_core.storage import store
 from flows.cli import app as cli
 from flows.planning.plan import Settings, freeze, plan_of, read_plan, run_url

@@ -8,12 +8,12 @@ import pytest
 import safetensors.numpy
 from typer.testing import CliRunner
 
-from cosmos_rl_core.config.recipe import check, read_values
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.recipes.reading import check, read_values
 from flows.cli import app as cli
-from flows.planning import memory
 from flows.planning.plan import Settings, plan_of
+from flows.sizes import memory
 
 FULL = ("lora = { r = 2 }\n", "")
 KL = ("timesteps_fraction = 1.0", "timesteps_fraction = 1.0\nkl_beta = 0.1")

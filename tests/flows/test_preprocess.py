@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from cosmos_rl_core.config.dataset import DatasetConfig, read_dataset
 from cosmos_rl_core.datasets import local
 from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.recipes.dataset import DatasetConfig, read_dataset
 from cosmos_rl_core.storage import store
 from flows.cli import app as cli
-from flows.launchers.devices import VISIBLE
+from flows.devices.devices import VISIBLE
 from flows.operations.preprocess import described, preprocess, unchanged
 from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact

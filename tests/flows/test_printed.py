@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from docs.figures import MEASURED
-from flows.planning import describe
+from flows.describing import describe
 from flows.planning.plan import Plan, Settings, plan_of
 from tests.flows import printed
 from tests.flows.by_hand import SECONDS

@@ -12,13 +12,13 @@ from cosmos_rl_core.storage.sealed import seal
 from flows.operations.upgrades import settled
 from flows.planning import requests
 from flows.planning.plan import Settings, freeze, plan_of
+from flows.planning.ranking import Judge, judge_of
 from flows.planning.run import Run
 from flows.planning.steps import open_run
 from flows.planning.versions import Versions
 from flows.watching.all_runs import all_runs
-from flows.watching.ranking import Judge, judge_of
 from flows.watching.status import look
-from stages import contracts
+from stages.reporting.contracts import Fragment, Report
 from tests.flows.by_hand import HELD_OUT_MEDIA, validated
 from tests.flows.judged_runs import SECOND_REWARD, TWO_AND_A_GATE, best, judged_by, make_with, run_of
 from tests.flows.tracked import go
@@ -50,18 +50,18 @@ def test_the_report_begins_with_the_number_that_ranks_policies(recipe: Any, tmp_
     path = validated(recipe, tmp_path)
     run = planned(path, tmp_path, run_id="hand", overrides=(TWO_AND_A_GATE, *asked))
     go(run)
-    report = requests.report(run, 2, [0, 2]).settings(contracts.Report)
+    report = requests.report(run, 2, [0, 2]).settings(Report)
     assert (report.ranked_by, report.reward) == (name, "ocr")
     # Fragments hold every number that may rank policies, so that another choice makes none again.
-    fragment = requests.judged(run, 0).settings(contracts.Fragment)
+    fragment = requests.judged(run, 0).settings(Fragment)
     assert (fragment.weights, [*fragment.gates]) == ({"ocr": 1.0, "jpeg": 0.5}, ["pixel_statistics"])
 
 
 def test_the_report_of_a_run_that_a_loss_ranks_begins_with_the_loss(tmp_path: Path):
     run = run_of(tmp_path, HELD_OUT_MEDIA)
     make_with(run, {0: 0.5, 4: 0.25})
-    assert requests.report(run, 4, [0, 4]).settings(contracts.Report).ranked_by == "loss"
-    assert requests.judged(run, 0).settings(contracts.Fragment).weights == {}
+    assert requests.report(run, 4, [0, 4]).settings(Report).ranked_by == "loss"
+    assert requests.judged(run, 0).settings(Fragment).weights == {}
 
 
 def test_a_record_from_before_it_held_what_ranks_policies_leaves_that_of_the_plan(recipe: Any, tmp_path: Path):

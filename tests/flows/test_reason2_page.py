@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_rl_core.config.recipe import read_values
 from cosmos_rl_core.config.vlm.recipe import checked
+from cosmos_rl_core.recipes.reading import read_values
 from flows.vlm import memory
 from flows.vlm.memory import Model
 from tests.core.vlms import tiny

@@ -7,7 +7,7 @@ import pytest
 
 from cosmos_rl_core.config import toml
 from cosmos_rl_core.errors import ConfigError, UnavailableError
-from cosmos_rl_core.importers.cosmos_rl.translation import schema_of, translate
+from cosmos_rl_core.importers.translation import schema_of, translate
 from cosmos_rl_core.reward_service import config as service
 from flows.planning.plan import Settings, plan_of
 

@@ -4,9 +4,9 @@ from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.rewards import remote
 from flows.planning import requests
 from flows.running.display import Display
-from flows.running.wave import Waves, standing_manifest
+from flows.running.wave import Waves
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.slots import input_of, standing, why_stale
+from stages.artifacts.slots import input_of, standing, standing_manifest, why_stale
 from tests.hand_made import make, make_iteration, make_run, planned, rewards, rollout_files
 
 

@@ -9,18 +9,19 @@ import pytest
 
 from cosmos_rl_core.errors import ApprovalError, StageError
 from cosmos_rl_core.storage import store
-from flows import post_train
 from flows.auditing.audit import audit
 from flows.planning.plan import Settings
 from flows.planning.run import Run
 from flows.reporting import writing
 from flows.reporting.collecting import Collected
 from flows.reporting.report import write_report
+from flows.session import loop
 from flows.terminal import commands
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.generations import invalidate
 from stages.artifacts.slots import input_of, standing
-from stages.contracts import MEDIA, Report
+from stages.contracts import MEDIA
+from stages.reporting.contracts import Report
 from tests.flows.by_hand import validated
 from tests.flows.imagined import Imagined, full_size
 from tests.hand_made import planned
@@ -38,7 +39,7 @@ def go(run: Run, folder: Path, stop_at: str = "", error: BaseException | None = 
         imagined.stop_at[stop_at] = error
     with writing.Pages(run, notes.append) as pages:
         imagined.done = pages.done
-        post_train.make(run, imagined.launch)
+        loop.make(run, imagined.launch)
     return notes
 
 
@@ -64,7 +65,7 @@ def test_the_page_is_there_after_each_iteration_at_one_address(run: Run, tmp_pat
                 seen[page_of(run)] = None
 
         imagined.done = done
-        post_train.make(run, imagined.launch)
+        loop.make(run, imagined.launch)
     seen[page_of(run)] = None
     told = [re.findall(r"<p>(\w+: \d) of 2 iterations are trained", page) for page in seen]
     assert told == [["Running: 0"], ["Running: 1"], ["Running: 2"], ["Running: 2"], ["Finished: 2"]]

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.recipe import Recipe
-from cosmos_rl_core.config.schema import documented, markdown
 from cosmos_rl_core.outside_plugins import find
+from cosmos_rl_core.recipes.schema import documented, markdown
 from docs._ext import recipe_fields
 from flows.cli import app as cli
 from tests.pages import ROOT, write_examples

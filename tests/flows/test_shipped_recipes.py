@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from cosmos_rl_core.config.recipe import check, launch_of, read_values
 from cosmos_rl_core.config.toml import dumps
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.importers.cosmos_rl import translation
-from flows.launchers import fitting
-from flows.launchers.devices import VISIBLE, need_of
+from cosmos_rl_core.importers import translation
+from cosmos_rl_core.recipes.reading import check, launch_of, read_values
+from flows.checking import checks
+from flows.describing import describe
+from flows.devices import fitting
+from flows.devices.devices import VISIBLE, need_of
 from flows.operations.pools import GPUS
-from flows.planning import checks, describe
 from flows.planning.plan import Plan, Settings, plan_of
 from flows.planning.run import run_of
 from flows.post_train import post_train

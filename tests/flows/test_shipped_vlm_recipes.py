@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 from safetensors.numpy import save_file
 
-from cosmos_rl_core.config.recipe import read_values
 from cosmos_rl_core.config.vlm.recipe import VLM_SFT, checked
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.recipes.reading import read_values
 from cosmos_rl_core.vlms._base import processor_of
-from flows.launchers import fitting
-from flows.launchers.devices import need_of
+from flows.checking import checks
+from flows.devices import fitting
+from flows.devices.devices import need_of
 from flows.operations.pools import GPUS
-from flows.planning import checks
 from flows.planning.plan import Settings, plan_of
 from flows.planning.run import run_of
 from flows.post_train import post_train

@@ -15,9 +15,9 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from cosmos_rl_core.errors import ArtifactError
-from flows import post_train
 from flows.planning.run import Run
 from flows.reporting.collecting import Collected
+from flows.session import loop
 from flows.showing import contents
 from flows.showing.board import Board, Shown
 from flows.showing.showing import Showing
@@ -198,7 +198,7 @@ def test_a_run_shows_its_iterations_progress_pictures_and_report(recipe, tmp_pat
             showing.ended(name, made)
             return made
 
-        post_train.make(run, launch)
+        loop.make(run, launch)
     assert board.shown.keys() == {f"hand-{what}" for what in ("report", "progress", "iterations", "pictures")}
     newest, earlier = json.loads(str(board.shown["hand-iterations"][-1].data))
     assert (newest["iteration"], earlier["iteration"]) == ("1", "0")

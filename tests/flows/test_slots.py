@@ -7,8 +7,8 @@ import pytest
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError
+from flows.devices.waiting import Waiting
 from flows.running import gpus
-from flows.running.waiting import Waiting
 from stages.artifacts.request import Request
 
 

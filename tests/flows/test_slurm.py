@@ -18,9 +18,8 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, StageError
 from flows import launchers
 from flows.launchers._base import Job
-from flows.running.wave import standing_manifest
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.slots import input_of
+from stages.artifacts.slots import input_of, standing_manifest
 from tests.flows import slurm
 from tests.flows.allocated import Work, plant, wait_until
 

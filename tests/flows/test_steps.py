@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from flows import post_train as loop
+from flows import post_train as the_list
 from flows.planning import requests
 from flows.planning.run import Run
 from flows.planning.steps import open_run
 from flows.post_train import post_train, steps
+from flows.session import loop
 from stages.artifacts.generations import has_begun
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
@@ -87,7 +88,7 @@ def test_a_rollout_beside_an_update_is_the_next_iterations(recipe, tmp_path):
 def test_the_readme_shows_the_iteration_that_runs():
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     shown = readme.partition("```python\n# flows/post_train.py\n")[2].partition("```")[0]
-    assert shown.rstrip() in inspect.getsource(loop)
+    assert shown.rstrip() in inspect.getsource(the_list)
     assert shown.count("yield Wave") == 5
 
 

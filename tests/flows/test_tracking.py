@@ -11,19 +11,19 @@ import pytest
 from cosmos_rl_core.algorithms import grpo, nft
 from cosmos_rl_core.algorithms._advantages import decoupled
 from cosmos_rl_core.algorithms._base import algorithm_of
-from cosmos_rl_core.config.recipe import check, read_values
 from cosmos_rl_core.config.train import Gate
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.recipes.reading import check, read_values
 from cosmos_rl_core.storage import store
-from flows import post_train
 from flows.planning import requests
-from flows.running.wave import standing_manifest
+from flows.session import loop
 from flows.watching.metrics import FILE, MetricsFile, lines_of
 from flows.watching.tracking import Tracker
 from stages import contracts
 from stages.artifacts.generations import invalidate
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
+from stages.artifacts.slots import standing_manifest
 from stages.formats.tables import to_parquet
 from stages.scoring.rewards import gated, placed
 from tests.flows.by_hand import MONITORED, SFT, SMALL_SFT, validated
@@ -215,7 +215,7 @@ def test_the_file_is_written_once_an_update_and_once_an_evaluation(recipe, tmp_p
             lengths.append((name.rpartition("/")[2], len(store.read_if_exists(store.join(run.url, FILE)) or b"")))
             return manifests
 
-        post_train.make(run, launch)
+        loop.make(run, launch)
     grew = [name for (_, before), (name, after) in pairwise(lengths) if after != before]
     assert grew == ["evaluate-ocr", "update+fragment", "update+fragment", "evaluate-ocr"]
 

@@ -4,7 +4,7 @@ import contextlib
 import json
 
 from cosmos_rl_core.storage import store
-from flows import post_train
+from flows.session import loop
 from flows.watching.metrics import FILE
 from flows.watching.tracking import Tracker
 from tests.flows.tracked import Killed, Waves, go
@@ -26,7 +26,7 @@ def test_the_file_is_written_after_an_update_that_had_a_rollout_beside_it(recipe
     run = planned(path, tmp_path, run_id="stale")
     with Tracker(run, print) as tracker:
         with contextlib.suppress(Killed):
-            post_train.make(run, Waves(tracker, until="iteration-0001/reward-ocr").launch)
+            loop.make(run, Waves(tracker, until="iteration-0001/reward-ocr").launch)
         # Before the tracker ends, which would write it too.
         lines = [json.loads(line) for line in store.read(store.join(run.url, FILE)).splitlines()]
     assert "update" in {line["stage"] for line in lines}

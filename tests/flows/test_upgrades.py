@@ -21,6 +21,7 @@ from stages.artifacts.slots import standing
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
 from stages.execution.runner import execute
+from stages.reporting.contracts import Report
 from tests.flows.by_hand import MONITORED as MONITORED
 from tests.flows.by_hand import make_all, planned_run
 
@@ -86,7 +87,7 @@ def test_a_finished_run_is_not_made_again_by_a_newer_version_but_refused_with_th
 
 
 def test_what_the_pinned_versions_made_stands_for_everybody_who_looks(finished, upgrade, tmp_path):
-    for stage in (contracts.Update, contracts.Embed, contracts.Report):
+    for stage in (contracts.Update, contracts.Embed, Report):
         upgrade(stage)
     assert {state.word for state in states(open_run(finished.store_url, "hand"))} == {"stands"}
     assert export(finished.store_url, "hand", str(tmp_path / "out"))[0].startswith("policy 2 of hand")
@@ -146,8 +147,8 @@ def test_shared_embeddings_of_a_newer_version_are_not_made_unasked(finished, upg
 
 
 def test_older_code_is_refused_like_newer(finished, monkeypatch):
-    monkeypatch.setattr(contracts.Report, "version", contracts.Report.version - 1)
-    with pytest.raises(ConfigError, match=rf"report {contracts.Report.version + 1} -> {contracts.Report.version}"):
+    monkeypatch.setattr(Report, "version", Report.version - 1)
+    with pytest.raises(ConfigError, match=rf"report {Report.version + 1} -> {Report.version}"):
         settled(resumed(finished), remake=False)
 
 

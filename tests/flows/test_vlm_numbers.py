@@ -8,7 +8,7 @@ import pytest
 from cosmos_rl_core.canonical import canonical_json
 from flows.watching.metrics import lines_of
 from stages.artifacts.request import Input, Request
-from stages.vlm.settings import VlmEvaluate, VlmRef
+from stages.vlm.contracts import VlmEvaluate, VlmRef
 from tests.hand_made import make
 
 

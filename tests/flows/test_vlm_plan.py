@@ -11,22 +11,22 @@ from safetensors.numpy import save_file
 
 from cosmos_rl_core.config.toml import dumps
 from cosmos_rl_core.errors import ConfigError, UnavailableError
-from flows import post_train
+from flows.describing import describe
+from flows.describing.vlm_plan import as_json, described
 from flows.operations.export import export
 from flows.operations.upgrades import settled
-from flows.planning import describe
 from flows.planning.plan import Plan, Settings, freeze, plan_of, read_plan
 from flows.planning.run import Run, run_of
 from flows.planning.steps import open_run
 from flows.post_train import steps
-from flows.running.wave import standing_manifest
-from flows.vlm.describe import as_json, described
+from flows.session import loop
 from flows.vlm.plan import VlmPlan
 from flows.vlm.run import VlmRun
 from flows.watching.best import best_of
 from flows.watching.status import states
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
+from stages.artifacts.slots import standing_manifest
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
 from tests.hand_made import make
@@ -239,7 +239,7 @@ def judged_by(tmp_path: Path, values: dict[str, Any], **validation: Any) -> Run:
         found: Any = MEASURED[request.iteration or 0] if request.stage == "vlm_evaluate" else {}
         return make(request, {"current/w": request.slot.encode()}, **found)
 
-    post_train.make(run, launch)
+    loop.make(run, launch)
     return run
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from flows import post_train
+from flows.session import loop
 from flows.watching.tracking import Tracker
 from tests.flows.by_hand import validated
 from tests.flows.tracked import Killed, Waves, go, go_until, logging_to, rows, stored
@@ -149,7 +149,7 @@ def test_wandb_hears_that_a_run_failed(recipe, tmp_path, wandb_stand_in):
     stand_in = wandb_stand_in()
     run = planned(logging_to(recipe, "wandb"), tmp_path, run_id="hand")
     with pytest.raises(Killed), Tracker(run, [].append) as tracker:
-        post_train.make(run, Waves(tracker, "iteration-0001/rollout").launch)
+        loop.make(run, Waves(tracker, "iteration-0001/rollout").launch)
     assert stand_in.exit_codes == [1]
     assert [row["iteration"] for row in rows(run)] == [0] * 5
 
@@ -171,7 +171,7 @@ def test_no_stage_waits_for_wandb(recipe, tmp_path, wandb_stand_in):
     stand_in.answers.clear()
     run = planned(logging_to(recipe, "wandb"), tmp_path, run_id="hand")
     with Tracker(run, [].append) as tracker:
-        post_train.make(run, Waves(tracker).launch)
+        loop.make(run, Waves(tracker).launch)
         assert stand_in.rows == {}
         stand_in.answers.set()
     assert sum(len([key for key in row if "/" in key]) for row in stand_in.rows.values()) == sum(
@@ -198,7 +198,7 @@ def test_wandb_offline_keeps_the_numbers_in_a_folder(recipe, tmp_path, monkeypat
     wandb: Any = importlib.import_module("wandb")
     try:
         with pytest.raises(Killed), Tracker(run, notes.append) as tracker:
-            post_train.make(run, Waves(tracker, "iteration-0001/update+fragment").launch)
+            loop.make(run, Waves(tracker, "iteration-0001/update+fragment").launch)
         go(run, notes)
     finally:
         wandb.teardown()

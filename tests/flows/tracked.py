@@ -8,14 +8,14 @@ import pandas as pd
 import pytest
 
 from cosmos_rl_core.storage import media, store
-from flows import post_train
 from flows.planning.run import Run
-from flows.running.wave import standing_manifest
+from flows.session import loop
 from flows.watching.metrics import FILE
 from flows.watching.tracking import Tracker
 from stages import contracts
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
+from stages.artifacts.slots import standing_manifest
 from stages.contracts import METRICS
 from stages.formats.tables import to_parquet
 from stages.reporting.contracts import Fragment
@@ -93,14 +93,14 @@ def go(run: Run, notes: list[str] | None = None) -> list[str]:
     """Take a run to its end; the names of its waves."""
     with Tracker(run, [].append if notes is None else notes.append) as tracker:
         waves = Waves(tracker)
-        post_train.make(run, waves.launch)
+        loop.make(run, waves.launch)
     return waves.names
 
 
 def go_until(run: Run, wave: str) -> None:
     """Take a run as far as to that wave, and kill it."""
     with pytest.raises(Killed):
-        post_train.make(run, Waves(Tracker(run, [].append), wave).launch)
+        loop.make(run, Waves(Tracker(run, [].append), wave).launch)
 
 
 def stored(run: Run) -> bytes:

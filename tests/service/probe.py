@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
+from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import UnavailableError
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._facts import Facts
 
 
 class Options(RewardOptions):

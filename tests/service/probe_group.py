@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from cosmos_rl_core.rewards._facts import Facts
+from cosmos_rl_core.config.reward_facts import Facts
 from tests.service import probe
 
 

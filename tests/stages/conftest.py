@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_rl_core.config.recipe import check
-from cosmos_rl_core.parallel.parallelism import Parallelism
+from cosmos_rl_core.config.parallelism import Parallelism
+from cosmos_rl_core.recipes.reading import check
 from flows.planning import requests
 from flows.planning.plan import freeze, make_plan
 from flows.planning.run import Run

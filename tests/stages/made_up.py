@@ -19,6 +19,7 @@ from stages.contracts import METRICS, MediaShape, ModelRef, OptimizerSteps
 from stages.formats.generating import plan_samples, with_media
 from stages.formats.samples import StoredSample, unit_files
 from stages.formats.tables import to_parquet
+from stages.reporting.contracts import Fragment, Report
 from stages.reporting.excerpt import Excerpt
 from tests.stages.conftest import make
 
@@ -146,13 +147,13 @@ def fragment(root: Path, k: int, *, held_out: bool = False, name: str = "fragmen
     """A fragment by the real stage; its folder is that of its kind and number."""
     slot = root / f"{'exports' if held_out else 'iterations'}/{k}/{name}"
     rewards = ("jpeg",) if inputs.get("scores") else ()
-    config = contracts.Fragment(held_out=held_out, rewards=rewards, headline="".join(rewards))
+    config = Fragment(held_out=held_out, rewards=rewards, headline="".join(rewards))
     make(ask(slot, config, k, **inputs), root)
     return input_of(str(slot))
 
 
 def excerpt(source: Input) -> Excerpt:
-    return Excerpt.read(Artifact(source).read(contracts.Fragment.FRAGMENT), source.url)
+    return Excerpt.read(Artifact(source).read(Fragment.FRAGMENT), source.url)
 
 
 def iteration(root: Path, k: int, frames: int = 1, finite: bool = True) -> dict[str, Input]:
@@ -190,6 +191,6 @@ def inputs_of_run(root: Path, frames: int = 1) -> Inputs:
 
 def page_of(root: Path, inputs: Inputs, title: str = "my run", reward: str = "jpeg", **settings: Any) -> str:
     """The page of the stage ``report``."""
-    request = ask(root / "report", contracts.Report(title=title, reward=reward, **settings), None, **inputs)
+    request = ask(root / "report", Report(title=title, reward=reward, **settings), None, **inputs)
     make(request, root)
-    return Artifact(input_of(request.slot)).read(contracts.Report.PAGE).decode()
+    return Artifact(input_of(request.slot)).read(Report.PAGE).decode()

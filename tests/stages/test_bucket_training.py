@@ -12,14 +12,14 @@ import pytest
 import torch
 from PIL import Image
 
-from cosmos_rl_core.config.recipe import check
 from cosmos_rl_core.datasets import _clips
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import stack
 from cosmos_rl_core.pipelines.buckets import nearest
+from cosmos_rl_core.recipes.reading import check
 from cosmos_rl_core.training.noise_levels import FINE_GRID, DrawKey, sft_time, training_noise
+from flows.describing.describe import describe_plan
 from flows.planning import requests
-from flows.planning.describe import describe_plan
 from flows.planning.plan import freeze, make_plan
 from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact

@@ -8,8 +8,8 @@ import pytest
 
 from cosmos_rl_core.captioners import vlm
 from cosmos_rl_core.captioners._base import digest_of
-from cosmos_rl_core.config.dataset import DatasetConfig
 from cosmos_rl_core.errors import ConfigError, DatasetError
+from cosmos_rl_core.recipes.dataset import DatasetConfig
 from flows.operations.preprocess import described, preprocess, unchanged
 from stages import contracts
 from stages.artifacts import snapshots

@@ -17,8 +17,9 @@ from flows.running.wave import Waves, place_of
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
-from stages.contracts import Embed, ModelRef, Report
+from stages.contracts import Embed, ModelRef
 from stages.execution.outcome import read_failures
+from stages.reporting.contracts import Report
 
 pytestmark = pytest.mark.processes
 
@@ -32,6 +33,7 @@ KILLED_S = 10.0
 STAGE = """
 import os, random, signal, sys, threading, time, types
 from pathlib import Path
+from stages.reporting.contracts import Report
 
 HERE = Path(__file__).parent
 

@@ -12,11 +12,12 @@ from cosmos_rl_core import plugins
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in, keep_float32
-from cosmos_rl_core.pipelines import directories, sizes
+from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.pipelines.memory import in_half, is_matrix
 from cosmos_rl_core.weights.export import full_pipeline, lora_files
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import prepare
+from cosmos_rl_core.weights.shapes import trainable_shapes, weight_shapes
 from stages.contracts import ModelRef
 from stages.training.loading import load_stock
 from tests import tiny_pipelines
@@ -93,8 +94,8 @@ def test_in_bfloat16_the_pictures_are_nearly_those_of_float32(
     autocast(whole.transformer)
     assert np.array_equal(found, pictures(whole))
 
-    held, shapes = halved.transformer.state_dict(), sizes.weight_shapes(path)
-    adapters = sizes.trainable_shapes(shapes, lora) if lora else {}
+    held, shapes = halved.transformer.state_dict(), weight_shapes(path)
+    adapters = trainable_shapes(shapes, lora) if lora else {}
     planned = sum(in_half(each, directories.spec(path).float32_modules) for each in (shapes, adapters))
     assert sum(tensor.nbytes for tensor in held.values()) == planned
     for name, component in halved.components.items():

@@ -10,7 +10,7 @@ import pytest
 from cosmos_rl_core import plugins
 from cosmos_rl_core.datasets._base import Prompt
 from flows.auditing import contents
-from flows.auditing.faults import Findings
+from flows.auditing.checks.faults import Findings
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
 from stages.execution.runner import execute

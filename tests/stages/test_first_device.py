@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from cosmos_rl_core.config.parallelism import Parallelism
 from cosmos_rl_core.numerics import numerics
 from cosmos_rl_core.parallel.distributed import Group
-from cosmos_rl_core.parallel.parallelism import Parallelism
 from cosmos_rl_core.parallel.precision import use_tf32
 from cosmos_rl_core.process_trees import kill_tree
 from stages.execution.outcome import failure_of

@@ -15,7 +15,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import drop, input_of
 from stages.formats.samples import StoredSample
 from stages.reporting import choosing, pictures
-from stages.reporting.contracts import WEIGHTED
+from stages.reporting.contracts import WEIGHTED, Fragment
 from stages.reporting.excerpt import Excerpt
 from tests.stages.conftest import make
 from tests.stages.made_up import (
@@ -100,7 +100,7 @@ def test_gated_samples_are_counted_with_their_bounds(tmp_path: Path):
     samples = rollout(tmp_path, 0)
     scores = scored(tmp_path, samples, 0, score_table(TRAIN, 3, ROLLOUT_SCORES[0]))
     gate = Gate(min=0.4, max=None, on_fail="exclude", max_gated_fraction=1.0)
-    config = contracts.Fragment(held_out=False, rewards=("jpeg",), headline="jpeg", gates={"jpeg": gate})
+    config = Fragment(held_out=False, rewards=("jpeg",), headline="jpeg", gates={"jpeg": gate})
     slot = tmp_path / "gated"
     make(ask(slot, config, 0, samples=[samples], scores=[scores]), tmp_path)
     found = excerpt(input_of(str(slot))).failures
@@ -126,9 +126,7 @@ def test_the_weighted_sum_of_held_out_rewards_is_of_samples_that_have_them_all_a
         scores = [scored(tmp_path, samples, 10 * version + n, table) for n, table in enumerate(tables)]
         first = {"first": inputs["samples"], "first_scores": inputs["scores"]} if version else {}
         inputs = {"samples": [samples], "scores": scores}
-        config = contracts.Fragment(
-            held_out=True, rewards=tuple(SCORES), headline="ocr", weights=weights, gates={"sharp": gate}
-        )
+        config = Fragment(held_out=True, rewards=tuple(SCORES), headline="ocr", weights=weights, gates={"sharp": gate})
         slot = tmp_path / f"weighted-{version}"
         make(ask(slot, config, version, **inputs, **first), tmp_path)
         found.append(excerpt(input_of(str(slot))))
@@ -148,7 +146,7 @@ def test_where_no_held_out_sample_passes_the_gates_there_is_no_weighted_sum(tmp_
     scores = [scored(tmp_path, samples, n, score_table(TEST, 2, SCORES["ocr"][0])) for n in (0, 1)]
     gate = Gate(min=0.5, max=None, on_fail="exclude", max_gated_fraction=1.0)
     names = ("ocr", "sharp")
-    config = contracts.Fragment(
+    config = Fragment(
         held_out=True, rewards=names, headline="ocr", weights={"ocr": 1.0}, gates=dict.fromkeys(names, gate)
     )
     make(ask(tmp_path / "none", config, 0, samples=[samples], scores=scores), tmp_path)

@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-from cosmos_rl_core.config.recipe import read_values
 from cosmos_rl_core.config.vlm.recipe import checked
+from cosmos_rl_core.recipes.reading import read_values
 from cosmos_rl_core.weights.parts import CURRENT
-from flows import post_train
 from flows.operations.export import export
 from flows.planning.plan import freeze
+from flows.session import loop
 from flows.vlm.plan import make_plan
 from flows.vlm.run import VlmRun
 from stages.artifacts.artifact import Artifact
@@ -18,7 +18,7 @@ from stages.artifacts.slots import input_of
 from stages.contracts import METRICS
 from stages.formats.policies import read_part
 from stages.formats.tables import read_table
-from stages.vlm.settings import VlmTokenize
+from stages.vlm.contracts import VlmTokenize
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
 from tests.stages.conftest import make
@@ -57,7 +57,7 @@ def test_an_imported_recipe_trains(tmp_path: Path):
     def launch(_: str, *asked: Request) -> list[Manifest]:
         return [make(request, tmp_path) for request in asked]
 
-    post_train.make(run, launch)
+    loop.make(run, launch)
     before, after = (read_part(input_of(run.slots.policy(k)), CURRENT) for k in (0, 1))
     moved = max(float((before[name] - after[name]).abs().max()) for name in before)
     # Adam's first step moves each number by at most the learning rate; weights near 1 are rounded to 1.2e-7.

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cosmos_rl_core.config.recipe import read_values
 from cosmos_rl_core.errors import ArtifactError, ConfigError
-from flows import post_train
+from cosmos_rl_core.recipes.reading import read_values
 from flows.library import OpenedRun, open_run
 from flows.planning.run import Run
+from flows.session import loop
 from flows.watching.tracking import Tracker
 from stages import contracts
 from stages.artifacts.artifact import Artifact
@@ -49,7 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
             tracker.done(asked, manifests)
             return manifests
 
-        post_train.make(made, launch)
+        loop.make(made, launch)
     return made
 
 

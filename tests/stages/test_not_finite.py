@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from cosmos_rl_core.config.recipe import check
 from cosmos_rl_core.errors import ArtifactError, DivergenceError
 from cosmos_rl_core.models._media import NotFiniteError
 from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.recipes.reading import check
 from flows.planning import requests
 from flows.planning.plan import freeze, make_plan
 from flows.planning.run import Run

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cosmos_rl_core.config.recipe import read_values
+from cosmos_rl_core.recipes.reading import read_values
 from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of

@@ -15,8 +15,8 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
-from stages.contracts import STAGES
-from stages.vlm.settings import VLM_STAGES
+from stages.registry import STAGES
+from stages.vlm.contracts import CONTRACTS
 from tests.stages.every_stage import stages_of_diffusion
 
 pytestmark = pytest.mark.xdist_group("pins")  # one worker makes what both tests need
@@ -35,7 +35,7 @@ def manifests_of(made: dict[str, Request]) -> dict[str, Manifest]:
 
 
 def test_every_stage_makes_the_bytes_that_are_pinned_for_its_version(made: dict[str, Manifest]):
-    of_vlms = {stage.name for stage in VLM_STAGES}
+    of_vlms = {stage.name for stage in CONTRACTS}
     assert made.keys() == STAGES.keys() - of_vlms, "those of VLMs are in test_vlm_pins.py"
     check_pins(made, PINS)
 

@@ -13,9 +13,10 @@ from torch.distributed.tensor import DTensor
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.storage import shards
-from flows.planning import costs, memory, requests
-from flows.planning.memory import GRADIENTS, OPTIMIZER, PARTS, TRANSFORMER
+from flows.planning import requests
 from flows.planning.run import Run
+from flows.sizes import costs, memory
+from flows.sizes.memory import GRADIENTS, OPTIMIZER, PARTS, TRANSFORMER
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.embeddings import Embeddings

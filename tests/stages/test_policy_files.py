@@ -11,14 +11,14 @@ import torch.distributed as dist
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
+from cosmos_rl_core.config.parallelism import Parallelism
 from cosmos_rl_core.parallel.distributed import Group
-from cosmos_rl_core.parallel.parallelism import Parallelism
 from cosmos_rl_core.parallel.sharding import Shards
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages.artifacts.attempt import Attempt
 from stages.artifacts.slots import input_of
-from stages.context import Context
+from stages.execution.context import Context
 from stages.execution.outcome import Outcome
 from stages.formats.policies import read_part, write_part
 from tests.hand_made import NUMERICS, make, report

@@ -8,10 +8,10 @@ import pytest
 import torch
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
-from cosmos_rl_core.config.recipe import check
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.importers.cosmos_rl.translation import translate
+from cosmos_rl_core.importers.translation import translate
 from cosmos_rl_core.models._base import stack
+from cosmos_rl_core.recipes.reading import check
 from cosmos_rl_core.training.noise_levels import FINE_GRID, DrawKey, posterior_noise, sft_time, training_noise
 from flows.planning import requests
 from flows.planning.plan import make_plan

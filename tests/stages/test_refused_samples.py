@@ -15,7 +15,7 @@ from safetensors.torch import load
 from cosmos_rl_core.errors import ConfigError
 from flows.auditing import contents
 from flows.auditing.checks import samples
-from flows.auditing.faults import Findings
+from flows.auditing.checks.faults import Findings
 from flows.planning import requests
 from flows.planning.run import Run
 from stages import contracts
@@ -26,6 +26,7 @@ from stages.artifacts.slots import input_of
 from stages.formats.generating import REFUSED
 from stages.formats.samples import read_index, read_samples
 from stages.formats.tables import read_table
+from stages.reporting.contracts import Fragment
 from tests import tiny_pipelines
 from tests.hand_made import rewards
 from tests.stages.conftest import make, make_run
@@ -123,7 +124,7 @@ def test_an_iteration_goes_on_without_it(run: Run, tmp_path: Path, monkeypatch: 
     assert updated.summary["loss"] is not None
 
     _, fragment = made(requests.fragment(run, 0), tmp_path)
-    failures = json.loads(fragment.read(contracts.Fragment.FRAGMENT))["failures"]
+    failures = json.loads(fragment.read(Fragment.FRAGMENT))["failures"]
     assert {(one["what"], one["reason"], one["count"]) for one in failures} == {
         ("refused", REASON, 1),
         ("no score", REASON, 1),

@@ -29,6 +29,7 @@ from stages.execution.outcome import Outcome, read_failures, read_status
 from stages.execution.runner import execute
 from stages.formats import samples
 from stages.formats.generating import plan_samples, with_media
+from stages.reporting.contracts import Report
 
 OPTIONS = ocr.Options(line_width=96)
 RIGHT, CLOSE, WRONG = ("K7", "K7"), ("K7", "K4"), ("K7", "AE")
@@ -59,7 +60,7 @@ def write_samples(slot, pairs, per_shard=2, damage=None, pictures=None):
 
 def write_units(slot, stored, per_shard, damage=None):
     """A committed artifact of stored samples."""
-    config = contracts.Report(title=f"samples {per_shard}", reward="ocr")
+    config = Report(title=f"samples {per_shard}", reward="ocr")
     request = Request(stage="report", slot=slot, seed=0, config=config)
     generation, attempt_id, _ = Attempt.begin(request, print)
     attempt = Attempt(request, {}, generation, attempt_id)
@@ -312,7 +313,7 @@ def test_scores_do_not_depend_on_how_the_samples_were_cut(slot, samples_slot, tm
 
 
 def consume(slot, scores):
-    config = contracts.Report(title="consumer", reward="ocr")
+    config = Report(title="consumer", reward="ocr")
     return Request(stage="report", slot=slot, seed=0, config=config, inputs={"judged": (scores,)})
 
 

@@ -21,6 +21,7 @@ from stages.execution.outcome import Outcome
 from stages.execution.runner import execute
 from stages.formats.generating import plan_samples, with_media
 from stages.formats.samples import unit_files
+from stages.reporting.contracts import Report
 
 PLUGIN = '''
 from decimal import Decimal
@@ -29,6 +30,7 @@ from typing import Literal
 import numpy as np
 
 from cosmos_rl_core.config.train import RewardOptions
+from stages.reporting.contracts import Report
 
 
 class Options(RewardOptions):
@@ -67,7 +69,7 @@ def scored(tmp_path, answer, max_failed_fraction=0.9, count=3):
     prompts = tuple(Prompt(id=f"p{n}", text="x", metadata={"objects": [n, 1]}) for n in range(count))
     planned = plan_samples(prompts, 1, run_seed=0, iteration=None)
     picture = np.zeros((1, 4, 4, 3), np.uint8)
-    config = contracts.Report(title="samples", reward="judge")
+    config = Report(title="samples", reward="judge")
     made = Request(stage="report", slot=str(tmp_path / "rollout"), seed=0, config=config)
     generation, attempt_id, _ = Attempt.begin(made, print)
     attempt = Attempt(made, {}, generation, attempt_id)

@@ -36,7 +36,7 @@ from typing import Literal
 import torch
 
 from cosmos_rl_core.config.train import RewardOptions
-from cosmos_rl_core.rewards._facts import Facts
+from cosmos_rl_core.config.reward_facts import Facts
 
 
 class Options(RewardOptions):

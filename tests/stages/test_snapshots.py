@@ -10,12 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
-from cosmos_rl_core.config.dataset import DatasetConfig, read_dataset
-from cosmos_rl_core.config.recipe import check
 from cosmos_rl_core.datasets import _clips
 from cosmos_rl_core.datasets._base import ItemError, prompt_id
 from cosmos_rl_core.datasets._windows import Windows
 from cosmos_rl_core.errors import ArtifactError, ConfigError, DatasetError
+from cosmos_rl_core.recipes.dataset import DatasetConfig, read_dataset
+from cosmos_rl_core.recipes.reading import check
 from cosmos_rl_core.storage import media as media_files
 from flows.operations.preprocess import missing, preprocess
 from flows.planning import requests

@@ -9,7 +9,8 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
-from stages.contracts import RECORDS, STAGES
+from stages.contracts import RECORDS
+from stages.registry import STAGES
 from tests.stages.conftest import make_on_ranks
 from tests.stages.every_stage import stages_of_diffusion, stages_of_vlms
 

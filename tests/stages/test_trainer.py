@@ -16,13 +16,13 @@ from torch.distributed.tensor import DTensor
 
 from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.algorithms._base import Batch, Loss
+from cosmos_rl_core.config.parallelism import Parallelism
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.errors import ConfigError, DivergenceError
 from cosmos_rl_core.models._base import Conditioning, stack
 from cosmos_rl_core.parallel import sharding
 from cosmos_rl_core.parallel.distributed import Group
-from cosmos_rl_core.parallel.parallelism import Parallelism
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
 from cosmos_rl_core.training.optimizer import optimizer_state
 from cosmos_rl_core.weights.lora_dropout import dropouts_of, dropping

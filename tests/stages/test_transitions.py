@@ -18,8 +18,9 @@ from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.storage import shards
 from cosmos_rl_core.weights.policy_weights import to_bytes
-from flows.planning import costs, requests
+from flows.planning import requests
 from flows.planning.run import Run
+from flows.sizes import costs
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.generations import invalidate

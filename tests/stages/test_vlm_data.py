@@ -17,7 +17,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.formats.tables import read_table
-from stages.vlm.settings import VlmIndex, VlmTokenize
+from stages.vlm.contracts import VlmIndex, VlmTokenize
 from stages.vlm.tokens import Conversations, Tokens
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3

@@ -16,8 +16,8 @@ from stages.formats.tables import read_table, to_parquet
 from stages.reporting.book import Book, Piece
 from stages.reporting.excerpt import HELD_OUT_LOSS, Question
 from stages.reporting.page import report_page
+from stages.vlm.contracts import VlmEvaluate, VlmRef
 from stages.vlm.evaluated import summary_of
-from stages.vlm.settings import VlmEvaluate, VlmRef
 from tests.hand_made import make
 
 INPUTS = ("policy", "tokens")

@@ -18,9 +18,9 @@ from stages.artifacts.slots import input_of
 from stages.contracts import METRICS
 from stages.formats.policies import read_part
 from stages.formats.tables import read_table
+from stages.vlm.contracts import VlmEvaluate
+from stages.vlm.evaluate import is_correct
 from stages.vlm.evaluated import answers_of, excerpt_of
-from stages.vlm.settings import VlmEvaluate
-from stages.vlm_evaluate import is_correct
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
 from tests.stages.vlm_data import Talks, clip, talk

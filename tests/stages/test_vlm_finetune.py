@@ -13,26 +13,26 @@ import transformers
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from cosmos_rl_core.config.parallelism import Parallelism
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.conversations.packing import LABELS, packed
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.parallel.distributed import Group
-from cosmos_rl_core.parallel.parallelism import Parallelism
 from cosmos_rl_core.weights.parts import CURRENT, EMA
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.attempt import Attempt
 from stages.artifacts.slots import input_of
-from stages.context import Context
 from stages.contracts import METRICS
+from stages.execution.context import Context
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome, read_status
 from stages.execution.runner import execute
 from stages.formats.policies import read_part
 from stages.formats.tables import read_table
+from stages.vlm.contracts import VlmEvaluate, VlmFinetune
+from stages.vlm.finetune import VlmTrainer
 from stages.vlm.loading import load, prompts_of
-from stages.vlm.settings import VlmEvaluate, VlmFinetune
 from stages.vlm.tokens import Conversations, Tokens
-from stages.vlm.trainer import VlmTrainer
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
 from tests.stages.conftest import make

@@ -23,7 +23,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import input_of
-from stages.vlm.settings import VlmEvaluate, VlmExport, VlmFinetune, VlmIndex, VlmPolicy, VlmRef, VlmTokenize
+from stages.vlm.contracts import VlmEvaluate, VlmExport, VlmFinetune, VlmIndex, VlmPolicy, VlmRef, VlmTokenize
 from tests import running_service as running
 from tests.stages.conftest import make
 from tests.upstream_client import frame

@@ -5,7 +5,7 @@
 
 from pathlib import Path
 
-from stages.vlm.settings import VLM_STAGES
+from stages.vlm.contracts import CONTRACTS
 from tests.stages.every_stage import stages_of_vlms
 from tests.stages.test_pins import check_pins, manifests_of
 
@@ -14,5 +14,5 @@ PINS = Path(__file__).with_name("vlm_pins.json")
 
 def test_every_stage_of_vlms_makes_the_bytes_that_are_pinned(tmp_path: Path):
     made = manifests_of(stages_of_vlms(tmp_path))
-    assert made.keys() == {stage.name for stage in VLM_STAGES}
+    assert made.keys() == {stage.name for stage in CONTRACTS}
     check_pins(made, PINS)

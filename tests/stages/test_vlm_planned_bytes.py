@@ -9,9 +9,9 @@ import pytest
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.vlm.recipe import VlmRecipe, checked
-from flows.planning.memory import EMA, GRADIENTS, MODEL, OPTIMIZER
+from flows.sizes.memory import EMA, GRADIENTS, MODEL, OPTIMIZER
 from flows.vlm import memory
-from stages.vlm.trainer import VlmTrainer
+from stages.vlm.finetune import VlmTrainer
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
 from tests.stages.conftest import make, make_on_ranks

@@ -14,8 +14,8 @@ from cosmos_rl_core.chat_datasets import hf_chat
 from cosmos_rl_core.config.vlm.recipe import checked
 from cosmos_rl_core.errors import DatasetError
 from cosmos_rl_core.storage.file_digests import files_digest
-from flows import post_train
 from flows.planning.plan import freeze
+from flows.session import loop
 from flows.vlm.plan import make_plan
 from flows.vlm.run import VlmRun
 from stages.artifacts.artifact import Artifact
@@ -24,8 +24,8 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.contracts import METRICS
 from stages.formats.tables import read_table
+from stages.vlm.contracts import VlmIndex, VlmTokenize
 from stages.vlm.loading import prompts_of
-from stages.vlm.settings import VlmIndex, VlmTokenize
 from stages.vlm.tokens import Conversations, Tokens
 from tests import hf_folder
 from tests.core.vlms import tiny
@@ -113,7 +113,7 @@ def test_a_mixture_is_drawn_by_its_weights(tmp_path: Path, model: str):
     def launch(_: str, *asked: Request) -> list[Manifest]:
         return [make(request, tmp_path) for request in asked]
 
-    post_train.make(run, launch)
+    loop.make(run, launch)
     index = read_table(Artifact(run.tokens()), VlmTokenize.INDEX)
     labels: dict[str, int] = dict(zip(index["source"].tolist(), index["labels"].tolist(), strict=True))
     # A number below a quarter is the dataset with the weight 1 of 4.

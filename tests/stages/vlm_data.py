@@ -16,7 +16,7 @@ from cosmos_rl_core.weights.parts import CURRENT
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
-from stages.vlm.settings import VlmEvaluate, VlmExport, VlmFinetune, VlmIndex, VlmPolicy, VlmRef, VlmTokenize
+from stages.vlm.contracts import VlmEvaluate, VlmExport, VlmFinetune, VlmIndex, VlmPolicy, VlmRef, VlmTokenize
 from tests.core.vlms.cases import pixels
 from tests.stages.conftest import make
 

@@ -10,8 +10,9 @@ import yaml
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.config.recipe import Values, launch_of, read_values
+from cosmos_rl_core.config.reading import Values
 from cosmos_rl_core.config.vlm.recipe import VLM_SFT
+from cosmos_rl_core.recipes.reading import launch_of, read_values
 from tests import tiny_scorers
 from tests.test_rules import ROOT
 from tests.twins.inputs import HELD_OUT, SIZE, VIDEO_FRAMES, Inputs

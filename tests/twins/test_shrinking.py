@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from cosmos_rl_core.canonical import canonical_json
-from cosmos_rl_core.config.recipe import launch_of
+from cosmos_rl_core.recipes.reading import launch_of
 from flows.operations.pools import GPUS
+from flows.planning import facts
 from flows.planning.plan import Settings, plan_of
-from flows.reporting import facts
 from tests.test_rules import ROOT
 from tests.twins import shrinking
 from tests.twins.__main__ import arguments, undone

@@ -6,13 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, model_validator
 
-from cosmos_rl_core.config import effects
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section, UserPath
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.policy import ALL_LINEAR, LoraConfig, Regex
-from cosmos_rl_core.config.recipe import CkptConfig, LoggingConfig, Values, validated
+from cosmos_rl_core.config.reading import Values, validated
+from cosmos_rl_core.config.recipe import CkptConfig, LoggingConfig
 from cosmos_rl_core.config.train import EmaConfig, OptimizerConfig
 from cosmos_rl_core.config.vlm.chat_datasets import AnyChatDataset
+from cosmos_rl_core.recipes import effects
 
 VLM_SFT = "vlm_sft"
 """Value of ``train.train_policy.type`` in recipes of this kind."""

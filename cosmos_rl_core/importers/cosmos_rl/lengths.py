@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.importers.cosmos_rl.chats import num_conversations
 from cosmos_rl_core.importers.cosmos_rl.kinds import POLICY, is_supervised, is_vlm
 from cosmos_rl_core.importers.cosmos_rl.rows import Answer, Upstream, count, number
-from cosmos_rl_core.importers.cosmos_rl.vlm.chats import num_conversations
 from cosmos_rl_core.storage import cache
 
 ENDLESS_EPOCHS = 1000

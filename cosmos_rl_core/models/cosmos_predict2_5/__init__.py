@@ -5,7 +5,7 @@ guide up to g = 1. The mask channel marks given frames. The frozen prefix maps 1
 models.
 """
 
-from cosmos_rl_core.models._spec import Geometry, ModelSpec, Settings, Vae, patch_size
+from cosmos_rl_core.pipelines.spec import Geometry, ModelSpec, Settings, Vae, patch_size
 
 GUARDRAIL_PACKAGE, FROZEN_PREFIX = "cosmos_guardrail", "crossattn_proj"
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from cosmos_rl_core.models._spec import KL_VAE, ModelSpec, Settings, falling_sigmas
+from cosmos_rl_core.models._vaes import KL_VAE
+from cosmos_rl_core.pipelines.spec import ModelSpec, Settings, falling_sigmas
 
 
 def _sigmas(num_steps: int, scheduler: Settings) -> np.ndarray | None:

@@ -1,6 +1,6 @@
 """Qwen-Image: text to image, Qwen2.5-VL's text of any length, 4-D latents in tokens of 2 x 2."""
 
-from cosmos_rl_core.models._spec import Geometry, ModelSpec, Settings, Vae, falling_sigmas
+from cosmos_rl_core.pipelines.spec import Geometry, ModelSpec, Settings, Vae, falling_sigmas
 
 
 def _geometry(vae: Settings) -> Geometry:

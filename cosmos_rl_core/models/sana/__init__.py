@@ -1,6 +1,6 @@
 """SANA and SANA 1.5: text to image, Gemma's text, 4-D latents of a deep-compression autoencoder."""
 
-from cosmos_rl_core.models._spec import Geometry, ModelSpec, Settings, Vae
+from cosmos_rl_core.pipelines.spec import Geometry, ModelSpec, Settings, Vae
 
 
 def _geometry(vae: Settings) -> Geometry:

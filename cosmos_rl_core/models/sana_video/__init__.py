@@ -1,6 +1,7 @@
 """SANA-Video: text to video, Gemma's text, 5-D latents of a causal video VAE."""
 
-from cosmos_rl_core.models._spec import WAN_VAE, Geometry, ModelSpec, Settings, Vae, rope_positions
+from cosmos_rl_core.models._vaes import WAN_VAE
+from cosmos_rl_core.pipelines.spec import Geometry, ModelSpec, Settings, Vae, rope_positions
 
 
 def _ltx2(vae: Settings) -> Geometry | None:

@@ -1,6 +1,7 @@
 """Stable Diffusion 3 and 3.5: text to image, three text encoders, 4-D latents."""
 
-from cosmos_rl_core.models._spec import KL_VAE, ModelSpec, Settings
+from cosmos_rl_core.models._vaes import KL_VAE
+from cosmos_rl_core.pipelines.spec import ModelSpec, Settings
 
 
 def _positions(transformer: Settings) -> tuple[int, int, int]:

@@ -1,6 +1,7 @@
 """Wan 2.1: text to video, one text encoder, 5-D latents of a causal video VAE."""
 
-from cosmos_rl_core.models._spec import WAN_VAE, ModelSpec, rope_positions
+from cosmos_rl_core.models._vaes import WAN_VAE
+from cosmos_rl_core.pipelines.spec import ModelSpec, rope_positions
 
 SPEC = ModelSpec(
     pipeline_classes=("WanPipeline",),

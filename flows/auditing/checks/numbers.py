@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.storage import store
-from flows.auditing.faults import Findings
+from flows.auditing.checks.faults import Findings
 from flows.planning.run import Run
 from flows.planning.steps import Step
 from flows.post_train import post_train

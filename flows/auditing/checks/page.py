@@ -17,15 +17,15 @@ from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.errors import first_line
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import PATIENCE_S
-from flows.auditing.faults import Findings
+from flows.auditing.checks.faults import Findings
+from flows.planning import facts
 from flows.planning.run import Run
 from flows.planning.steps import Step
 from flows.post_train import post_train
-from flows.reporting import facts
 from flows.reporting.collecting import Collected
 from flows.reporting.writing import address, page
 from flows.terminal import commands
-from stages import contracts, report
+from stages import registry, report
 from stages.artifacts.slots import standing
 
 Part = tuple[str, list[str]]
@@ -105,7 +105,7 @@ def _outdated(every: Iterable[Step]) -> str:
             return REMADE
         if step.kind not in ("fragment", "report"):
             continue
-        newest = contracts.STAGES[made.stage].version
+        newest = registry.STAGES[made.stage].version
         if made.version != newest:
             return f"version {made.version} of {made.stage} made {step.name}, this is version {newest}"
         if step.kind == "report" and made.why_not(step.request()) is not None:

@@ -9,8 +9,8 @@ from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.sampling.schedule import Schedule
 from cosmos_rl_core.sampling.solvers import kernel_of, planned_kernel
 from cosmos_rl_core.storage import media, store
+from flows.auditing.checks.faults import Findings
 from flows.auditing.checks.tars import Members
-from flows.auditing.faults import Findings
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest

@@ -3,10 +3,9 @@
 from typing import Any
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.importers.cosmos_rl import lengths
+from cosmos_rl_core.importers.cosmos_rl import chats, lengths
 from cosmos_rl_core.importers.cosmos_rl.kinds import POLICY
 from cosmos_rl_core.importers.cosmos_rl.rows import Answer, Upstream
-from cosmos_rl_core.importers.cosmos_rl.vlm import chats
 
 DATASETS = f"{POLICY}.datasets"
 OURS = f"{DATASETS}.{chats.NAME}"

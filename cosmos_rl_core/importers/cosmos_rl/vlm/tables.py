@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from cosmos_rl_core.importers.cosmos_rl import diffusers, lengths
+from cosmos_rl_core.importers.cosmos_rl import chats, diffusers, lengths
 from cosmos_rl_core.importers.cosmos_rl.kinds import POLICY, has_chats
 from cosmos_rl_core.importers.cosmos_rl.rows import Row, Upstream, refused, table, taken, to, unless_none, when
-from cosmos_rl_core.importers.cosmos_rl.vlm import chats, media, rows
+from cosmos_rl_core.importers.cosmos_rl.vlm import media, rows
 
 DEFAULTS: dict[str, Any] = {
     "train.epoch": 1,

@@ -1,0 +1,141 @@
+"""The facts of a model that plans and checks read: a value without torch."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+Settings = Mapping[str, Any]
+"""The ``config.json`` of a component, with defaults of its class for settings that the file leaves out."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The map of a VAE from pixels to latents."""
+
+    channels: int
+    """Channels of a latent."""
+    spatial: int
+    """Pixels along a side of one latent."""
+    temporal: int | None = None
+    """Frames of one latent frame after the first; None if the VAE encodes images only."""
+
+
+@dataclass(frozen=True)
+class Vae:
+    """One class of VAE."""
+
+    geometry: Callable[[Settings], Geometry | None]
+    """Function of the VAE's settings: its geometry, or None if they do not state it."""
+    defaults: Settings = field(default_factory=dict)
+    """Defaults of the class for the settings that ``geometry`` reads."""
+    posterior: bool = False
+    """The encoder returns a normal distribution, ``latent_dist``. The model then defines ``encode_posterior``."""
+
+
+def patch_size(transformer: Settings) -> tuple[int, int, int]:
+    """Return latent frames, height and width of one token from the setting ``patch_size``, a number or all three."""
+    patch = transformer["patch_size"]
+    frames, height, width = (1, patch, patch) if isinstance(patch, int) else patch
+    return frames, height, width
+
+
+def rope_positions(transformer: Settings) -> tuple[int, int, int]:
+    """Return the setting ``rope_max_seq_len`` for each of frames, height and width."""
+    most = transformer["rope_max_seq_len"]
+    return most, most, most
+
+
+def falling_sigmas(num_steps: int, _scheduler: Settings) -> np.ndarray:
+    """Return ``num_steps`` levels from 1 to ``1 / num_steps``, evenly spaced, float64."""
+    return np.linspace(1.0, 1 / num_steps, num_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """The facts of a family of pipelines. The ``__init__.py`` of a model plugin assigns one to ``SPEC``.
+
+    Give ``pipeline_classes``, ``vaes``, ``transformer_class`` and ``text_width``. Every other field has a default for a
+    pipeline that does nothing special; read each and set those that differ. Functions of a component's settings read
+    them by name and import no torch. The suite compares the facts with the classes in diffusers and with the stock
+    pipeline.
+    """
+
+    pipeline_classes: tuple[str, ...]
+    """Values of ``_class_name`` in ``model_index.json``. Two plugins cannot claim the same class."""
+    vaes: Mapping[str, Vae]
+    """Classes that the VAE of the pipeline can have, by name; ``cosmos_rl_core/models/_vaes.py`` has common ones."""
+    transformer_class: str
+    """Class of the pipeline's transformer."""
+    transformer_defaults: Settings = field(default_factory=dict)
+    """Defaults of that class for the settings that this spec reads. Older checkpoints leave some out."""
+    refused_settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the index or the transformer that must be absent or off, each with the kind of model that it means.
+    """
+
+    patch: Callable[[Settings], tuple[int, int, int]] = patch_size
+    """Function of the transformer's settings: latent frames, height and width of one token."""
+    positions: Callable[[Settings], tuple[int, int, int] | None] = lambda _: None
+    """Function of the transformer's settings: most tokens along frames, height and width that it has positions for;
+    None for any number."""
+    packing: int = 1
+    """Side of the square of latents that the pipeline packs into the channels of one token. 1: it packs none."""
+    mask_channels: int = 0
+    """Input channels of the transformer besides those of the latents."""
+    text_width: Callable[[Settings], int]
+    """Function of the transformer's settings: elements of one text token."""
+    pooled_width: Callable[[Settings], int] = lambda _: 0
+    """Function of the transformer's settings: elements of a prompt besides its tokens."""
+    clip_tokenizer: str | None = None
+    """Component whose ``model_max_length`` tokens precede the ``max_prompt_length`` tokens of a prompt."""
+    max_prompt_length: int | None = None
+    """Most text tokens that the stock pipeline takes; None for any number."""
+    pads_text: bool = True
+    """Every prompt has ``max_prompt_length`` tokens; False: only the tokens of its text, and at most that."""
+    unread_padding: Mapping[str, str | None] = field(default_factory=dict)
+    """Tensors of a prompt's conditioning, ``[tokens, ...]``, whose last rows may be padding that the transformer does
+    not read: of each the name of its mask, 0 at padding; None if padding is zero. Such rows are not stored."""
+    float32_modules: tuple[str, ...] = ()
+    """Modules that the transformer's class keeps float32 in half-precision runs, by a part of their name."""
+    context_parallel: bool = False
+    """Processes can share the tokens of a video; the model then defines ``split_sequence``."""
+
+    guardrail_package: str | None = None
+    """Package of the safety checker that the stock pipeline requires. The model then loads the component
+    :data:`cosmos_rl_core.models._loading.GUARDRAIL`."""
+    guidance_argument: Literal["guidance_scale", "true_cfg_scale"] = "guidance_scale"
+    """Argument of the stock call that weighs two predictions."""
+    guidance_offset: float = 0
+    """Our ``guidance_scale`` minus that argument."""
+    embedded_guidance_scale: float | None = None
+    """Input of transformers with ``guidance_embeds``: the default of the stock call's ``guidance_scale``. None: the
+    family has no such transformers."""
+    supervised_guidance_scale: float | None = None
+    """The same input in losses on media, where it is trained at another value. None: the same value."""
+    max_given_frames: int = 0
+    """Most latent frames that can be given at the start of a video. Above 0 ``velocity`` takes
+    :func:`cosmos_rl_core.models._base.given_frames`."""
+    stock_multiple: int = 1
+    """Pixels. The stock pipeline refuses sides that are no multiple of it, whatever the VAE's own factor. 1: only
+    the VAE and the transformer's patches decide."""
+    max_shift: float | None = None
+    """The stock pipeline's default of the scheduler's ``max_shift``. None: the pipeline gives its scheduler no shift by
+    the size of the image."""
+    always_shifts: bool = False
+    """The stock pipeline gives a shift also to schedulers that do not shift by size. Some refuse it."""
+    stock_sigmas: Callable[[int, Settings], np.ndarray | None] = lambda *_: None
+    """Function of the number of steps and the scheduler's settings: noise levels that the stock pipeline gives its
+    scheduler; None if the scheduler makes its own."""
+    frozen_prefix: str | None = None
+    """Module of the transformer that text embeddings pass first, and that makes them far smaller. Its output may be
+    stored instead of them: the model then loads :data:`cosmos_rl_core.models._loading.PREFIX`, and ``velocity`` takes
+    that output."""
+    takes_instruction: bool = False
+    """The stock call has the argument ``complex_human_instruction``. The model then has an attribute of that name."""
+
+    def defaults(self, class_name: str) -> Settings:
+        """Return the defaults of a component's class for the settings that this spec reads."""
+        if class_name == self.transformer_class:
+            return self.transformer_defaults
+        return self.vaes[class_name].defaults if class_name in self.vaes else {}

@@ -1,0 +1,1 @@
+"""Recipes from files: read, translated from cosmos-rl, and checked."""

@@ -1,0 +1,84 @@
+"""Count a pipeline without its weights: a question in JSON, and the answer printed as JSON.
+
+Every component is built on the meta device from its ``config.json``. The caller is
+:mod:`cosmos_rl_core.weights.counting`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from cosmos_rl_core import outside_plugins, plugins
+from cosmos_rl_core.models import _loading
+from cosmos_rl_core.pipelines import directories, sizes
+
+META = torch.device("meta")
+
+
+class FullTexts(TorchFunctionMode):
+    """Texts of ``num_tokens`` without padding, for transformers that read lengths from a mask: here it has no values.
+
+    ``tolist`` of every tensor on the meta device returns ``num_tokens`` at each of its elements.
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__()
+        self._num_tokens = num_tokens
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Answer ``tolist``, and call everything else."""
+        if func is Tensor.tolist and args[0].is_meta:
+            return np.full(args[0].shape, self._num_tokens).tolist()
+        return func(*args, **(kwargs or {}))
+
+
+def shapes(path: str) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Return the shapes of the tensors of each component that has weights, by name. Shared tensors count once."""
+    return {name: _shapes_of(_empty(path, name)) for name in _loading.weighted_parts(path)}
+
+
+def _empty(path: str, name: str) -> nn.Module:
+    cls = _loading.class_of(path, name)
+    with accelerate.init_empty_weights(include_buffers=True):
+        if hasattr(cls, "load_config"):
+            return cls.from_config(cls.load_config(path, subfolder=name, local_files_only=True))
+        return cls(cls.config_class.from_pretrained(Path(path, name), local_files_only=True))
+
+
+def _shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    distinct = {id(tensor): (name, tuple(tensor.shape)) for name, tensor in module.state_dict(keep_vars=True).items()}
+    return dict(distinct.values())
+
+
+def forward_flops(path: str, size: tuple[int, int], frames: int, max_prompt_length: int) -> int:
+    """Return the operations of one unguided forward pass of the transformer on one sample, counted by torch."""
+    plugin = plugins.load_model(directories.adapter_name(path))
+    model = plugin.load(path, (_loading.EMPTY_TRANSFORMER,), META)
+    model.transformer.to(META)
+    x_t = torch.empty(1, *model.latent_shape(size, frames), device=META)
+    spec, transformer = directories.spec(path), directories.settings(path, "transformer")
+    tokens = sizes.text_tokens(path, max_prompt_length)
+    # A model reads those that it has.
+    conditioning = {
+        "prompt_embeds": torch.empty(1, tokens, spec.text_width(transformer), device=META),
+        "prompt_attention_mask": torch.ones(1, tokens, device=META),
+        "pooled_prompt_embeds": torch.empty(1, spec.pooled_width(transformer), device=META),
+    }
+    with torch.no_grad(), FullTexts(tokens), FlopCounterMode(display=False) as counter:
+        model.velocity(x_t, torch.empty(1, device=META), conditioning)
+    return counter.get_total_flops()
+
+
+def main(question: str) -> None:
+    """Answer ``{"plugins", "count": "shapes" | "forward_flops", "arguments"}``."""
+    asked: dict[str, Any] = json.loads(question)
+    outside_plugins.use(asked["plugins"], verify=False)
+    count = {"shapes": shapes, "forward_flops": forward_flops}[asked["count"]]
+    print(json.dumps(count(*asked["arguments"])))

@@ -1,0 +1,51 @@
+"""Shapes and arithmetic of a pipeline without its weights.
+
+A process of its own counts, since that needs torch: ``python -m cosmos_rl_core.weights.counting QUESTION``.
+"""
+
+import functools
+import importlib
+import json
+import subprocess
+import sys
+from typing import Any
+
+from cosmos_rl_core import outside_plugins
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.imports import uncollected, without_torchvision_warnings
+from cosmos_rl_core.pipelines import directories
+
+
+@functools.cache
+def shapes(pipeline: str) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Return the shapes of the tensors of each component that has weights, by name, from its ``config.json``."""
+    found = _count("shapes", pipeline)
+    return {name: {key: tuple(shape) for key, shape in of.items()} for name, of in found.items()}
+
+
+@functools.cache
+def forward_flops(pipeline: str, size: tuple[int, int], frames: int, max_prompt_length: int) -> int:
+    """Return the operations of one unguided forward pass of the transformer on one sample.
+
+    A multiplication and an addition are two. ``size`` is height and width in pixels.
+    """
+    return _count("forward_flops", pipeline, size, frames, max_prompt_length)
+
+
+def _count(count: str, pipeline: str, *arguments: Any) -> Any:
+    """Raise :class:`ConfigError` with the last line of the process if it fails."""
+    pins = [pin.model_dump(mode="json") for pin in outside_plugins.pins(directories.adapter_name(pipeline))]
+    question = json.dumps({"plugins": pins, "count": count, "arguments": [pipeline, *arguments]})
+    command = [sys.executable, "-m", "cosmos_rl_core.weights.counting", question]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode != 0:
+        reason = (ended.stderr.strip().splitlines() or ["no reason was printed"])[-1]
+        raise ConfigError(f"the pipeline {pipeline!r} cannot be built from its config files: {reason}")
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    without_torchvision_warnings()
+    with uncollected():
+        counts = importlib.import_module("cosmos_rl_core.weights.counter")
+    counts.main(sys.argv[1])

@@ -1,0 +1,154 @@
+"""Files of a run that nothing names.
+
+A file in the folder of a standing artifact, or with the name of a record, passes for a part of the run, so it is a
+fault. What processes leave behind is none: folders of other attempts, logs, leases. All else is listed.
+
+Listings are made before slots are read: what a process writes after that is not in them, and what a record names was
+written before the record.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
+
+from cosmos_rl_core.errors import counted
+from cosmos_rl_core.storage import store
+from flows.auditing.checks.faults import Findings
+from flows.auditing.slot import Slot
+from flows.heads.heads import HEADS
+from flows.heads.signatures import SIGNATURE
+from flows.ledger.pages import LEDGER
+from flows.planning.plan import PLAN_FILE
+from flows.planning.versions import KIND as VERSIONS
+from flows.running.progress import FILE as PROGRESS
+from flows.running.wave import NUMERICS, SCORERS
+from flows.terminal.commands import COMMAND
+from flows.warning.decisions import DECISIONS
+from flows.watching.metrics import FILE as METRICS
+from stages.artifacts.garbage import RENEWED
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.records import Dropped, Invalidated, Layout
+from stages.reporting.contracts import Report
+from stages.scoring.shards import AHEAD
+
+UNNAMED = "nothing names it; look where it comes from, and remove it"
+_RECORDS = tuple(f"{kind.kind}." for kind in (Manifest, Layout, Invalidated, Dropped))
+_OF_SLOT = ("attempts/", "logs/", "shards/", f"{AHEAD}/")
+"""Folders of a slot: of other attempts than the one that made the artifact, and of markers, which are read."""
+_OF_RUN = (PLAN_FILE, METRICS, PROGRESS, f"{COMMAND}.json")
+_FOLDERS = ("lease/", ".probe/", "allocations/")
+_NUMBERED = re.compile(rf"({LEDGER}|{HEADS})/\d{{5,}}\.json|({NUMERICS}|{SCORERS})/[^/]+\.json")
+_DEPTHS = {"iterations": 3, "exports": 3} | dict.fromkeys((HEADS, LEDGER, NUMERICS, SCORERS), 2)
+"""Of folders of a run, how far down files are listed one by one."""
+
+
+class Listings:
+    """The names of all files of what is looked at. :meth:`add` a slot before it is read."""
+
+    def __init__(self, run_url: str, *, whole: bool) -> None:
+        """List the run, if all of it is looked at."""
+        self._run_url = run_url
+        self._run = names_under(run_url) if whole else None
+        self._slots: dict[str, list[str]] = {}
+
+    def add(self, url: str) -> None:
+        """List a slot that no listing has."""
+        if self._run is None or not self._is_own(url):
+            self._slots[url] = names_under(url)
+
+    def check(self, slots: Mapping[str, Slot], findings: Findings) -> None:
+        """Compare the listings with what records name. Of slots of others only what passes for a part is told."""
+        if self._run is not None:
+            check_run(self._run_url, self._run, slots, findings)
+        for url, names in self._slots.items():
+            found = list(check_slot(slots[url], names, findings))
+            if self._is_own(url):
+                add_unknown(url, found, findings)
+
+    def _is_own(self, url: str) -> bool:
+        return url.startswith(f"{self._run_url}/")
+
+
+def names_under(url: str) -> list[str]:
+    """Return the names of all files under ``url``, sorted, without those that are being written."""
+    return sorted(name for name in store.listed(url) if not store.is_temporary(name))
+
+
+def check_slot(slot: Slot, names: Iterable[str], findings: Findings) -> Iterator[str]:
+    """Add files of a slot that pass for a part of its artifact; yield what else nothing names."""
+    made = slot.standing
+    own = "" if made is None else f"attempts/{made.attempt}/"
+    for name in names:
+        if name in slot.records or name in slot.entries:
+            continue
+        if made is not None and name.startswith(own):
+            # A shard that another attempt finished first leaves a file of the same name.
+            wrong = name.removeprefix(own) not in made.files
+        else:
+            wrong = "/" not in name and name.startswith(_RECORDS)
+        if wrong:
+            findings.add(store.join(slot.url, name), "file", UNNAMED)
+        elif not name.startswith(_OF_SLOT) and not _is_of_stage(slot.url.rpartition("/")[2], name):
+            yield name
+
+
+def _is_of_stage(stage: str, name: str) -> bool:
+    found = {"report": name == Report.PAGE, "warn": name.startswith(f"{DECISIONS}/")}
+    return name == RENEWED or found.get(stage, False)
+
+
+def check_run(run_url: str, names: Iterable[str], slots: Mapping[str, Slot], findings: Findings) -> None:
+    """Compare all files of a run with what its records and slots name. ``slots`` are by URL."""
+    of_slots: dict[str, list[str]] = {}
+    others: list[str] = []
+    for name in names:
+        url = next((url for url in _folders(run_url, name) if url in slots), None)
+        if url is None:
+            others.append(name)
+        else:
+            of_slots.setdefault(url, []).append(f"{run_url}/{name}".removeprefix(f"{url}/"))
+    add_unknown(run_url, _others(run_url, others, findings), findings)
+    for url, some in of_slots.items():
+        add_unknown(url, check_slot(slots[url], some, findings), findings)
+    findings.unknown.sort()
+
+
+def _folders(run_url: str, name: str) -> Iterator[str]:
+    parts = name.split("/")
+    yield from (store.join(run_url, *parts[:length]) for length in range(1, len(parts)))
+
+
+def _others(run_url: str, names: list[str], findings: Findings) -> Iterator[str]:
+    """Add records beside the plan that follow none; yield what else nothing names."""
+    there = {*names}
+    records = {f"{VERSIONS}.{number}.json" for number in _consecutive(there)}
+    for name in names:
+        if name in records or name in _OF_RUN or name.startswith(_FOLDERS) or _NUMBERED.fullmatch(name):
+            continue
+        folder, _, last = name.rpartition("/")
+        if folder == HEADS and (SIGNATURE.fullmatch(last) or last.endswith(".json")):
+            continue  # looked at with the heads
+        if not folder and name.startswith(f"{VERSIONS}."):
+            findings.add(store.join(run_url, name), "file", UNNAMED)
+        else:
+            yield name
+
+
+def _consecutive(names: set[str]) -> Iterator[int]:
+    for number in count(1):
+        if f"{VERSIONS}.{number}.json" not in names:
+            return
+        yield number
+
+
+def add_unknown(url: str, names: Iterable[str], findings: Findings) -> None:
+    """List files under ``url`` that nothing names, those of a folder together."""
+    found = Counter[str]()
+    for name in names:
+        parts = name.split("/")
+        below = _DEPTHS.get(parts[0], 1)
+        found[name if len(parts) <= below else "/".join([*parts[:below], ""])] += 1
+    for name, number in sorted(found.items()):
+        many = f" ({counted(number, 'file')})" if name.endswith("/") else ""
+        findings.unknown.append(f"{findings.place(store.join(url, name))}{many}")

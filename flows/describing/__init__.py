@@ -1,0 +1,1 @@
+"""Plans of runs and of data in words."""

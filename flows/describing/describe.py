@@ -1,0 +1,250 @@
+"""A plan in words and as JSON: sizes, memory and an estimate of time."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import humanize
+from rich.table import Table
+
+from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.config.train import RewardOptions
+from cosmos_rl_core.errors import counted
+from cosmos_rl_core.estimates.estimate import FEWEST
+from cosmos_rl_core.pipelines import directories, weight_files
+from cosmos_rl_core.pipelines.memory import Bytes
+from flows.checking import checks
+from flows.describing import vlm_plan as vlm
+from flows.devices import fitting
+from flows.ledger import estimates
+from flows.planning import estimate
+from flows.planning.plan import Plan, run_url
+from flows.planning.run import Run, run_of
+from flows.post_train import post_train
+from flows.sizes import costs, memory
+from flows.vlm.plan import VlmPlan
+
+MIB, GIB = 2**20, 2**30
+
+
+def describe_plan(plan: Plan, store_url: str, named_by: str = "", *, slots: int | None = None) -> str:
+    """Return what a run would do, a line a subject.
+
+    ``named_by`` says what the store was taken from, ``slots`` how many ``launch.gpu_limit`` has, if that is known.
+    """
+    recipe, train, launch = plan.recipe, plan.recipe.train, plan.recipe.launch
+    total, trained = (humanize.intword(count, "%.3g") for count in costs.parameters(recipe))
+    weights = f"LoRA of rank {recipe.policy.lora.r}" if recipe.policy.lora else "all weights"
+    files = plan.model.digest[:12] or "not all files are here"
+    subjects: dict[str, str | list[str]] = {
+        "run": plan.run_id,
+        "store": run_url(store_url, plan.run_id) + named_by,
+        "model": f"{plan.model.path} ({plan.model.adapter}, {files}), {weights}",
+        "begins": f"with {plan.lineage}" if plan.lineage else [],
+        "trains": f"{trained} of {total} parameters",
+        "algorithm": f"{train.train_policy.type}, {counted(train.num_iterations, 'iteration')}, seed {train.seed}",
+        "prompts": f"{plan.num_prompts} to train on, {len(plan.validation_prompts)} held out",
+        "follows": _follows(recipe),
+        "data": [f"{p.items} items, {p.dataset}@{p.number}" for p in plan.snapshots],
+        "buckets": ", ".join(f"{height} x {width}" for height, width in plan.buckets) or [],
+    }
+    stages = _stages(plan, store_url)
+    if train.train_policy.rewarded:
+        sample = recipe.policy.diffusers.sample
+        solver = f"{sample.num_steps} {sample.solver} steps, guidance {sample.guidance_scale:g}"
+        batch = f"{recipe.prompts_per_iteration} prompts x {recipe.rollout.n_generation} samples"
+        rewards = [f"{r.fn.label} ({r.role}, weight {r.weight:g})" for r in Run(plan, store_url).scored]
+        subjects |= {"iteration": f"{batch}, {solver}", "rewards": ", ".join(rewards), "warns": _warns(plan)}
+        subjects |= {"agreement": checks.agreements(recipe), "overlaps": _overlaps(recipe)}
+    if missing := missing_files(plan):
+        command = directories.download_command(recipe.policy.model_name_or_path)
+        missing += [] if command is None else [f"a run needs them: {command}"]
+    where = launch.mode if launch.launcher == "local" else launch.launcher
+    subjects |= {
+        "plugins": [f"{pin.name} of {pin.kind}, {pin.path}" for pin in plan.plugins],
+        "stages": f"{stages.total()}: {', '.join(stages)}",
+        "writes": _writes(recipe),
+        "judges": [_judge(options) for options in memory.scorers(recipe)],
+        "launch": f"{where}, {counted(launch.processes, 'process')}, {counted(launch.threads, 'thread')} each",
+        "turns": [
+            f"{wave} does not fit the devices at once: {cut}"
+            for wave, cut in turns(plan, store_url, slots=slots).items()
+        ],
+        "time": [*estimate.describe(plan), *(like.lines() if (like := estimates.estimate(plan, store_url)) else [])],
+        "missing": missing,
+    }
+    listed = {name: [said] if isinstance(said, str) else said for name, said in subjects.items()}
+    between = "\n" + " " * 11
+    return "\n".join(f"{name:<11}{between.join(lines)}" for name, lines in listed.items() if lines)
+
+
+def _follows(recipe: Recipe) -> list[str]:
+    """Return what the data are taken from that may change under its name, each once."""
+    policy, validation = recipe.train.train_policy, recipe.validation
+    datasets = [policy.dataset, getattr(policy, "data", None), validation and validation.dataset]
+    return [*dict.fromkeys(said for dataset in datasets if dataset for said in dataset.follows)]
+
+
+def _overlaps(recipe: Recipe) -> str | list[str]:
+    labels = ", ".join(reward.fn.label for reward in recipe.rewards if reward.overlap)
+    if labels and recipe.launch.launcher != "local":
+        return f"nothing: with launcher = {recipe.launch.launcher!r}, {labels} begins after the rollout"
+    return f"{labels}: scored while the rollout runs" if labels else []
+
+
+def turns(plan: Plan, store_url: str, *, slots: int | None = None) -> dict[str, str]:
+    """Return how the stages of each wave take turns that does not fit the devices of the profile, by its stages.
+
+    ``slots`` are those of ``launch.gpu_limit``, if they are known.
+    """
+    launch, found = plan.recipe.launch, dict[str, str]()
+    count = fitting.most(launch, fitting.devices_for(launch, runs_here=False), slots)
+    for wave in post_train(run_of(plan, store_url)):
+        names = [step.stage for step in wave.steps]
+        cut = fitting.turns([step.kind for step in wave.steps], launch, count)
+        if len(cut) > 1:
+            found["+".join(names)] = ", then ".join(" and ".join(names[place] for place in some) for some in cut)
+    return found
+
+
+def _judge(options: RewardOptions) -> str:
+    """Return what is known of a scorer with torch before it runs."""
+    size = memory.weight_bytes(options)
+    weights = "weights of a size that its settings do not tell" if size is None else f"{_size(size)} of weights"
+    return f"{options.label}: {weights} on each rank of judge; not known are its activations and arithmetic"
+
+
+def _warns(plan: Plan) -> str | list[str]:
+    """Return the limits on scores and what follows if one trips; nothing without limits."""
+    warning = plan.early_warning
+    if warning is None or not warning.limits:
+        return []
+    then = {"mark": "marks it", "suspend": "suspends the run until it is approved", "stop": "ends the run"}
+    names = ", ".join(dict.fromkeys(limit.name for limit in warning.limits))
+    lines = [f"before each update, a mean outside its limits {then[warning.on_trip]}: {names}"]
+    count, on_drift = plan.recipe.prompts_per_iteration, any(limit.fall or limit.rise for limit in warning.limits)
+    if on_drift and count < FEWEST:
+        prompts = counted(count, "prompt")
+        lines.append(f"no verdict on drift (fall, rise): an iteration has {prompts}, which takes at least {FEWEST}")
+    return lines
+
+
+def _writes(recipe: Recipe) -> list[str]:
+    """Return what an iteration writes and what all of them leave, a line each."""
+    parts, train, diffusers = costs.policy_parts(recipe), recipe.train, recipe.policy.diffusers
+    of_parts = ", ".join(f"{part} {_size(size)}" for part, size in parts.items())
+    lines = [f"a policy of {_size(sum(parts.values()))} an iteration: {of_parts}"]
+    left = costs.kept_policy_bytes(recipe)
+    if train.train_policy.rewarded:
+        each = costs.sample_bytes(recipe)
+        picture = _size(3 * diffusers.train_frames * math.prod(diffusers.inference_size))
+        samples = f"{train.train_batch_per_replica} samples of {_size(each)} an iteration"
+        lines.insert(0, f"{samples}, each with a picture of {picture} before compression")
+        left += costs.kept_samples(recipe) * each
+    of_all = f"{_size(left)} and the pictures in {counted(train.num_iterations, 'iteration')}"
+    return [*lines, f"{of_all}; embeddings of {_size(costs.embedding_bytes(recipe))} a prompt"]
+
+
+def _size(num_bytes: int) -> str:
+    return humanize.naturalsize(num_bytes, binary=True, format="%.4g")
+
+
+def missing_files(plan: Plan) -> list[str]:
+    """Return a line for each file of the base model that a run needs and that is absent."""
+    return [] if plan.model.digest else weight_files.damages(costs.base_path(plan.recipe))
+
+
+def as_json(plan: Plan, store_url: str, *, slots: int | None = None) -> dict[str, Any]:
+    """Return the plan for scripts. ``slots`` are those of ``launch.gpu_limit``, if they are known.
+
+    ``recipe`` has every setting, resolved. ``init`` says what policy version 0 begins with, "" for the base model.
+    ``model.digest`` is ``""`` if files of the model are ``missing``.
+    ``stages`` has how often each runs, ``turns`` how waves are cut that do not fit the devices. Bytes of ``writes``:
+    ``sample`` (null without rollouts), ``embedding`` of a prompt, ``policy`` of one iteration by part. ``memory`` of
+    each stage: bytes of one rank on the ``device`` and in the ``cpu`` memory beside it, as ``rows`` by kind and as
+    ``peak``. ``time``: ``forward_flops`` of a sample and, for each stage of an iteration and an evaluation, its
+    ``flops`` on all ranks and its ``seconds`` at ``device_flops`` a second on each rank; and ``like``, what another run
+    of the same shape took, or null.
+    """
+    if isinstance(plan, VlmPlan):
+        return vlm.as_json(plan, store_url)
+    recipe = plan.recipe
+    total, trained = costs.parameters(recipe)
+    rewarded = recipe.train.train_policy.rewarded
+    return {
+        "run": plan.run_id,
+        "url": run_url(store_url, plan.run_id),
+        "init": plan.lineage,
+        "algorithm": recipe.train.train_policy.type,
+        "iterations": recipe.train.num_iterations,
+        "recipe": recipe.model_dump(mode="json"),
+        "model": plan.model.model_dump(include={"path", "adapter", "digest"}),
+        "parameters": {"total": total, "trained": trained},
+        "prompts": {"train": plan.num_prompts, "held_out": len(plan.validation_prompts)},
+        "stages": _stages(plan, store_url),
+        "turns": turns(plan, store_url, slots=slots),
+        "writes": {
+            "sample": costs.sample_bytes(recipe) if rewarded else None,
+            "embedding": costs.embedding_bytes(recipe),
+            "policy": costs.policy_parts(recipe),
+        },
+        "memory": [asdict(each) | {"peak": asdict(each.peak)} for each in _memory(plan, store_url)],
+        "time": {
+            "forward_flops": estimate.forward_flops(plan),
+            "device_flops": estimate.DEVICE_FLOPS,
+            "stages": estimate.stages(plan),
+            "like": estimates.estimate(plan, store_url),
+        },
+        "missing": missing_files(plan),
+    }
+
+
+def described(plan: Plan, store_url: str, named_by: str = "", *, slots: int | None = None) -> Iterator[str | Table]:
+    """Yield what a run would do, a table of the memory of one rank, a column a stage, and notes.
+
+    ``named_by`` says what the store was taken from, ``slots`` how many ``launch.gpu_limit`` has, if that is known.
+    """
+    if isinstance(plan, VlmPlan):
+        yield vlm.described(plan, store_url, named_by)
+        if found := vlm.memory_of(plan, store_url):
+            yield ""
+            yield _memory_table(found)
+            yield f"\n{vlm.UNCOUNTED}"
+        return
+    yield f"{describe_plan(plan, store_url, named_by, slots=slots)}\n"
+    yield _memory_table(_memory(plan, store_url))
+    yield "\nActivations are not counted, nor files in transit, nor CUDA itself: leave room."
+
+
+def _memory_table(found: Sequence[memory.StageMemory]) -> Table:
+    unit, name = (GIB, "GiB") if max(stage.peak.device for stage in found) >= GIB else (MIB, "MiB")
+    table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="bold")
+    table.collapse_padding = True
+    table.add_column(f"a rank's memory, {name}", no_wrap=True)
+    for stage in found:
+        table.add_column(stage.stage, justify="right", no_wrap=True)
+
+    def add(row: str, bytes_by_stage: list[int], style: str = "") -> None:
+        if any(bytes_by_stage):
+            cells = (f"{held / unit:.2f}" if held else "" for held in bytes_by_stage)
+            table.add_row(row, *cells, style=style)
+
+    table.add_row("ranks", *(str(stage.ranks) for stage in found))
+    for row in memory.ROWS:
+        held = [stage.rows.get(row, Bytes()) for stage in found]
+        add(row, [each.device + each.cpu for each in held])
+    add("on the device", [stage.peak.device for stage in found], "bold")
+    add("beside it on the CPU", [stage.peak.cpu for stage in found], "bold")
+    return table
+
+
+def _stages(plan: Plan, store_url: str) -> Counter[str]:
+    """Return how often each stage runs, by the name that ``rerun`` takes, in the order of the loop."""
+    return Counter(step.stage for wave in post_train(run_of(plan, store_url)) for step in wave.steps)
+
+
+def _memory(plan: Plan, store_url: str) -> list[memory.StageMemory]:
+    kinds = (step.kind for wave in post_train(run_of(plan, store_url)) for step in wave.steps)
+    return memory.stages(plan.recipe, kinds, plan.below)

@@ -1,0 +1,1 @@
+"""Devices of this machine, what stages need of them, and folders of stages at work."""

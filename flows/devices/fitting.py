@@ -1,0 +1,173 @@
+"""The fit of stages to devices: of each alone, told before anything starts, and of those of a wave together.
+
+A wave whose stages do not fit together is made in turns, in its order. How it is cut depends on the machine alone and
+is part of no name and no digest.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from cosmos_rl_core.config.clusters import KubernetesResources, Resources
+from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.errors import Mistakes
+from flows.devices.devices import MIG, VISIBLE, Need, need_of, visible
+from stages.registry import STAGES
+
+FEWER = "use fewer processes (launch.processes, launch.stage_processes)"
+
+
+def most(launch: LaunchConfig, devices: Sequence[str] | None, slots: int | None = None) -> int | None:
+    """Return how many devices the stages of a wave may use together, None for any number.
+
+    ``devices`` are those of :func:`devices_for`, ``slots`` those of ``launch.gpu_limit``, if they are known.
+    """
+    return min((count for count, _ in _bounds(launch, devices or (), slots)), default=None)
+
+
+def devices_for(launch: LaunchConfig, *, runs_here: bool) -> list[str] | None:
+    """Return the devices of this machine that stages have to fit, None if they need not run on it.
+
+    For a plan that need not run here these are counted only if the profile does not say how many GPUs there are.
+    """
+    if launch.launcher != "local" or launch.mode != "cold" or not (runs_here or launch.gpus is None):
+        return None
+    return visible() if runs_here else visible() or None
+
+
+def turns(stages: Sequence[str], launch: LaunchConfig, count: int | None) -> list[list[int]]:
+    """Cut a wave into turns whose stages fit the devices, as places in ``stages``, in order.
+
+    ``count`` is :func:`most`. A stage that does not fit alone is a turn.
+    """
+    found: list[list[int]] = []
+    for place, stage in enumerate(stages):
+        if found and _fit([*(stages[i] for i in found[-1]), stage], launch, count):
+            found[-1].append(place)
+        else:
+            found.append([place])
+    return found
+
+
+def misfits(
+    stages: Sequence[str], launch: LaunchConfig, devices: Sequence[str] | None, slots: int | None = None
+) -> list[str]:
+    """Return a message for each mistake by which stages do not fit the devices even alone.
+
+    ``devices`` are those that this machine shows, None if stages need not run on it.
+    """
+    needs = [need for stage in dict.fromkeys(stages) if (need := need_of(stage, launch)).count]
+    if launch.launcher != "local":
+        return _misfits_of_nodes(needs, launch)
+    if not needs or launch.mode == "warm":
+        return []
+    found = _too_many(needs, _bounds(launch, devices or (), slots))
+    if devices is not None and not devices and launch.device == "cuda":
+        found.append(
+            f"launch.device = 'cuda', and this machine shows no GPU ({VISIBLE}, nvidia-smi, the driver's files); mend "
+            "that, or set launch.device = 'cpu'"
+        )
+    return [*found, *(why for need in needs if (why := _of_choice(need, launch, devices or ())))]
+
+
+def misfits_of(
+    launch: LaunchConfig,
+    stages: Sequence[str],
+    slots_of: Callable[[LaunchConfig], int | None],
+    *,
+    runs_here: bool,
+) -> list[str]:
+    """Return a message for each mistake by which stages do not fit the profile, this machine or the limit's slots.
+
+    ``slots_of`` returns the slots of ``launch.gpu_limit``, None if there is none or nobody tells; its
+    :class:`ConfigError` is one of the mistakes.
+    """
+    found = Mistakes()
+    slots = found.catch(slots_of, launch)
+    return [*found, *misfits(stages, launch, devices_for(launch, runs_here=runs_here), slots)]
+
+
+def resources_of(stage: str, launch: LaunchConfig) -> Resources:
+    """Return what a stage asks a scheduler for, with its share of ``stage_gpus`` on each node."""
+    return with_gpus(launch.allocations.resources_of(stage), len(launch.stage_gpus.get(stage, ())))
+
+
+def with_gpus(resources: Resources, count: int) -> Resources:
+    """Return resources with ``count`` GPUs over all nodes; 0 leaves them as they are."""
+    return resources.model_copy(update={"gpus_per_node": -(-count // resources.nodes)}) if count else resources
+
+
+def _bounds(launch: LaunchConfig, devices: Sequence[str], slots: int | None) -> list[tuple[int, str]]:
+    """Return each number of devices that holds here, with what says it."""
+    found: list[tuple[int, str]] = []
+    if launch.mode == "cold":
+        found += [(launch.gpus, f"launch.gpus = {launch.gpus}")] if launch.gpus else []
+        found += [(len(devices), f"{len(devices)} visible: {', '.join(devices)}")] if devices else []
+    if slots is not None:
+        found.append((slots, f"the limit {launch.gpu_limit!r} has {slots} slots"))
+    return found
+
+
+def _fit(stages: Sequence[str], launch: LaunchConfig, count: int | None) -> bool:
+    """Return whether stages can run side by side."""
+    needs = [need for stage in stages if (need := need_of(stage, launch)).count]
+    if launch.launcher == "local":
+        chosen = [index for need in needs for index in need.chosen]
+        return len({*chosen}) == len(chosen) and (count is None or sum(need.count for need in needs) <= count)
+    if not launch.allocations.hold:
+        return True
+    # Nothing divides the GPUs of an allocation among the stages in it.
+    shared = [(resources_of(need.stage, launch), need.chosen) for need in needs if _has_gpus(need.stage, launch)]
+    return all(one not in shared[:place] for place, one in enumerate(shared))
+
+
+def _has_gpus(stage: str, launch: LaunchConfig) -> bool:
+    return launch.device == "cuda" or resources_of(stage, launch).gpus_per_node > 0
+
+
+def _too_many(needs: Sequence[Need], bounds: Sequence[tuple[int, str]]) -> list[str]:
+    """Return a message for each number of devices that is needed and not there, with the stages that need it."""
+    if not bounds:
+        return []
+    count, why = min(bounds)
+    stages: dict[int, list[str]] = defaultdict(list)
+    for need in needs:
+        if need.count > count:
+            stages[need.count].append(need.stage)
+    return [
+        f"{', '.join(some)}: {needed} GPUs{' each' * (len(some) > 1)}, one for each process; {why}; {FEWER}"
+        for needed, some in stages.items()
+    ]
+
+
+def _of_choice(need: Need, launch: LaunchConfig, devices: Sequence[str]) -> str:
+    """Return what is wrong with the devices that a stage would get, "" if nothing."""
+    total = min(filter(None, (launch.gpus, len(devices))), default=None)
+    absent = [index for index in need.chosen if total is not None and index >= total]
+    if absent:
+        return f"launch.stage_gpus.{need.stage} has {absent[0]}, which is no index into the {total} GPUs that there are"
+    eligible = [devices[index] for index in need.chosen if index < len(devices)] or devices
+    whole = [name for name in eligible if not name.startswith(MIG)]
+    if need.count > 1 and len(whole) < min(need.count, len(eligible)):
+        parts = ", ".join(name for name in eligible if name.startswith(MIG))
+        return f"{need.stage}: {need.count} processes on MIG devices ({parts}); ranks cannot meet on them; {FEWER}"
+    return ""
+
+
+def _misfits_of_nodes(needs: Sequence[Need], launch: LaunchConfig) -> list[str]:
+    found: list[str] = []
+    for need in needs:
+        resources = resources_of(need.stage, launch)
+        distributed = STAGES[need.stage].distributed
+        ranks = launch.processes_of(need.stage) // resources.nodes if distributed else 1
+        gpus, where = resources.gpus_per_node, f"launch.{launch.launcher}"
+        if ranks > gpus and (gpus or (launch.device == "cuda" and isinstance(resources, KubernetesResources))):
+            found.append(
+                f"{need.stage}: {ranks} processes on each of {resources.nodes} nodes; {where} asks for {gpus} GPUs on "
+                f"each (gpus_per_node); {FEWER}, or ask for more"
+            )
+        elif ranks > 1 and isinstance(resources, KubernetesResources) and "/mig-" in resources.gpu_resource:
+            found.append(
+                f"{need.stage}: {ranks} processes on each node on MIG devices ({where}.gpu_resource = "
+                f"{resources.gpu_resource!r}); ranks cannot meet on them; {FEWER}"
+            )
+    return found

@@ -1,0 +1,1 @@
+"""Heads of a run, and signatures of them."""

@@ -1,0 +1,50 @@
+"""Kinds of runs besides those of diffusion models. Each ``kind.py`` in a folder of the flows has one as ``KIND``.
+
+A kind adds what is its own. Waves, audit, cost, replay and the frame of the report are the same for all.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+Rows = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of run."""
+
+    claims: Callable[[Mapping[str, Any]], bool]
+    """Returns whether the values of a recipe are of this kind."""
+    check: Callable[[dict[str, Any], str], tuple[Any, list[str]]]
+    """Builds the recipe from its values, as :func:`cosmos_rl_core.recipes.reading.checked` does."""
+    plan: type[Any]
+    """Class of its plans, which no other kind has."""
+    make_plan: Callable[..., Any]
+    """Resolves a recipe: run id, source, known mistakes and ``without_weights`` follow it."""
+    run: Callable[[Any, str], Any]
+    """Makes a run of a plan and the address of the store."""
+    waves: Callable[..., Iterator[Any]]
+    """Yields the waves of a run, as :func:`flows.post_train.post_train` does."""
+    about: Callable[[Any], Rows]
+    """Returns what was run, as :func:`flows.planning.facts.about` does."""
+
+
+@cache
+def known() -> tuple[Kind, ...]:
+    """Return every kind."""
+    folders = sorted(path.parent.name for path in Path(__file__).parents[1].glob("*/kind.py"))
+    return tuple(import_module(f"flows.{folder}.kind").KIND for folder in folders)
+
+
+def claiming(values: Mapping[str, Any]) -> Kind | None:
+    """Return the kind of a recipe's values; None for those of diffusion models."""
+    return next((kind for kind in known() if kind.claims(values)), None)
+
+
+def of(plan: object) -> Kind | None:
+    """Return the kind of a plan; None for those of diffusion models."""
+    return next((kind for kind in known() if isinstance(plan, kind.plan)), None)

@@ -1,0 +1,70 @@
+"""The loop: a run is taken through its waves, and each iteration ends with a head."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import groupby
+
+from flows.heads.heads import Heads
+from flows.planning.run import Run
+from flows.planning.steps import Wave
+from flows.post_train import TRAINERS, post_train
+from stages.artifacts.manifest import Manifest
+
+NameOf = Callable[[Wave], str]
+Grouped = Callable[[str, Callable[[], None]], None]
+BLOCK = 50
+"""Iterations of one group, in runs of more."""
+
+
+def _plainly(name: str, work: Callable[[], None]) -> None:
+    work()
+
+
+def make(run: Run, launch: Callable[..., list[Manifest]], grouped: Grouped = _plainly) -> Manifest:
+    """Take the base policy through every wave. ``launch(name, *requests)`` makes a wave and returns its manifests.
+
+    Each iteration ends with a head, which names all that was made. ``grouped`` is called with the name of each group of
+    waves and with the work that makes them. Returns the manifest of the report.
+    """
+    manifests: list[Manifest] = []
+    heads = Heads(run)
+
+    def one(wave: Wave) -> None:
+        manifests[:] = launch(wave.name, *(step.request() for step in wave.steps))
+        heads.add(manifests)
+        trained = wave.steps[0]
+        if trained.kind in TRAINERS and trained.k is not None:
+            heads.touch(run.drop_old_state(trained.k + 1))
+            heads.write(trained.k)
+
+    _walk(post_train(run), (partial(_block, run), partial(_group, run)), one, grouped)
+    heads.write(None)
+    return manifests[0]
+
+
+def _walk(waves: Iterable[Wave], levels: Sequence[NameOf], work: Callable[[Wave], None], grouped: Grouped) -> None:
+    """Work on every wave, in order, inside the groups of each level. A group without a name is none."""
+    if not levels:
+        for wave in waves:
+            work(wave)
+        return
+    for name, some in groupby(waves, key=levels[0]):
+        inside = partial(_walk, some, levels[1:], work, grouped)
+        grouped(name, inside) if name else inside()
+
+
+def _block(run: Run, wave: Wave) -> str:
+    """Return the iterations that a wave is shown with, such as ``iterations-0050-0099``; "" in short runs."""
+    k, last = wave.steps[0].k, run.recipe.train.num_iterations - 1
+    if last < BLOCK or k is None:
+        return ""
+    # A policy is judged after the iteration that made it.
+    k -= wave.group.startswith("policy-")
+    first = k - k % BLOCK
+    return f"iterations-{first:04d}-{min(first + BLOCK - 1, last):04d}" if k >= 0 else ""
+
+
+def _group(run: Run, wave: Wave) -> str:
+    """Return the iteration or the policy version of a wave; "" where an iteration is a single stage."""
+    alone = wave.group.startswith("iteration-") and not run.trains_on_rewards
+    return "" if alone else wave.group

@@ -1,0 +1,252 @@
+"""The frame of every training flow: plan, freeze, run, report the result."""
+
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec
+from uuid import UUID
+
+from prefect import Flow, flow, get_run_logger
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
+from prefect.context import TagsContext
+from prefect.exceptions import Pause
+from prefect.runtime import deployment, flow_run
+from prefect.states import Cancelled, Completed, Failed
+from pydantic import Field
+
+from cosmos_rl_core import plugins
+from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.config.vlm.recipe import VLM_SFT
+from cosmos_rl_core.errors import ApprovalError, ConfigError, CosmosRLError, StageError, StoppedError, visible
+from cosmos_rl_core.rewards._base import ServedReward
+from flows.defaults import store_of
+from flows.devices import work_folders
+from flows.devices.fitting import misfits_of
+from flows.ledger.budget import Budget
+from flows.ledger.ledger import Ledger
+from flows.ledger.shape import shape_of
+from flows.operations.upgrades import settled
+from flows.planning import requests
+from flows.planning.plan import Plan, Settings, freeze, plan_of
+from flows.planning.run import Run, run_of
+from flows.running import gpus, pauses
+from flows.running.display import Display
+from flows.running.launch import grouped, launch
+from flows.running.progress import Reporter
+from flows.running.tags import tags_of
+from flows.running.wave import Waves
+from flows.session.loop import make
+from flows.showing.lost_tasks import lost_tasks_ended
+from flows.showing.short_errors import log_messages_only
+from flows.terminal import commands
+from flows.warning.gate import pass_gate
+from flows.watching.judged import held_out_lines, result_line
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
+
+P = ParamSpec("P")
+RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=100)]
+Place = Annotated[str, Field(min_length=1)]
+"""A path or a URL. An empty one would mean the worker's current directory."""
+Override = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+=", description="section.key=value")]
+
+
+def default_run_id(algorithm: str, recipe: str) -> str:
+    """Return the name of a run without one. It contains this flow run's id, so that retries continue the same run."""
+    words = str(deployment.get_name() or Path(recipe).stem).split("-")
+    others = [word for word in words if word != algorithm]
+    return "-".join([algorithm, *others, str(flow_run.get_id())[-8:]])
+
+
+@contextmanager
+def working_on(
+    run: Run, config: LaunchConfig, *, allow_numerics_change: bool = False, accept_scorer: bool = False
+) -> Iterator[Waves]:
+    """Hold the run's lease, and report progress to its store and to people.
+
+    The work may be a part of the run: it is said to be done once its last wave is made.
+    On a worker the lines go to the flow run's log in the UI, elsewhere to the console.
+    """
+    log = get_run_logger().info if deployment.get_id() else None
+    _tag(run.plan)
+    # Prefect asks the server for a concurrency limit for each tag of each task, so tasks get no tags.
+    untagged = TagsContext(current_tags=set())
+    try:
+        with untagged, run.lease() as lease, Reporter(run.url, lambda: run.is_made) as reporter:
+            work_folders.remove_abandoned(run.url)
+
+            def check() -> None:
+                lease.check()
+                pauses.stop_if_suspended()
+
+            shown = Display(log, reporter)
+            ledger = Ledger(run.url, shape_of(run.plan), shown.note)
+            slots = gpus.slots(config)
+            waves = Waves(run.url, config, shown, allow_numerics_change, check, accept_scorer, ledger, slots)
+            with shown, closing(waves):
+                yield waves
+            # Once more: processes of a killed flow may have lived on for a moment.
+            work_folders.remove_abandoned(run.url)
+    except Pause:
+        pauses.announce_end()
+        raise
+
+
+def _tag(plan: Plan) -> None:
+    """Add the recipe's tags to those of the deployment, whose default recipe may have been replaced."""
+    tags = set(flow_run.get_tags())
+    if missing := tags_of(plan.recipe, plan.model.adapter) - tags:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(UUID(str(flow_run.get_id())), tags=sorted(tags | missing))
+
+
+def ends_in_state(work: Callable[P, str]) -> Callable[P, State[None]]:
+    """Turn the string that a flow returns into the message of its final state, and our errors into a failed state.
+
+    The state holds the error, because Prefect logs all frames of a raised error twice.
+    """
+
+    @functools.wraps(work)
+    @lost_tasks_ended()
+    def flow_of_states(*args: P.args, **kwargs: P.kwargs) -> State[None]:
+        log_messages_only()
+        try:
+            return Completed(message=visible(work(*args, **kwargs)))
+        except CosmosRLError as error:
+            if isinstance(error, ApprovalError):
+                # Now that the lease is free: Resume may follow at once.
+                pauses.suspend(error.evidence, visible(str(error)))
+            message = error.summary if isinstance(error, StageError) else str(error)
+            ended = Cancelled if isinstance(error, StoppedError) else Failed
+            return ended(message=visible(message), data=error)
+
+    return flow_of_states
+
+
+def training_flow(named: Callable[[], None]) -> Flow[..., Any]:
+    """Return the Prefect flow of an algorithm, from a function with its name and description.
+
+    It is a function because Prefect looks for a ``def`` with the flow's name in its file.
+    """
+    return flow_of(named.__name__, named.__doc__, named.__name__)
+
+
+def any_training_flow(named: Callable[[], None]) -> Flow[..., Any]:
+    """Return a Prefect flow for recipes of every algorithm, from a function with its name and description."""
+    return flow_of(named.__name__, named.__doc__)
+
+
+def described(algorithm: str) -> str | None:
+    """Return the description of the flow of an algorithm."""
+    if algorithm == VLM_SFT:
+        return "Fine-tune a vision-language model on conversations."
+    return plugins.load("algorithms", algorithm).__doc__
+
+
+def flow_of(title: str, description: str | None, algorithm: str | None = None) -> Flow[..., Any]:
+    """Return the Prefect flow named ``title``. With ``algorithm`` it refuses recipes of other algorithms."""
+
+    def run_name() -> str:
+        """Return the flow run's name in the UI."""
+        parameters = flow_run.get_parameters()
+        return str(parameters.get("run_id") or default_run_id(title, str(parameters["recipe"])))
+
+    @flow(name=title, description=description, flow_run_name=run_name)
+    @ends_in_state
+    def run(
+        recipe: Place,
+        store: Place | None = None,
+        run_id: RunId | None = None,
+        iterations: Annotated[int, Field(ge=1, le=1_000_000)] | None = None,
+        overrides: list[Override] | None = None,
+        cluster: Place | None = None,
+        allow_numerics_change: bool = False,
+        remake: bool = False,
+        accept_scorer: bool = False,
+    ) -> str:
+        """Run a recipe to its end, or continue it.
+
+        Args:
+            recipe: Path of the TOML recipe. It names the model.
+            store: Directory or URL (s3://bucket/prefix) of all runs. Default: COSMOS_FLOWS_STORE where the flow runs,
+                else outputs.
+            run_id: Name of the run; the same name continues the same run. Default: a name with this flow run's id,
+                so that its retries continue the run.
+            iterations: Number of iterations, instead of the recipe's.
+            overrides: Settings of the recipe to change, one in each line: section.key=value.
+            cluster: Path of a cluster profile (TOML), e.g. deployments/clusters/local.toml.
+            allow_numerics_change: Continue with other package versions, threads or devices than the run began with.
+            remake: Make artifacts again whose stages have changed since an earlier version of this code made them.
+            accept_scorer: Score what has no scores with another scorer of a reward service than the run began with.
+        """
+        run_id, changes = run_id or default_run_id(title, recipe), tuple(overrides or ())
+        others = (iterations, changes, cluster, allow_numerics_change, remake, accept_scorer)
+        return train(Settings(recipe, store_of(store), run_id, *others), algorithm)
+
+    return run
+
+
+def train(settings: Settings, algorithm: str | None) -> str:
+    """Run a recipe to the end, reusing what stands, and return its result in one line.
+
+    With ``algorithm``, raises :class:`ConfigError` for recipes of another one.
+    """
+    plan = plan_of(settings, misfits=partial(misfits_of, slots_of=gpus.slots, runs_here=True))
+    if algorithm is not None and plan.recipe.train.train_policy.type != algorithm:
+        raise ConfigError(
+            f"{settings.recipe} trains with {plan.recipe.train.train_policy.type!r}, this flow with {algorithm!r}"
+        )
+    _check_services(plan)
+    plan = freeze(plan, settings.store)
+    run = run_of(plan, settings.store)
+    accepted = {"allow_numerics_change": settings.allow_numerics_change, "accept_scorer": settings.accept_scorer}
+    with working_on(run, plan.recipe.launch, **accepted) as waves:
+        note = waves.display.note
+        note(f"run {plan.run_id}: {run.url}")
+        if not plan.races_decided:
+            note("this store cannot refuse a second writer: run one process at a time on this run")
+        run = settled(run, remake=settings.remake)
+        waves.overlapping = partial(requests.rewards_ahead, run)
+        # Imported here because it needs pandas, and Prefect imports this file again to cancel a flow run.
+        tracking = importlib.import_module("flows.watching.tracking")
+        writing = importlib.import_module("flows.reporting.writing")
+        showing = importlib.import_module("flows.showing.showing")
+        commands.keep(run, settings)
+        note(f"report: {writing.address(run)}, written after each iteration")
+        with ExitStack() as open_ones:
+            tracker = open_ones.enter_context(tracking.Tracker(run, note))
+            pages = open_ones.enter_context(writing.Pages(run, note))
+            shown = None
+            if (board := showing.board_of(note)) is not None:
+                shown = open_ones.enter_context(showing.Showing(run, pages.collected, board, note))
+                waves.display.follow(shown)
+            budget = None if waves.ledger is None else Budget(run, waves.ledger)
+
+            def launch_and_track(name: str, *requests: Request) -> list[Manifest]:
+                if budget is not None:
+                    budget.check(name, requests)
+                manifests = launch(waves, name, *requests)
+                tracker.done(requests, manifests)
+                pages.done(requests, manifests)
+                if shown is not None:
+                    shown.ended(name, manifests)
+                pass_gate(run, manifests, note)
+                return manifests
+
+            make(run, launch_and_track, grouped)
+        note(f"continue: {commands.to_run(settings, plan.run_id, 2 * run.recipe.train.num_iterations)}")
+        for line in held_out_lines(run):
+            note(line)
+    return result_line(run)
+
+
+def _check_services(plan: Plan) -> None:
+    """Raise :class:`ConfigError` now, and not after a rollout, if the address of a reward service is not set."""
+    for reward in plan.recipe.rewards:
+        scorer = plugins.load("rewards", reward.fn.name).Reward(reward.fn)
+        if isinstance(scorer, ServedReward):
+            scorer.check_service()

@@ -1,0 +1,1 @@
+"""Sizes of a run before it runs: parameters, bytes, memory."""

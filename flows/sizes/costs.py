@@ -1,0 +1,154 @@
+"""Bytes that a run will write, and numbers that it trains."""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+from cosmos_rl_core.algorithms._base import algorithm_of
+from cosmos_rl_core.algorithms._needs import Needs, trained_steps
+from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.pipelines import directories, sizes
+from cosmos_rl_core.sampling.solvers import planned_kernel
+from cosmos_rl_core.weights.parts import CURRENT, EMA, OLD, OPTIMIZER, REFERENCE
+from cosmos_rl_core.weights.shapes import embedding_elements, trainable_elements, weight_shapes
+
+GB = 10**9
+TOGETHER = 256
+"""Most prompts of rollouts that one stage embeds; more only if one iteration has more."""
+
+
+def base_path(recipe: Recipe) -> str:
+    """Return the directory of the base model. Raises :class:`ConfigError` if there is none."""
+    return directories.resolve_path(recipe.policy.model_name_or_path)
+
+
+def sample_bytes(recipe: Recipe) -> int:
+    """Return the most bytes of tensors that a rollout stores of a sample.
+
+    Raises :class:`ConfigError` for a size that the model cannot generate.
+    """
+    path, diffusers = base_path(recipe), recipe.policy.diffusers
+    elements = sizes.latent_elements(path, diffusers.inference_size, diffusers.train_frames)
+    kernel, train_on = planned_kernel(diffusers.sample.rollout), needs_of(recipe).train_on
+    if train_on:
+        trained_steps(train_on, kernel.trainable)
+    # A random step stores at most two states and one look back; its neighbours may store them too.
+    steps, num_random = [step for step in train_on if step != -1], train_on.count(-1)
+    known = {*steps, *(step + 1 for step in steps)}
+    states = min(len(known) + 2 * num_random, len(kernel.steps) + 1)
+    looks_back = any(step.recall != 0 for step in kernel.steps)
+    history = sum(kernel.steps[step].recall != 0 for step in steps) + num_random * looks_back
+    return sizes.FLOAT32_BYTES * elements * (1 + states + history)
+
+
+def embedding_bytes(recipe: Recipe) -> int:
+    """Return the bytes of the text embedding of one prompt, without masks."""
+    policy = recipe.policy
+    length = policy.diffusers.max_prompt_length
+    return sizes.FLOAT32_BYTES * embedding_elements(base_path(recipe), length, policy.lora)
+
+
+def iterations_together(recipe: Recipe, num_prompts: int) -> int | None:
+    """Return of how many iterations one stage embeds the prompts; None if one stage embeds all ``num_prompts``.
+
+    It depends neither on the number of iterations nor on the one that a run has come to.
+    """
+    wanted = recipe.prompts_per_iteration
+    if not recipe.train.train_policy.rewarded or num_prompts <= max(wanted, TOGETHER):
+        return None
+    return max(1, TOGETHER // wanted)
+
+
+def embedded_prompts(recipe: Recipe, num_prompts: int) -> int:
+    """Return how many of the ``num_prompts`` prompts that a run trains on it embeds, at most."""
+    if (together := iterations_together(recipe, num_prompts)) is None:
+        return num_prompts
+    iterations = together * math.ceil(recipe.train.num_iterations / together)
+    return min(num_prompts, iterations * recipe.prompts_per_iteration)
+
+
+def policy_parts(recipe: Recipe) -> dict[str, int]:
+    """Return the bytes of each part of a policy version after the first: float32 weights, copies and two moments.
+
+    Raises :class:`ConfigError` for a LoRA target that the model does not have.
+    """
+    size, needs = sizes.FLOAT32_BYTES * parameters(recipe)[1], needs_of(recipe)
+    copies = {
+        CURRENT: True,
+        OLD: needs.old_decay is not None,
+        EMA: recipe.train.ema_enable,
+        REFERENCE: reference_after(recipe, 0) != "base",
+    }
+    return {part: size for part, kept in copies.items() if kept} | {OPTIMIZER: 2 * size}
+
+
+def reference_after(recipe: Recipe, iteration: int) -> Literal["base", "kept", "renewed"]:
+    """Return where the reference of the policy after ``iteration`` comes from.
+
+    A policy that is trained from scratch, or compares with its init, keeps its first version for this; the files of
+    the base do not hold it.
+    """
+    needs = needs_of(recipe)
+    after = needs.reference_after(iteration)
+    is_first = recipe.policy.from_scratch or recipe.policy.reference == "init"
+    return "kept" if after == "base" and is_first and REFERENCE in needs.roles else after
+
+
+def keeps_base(recipe: Recipe) -> bool:
+    """Return whether version 0 of a policy that begins with trained weights also holds the base as its reference.
+
+    An update makes the base for its loss from the model's files; rollouts, and a reference that is renewed later, read
+    it as a part.
+    """
+    policy, needs = recipe.policy, needs_of(recipe)
+    as_part = needs.behaviour == REFERENCE or (REFERENCE in needs.roles and needs.update_ref_every_iter > 0)
+    return policy.init_mode == "continue" and policy.reference == "base" and as_part
+
+
+def check_budget(recipe: Recipe, what: str, count: int, size: Callable[[Recipe], int], advice: str) -> None:
+    """Raise :class:`ConfigError` if ``count`` objects of ``size`` exceed ``rollout.store_budget_gb``."""
+    each, budget = size(recipe), recipe.rollout.store_budget_gb
+    if each * count > budget * GB:
+        raise ConfigError(
+            f"the {what} would take {each * count / GB:.2g} GB ({count} of {each / 10**6:.2f} MB), "
+            f"more than rollout.store_budget_gb = {budget:g}; raise it, or {advice}"
+        )
+
+
+def parameters(recipe: Recipe) -> tuple[int, int]:
+    """Return how many numbers the transformer has without adapters, and how many train."""
+    shapes = weight_shapes(base_path(recipe))
+    total, trained = (trainable_elements(shapes, lora) for lora in (None, recipe.policy.lora))
+    return total, trained
+
+
+def kept_samples(recipe: Recipe) -> int:
+    """Return the number of samples whose tensors are in the store at the same time, at most.
+
+    One rollout more than are kept: the oldest goes when an update has read the newest. A stale rollout is made beside
+    it.
+    """
+    keep, train = recipe.rollout.keep.tensors, recipe.train
+    rollouts = train.num_iterations
+    if keep is not None:
+        rollouts = min(rollouts, keep + 1 + (train.staleness > 0))
+    return rollouts * train.train_batch_per_replica
+
+
+def kept_policy_bytes(recipe: Recipe) -> int:
+    """Return the bytes of all versions. Those older than ``max_keep`` keep only their weights and moving average."""
+    parts, iterations = policy_parts(recipe), recipe.train.num_iterations
+    whole = min(iterations, recipe.train.ckpt.max_keep or iterations)
+    return whole * sum(parts.values()) + (iterations - whole) * (parts[CURRENT] + parts.get(EMA, 0))
+
+
+def needs_data(recipe: Recipe) -> bool:
+    """Return whether training or rollouts read latents of media."""
+    policy = recipe.train.train_policy
+    return not policy.rewarded or policy.given_frames[1] > 0 or needs_of(recipe).data_term is not None
+
+
+def needs_of(recipe: Recipe) -> Needs:
+    """Return what the recipe's algorithm needs. Raises :class:`ConfigError` if a plugin from outside fails."""
+    return algorithm_of(recipe.train.train_policy).needs

@@ -1,0 +1,227 @@
+"""Memory that a rank of each stage needs, from shapes and settings alone."""
+
+import math
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.config.train import RewardOptions
+from cosmos_rl_core.pipelines import directories, sizes
+from cosmos_rl_core.pipelines.memory import HALF_BYTES, Bytes, Shapes, Spread, in_half, resting, visiting
+from cosmos_rl_core.vlms import _folders
+from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, OLD, REFERENCE
+from cosmos_rl_core.weights.shapes import component_shapes, count_elements, file_shapes, trainable_shapes, weight_shapes
+from flows.sizes import costs
+from stages.formats.members import KEPT_BYTES
+
+PARTS = (OLD, EMA, REFERENCE, BEHAVIOUR)
+"""Copies of the trainable weights, each of their size."""
+TRANSFORMER, OTHERS = "transformer", "other components"
+GRADIENTS, OPTIMIZER = "gradients", "optimizer"
+SAMPLES, BATCH, VISITING = "samples", "micro-batch", "gathered or cast"
+IN_PASSING = "largest tensor twice"
+SCORER = "weights of the scorer"
+STEP = "optimizer's buffers"
+MODEL, LOGITS, READING = "model", "logits", "base, to be read"
+"""Of vision-language models (:mod:`flows.vlm.memory`)."""
+_HELD = (TRANSFORMER, MODEL, OTHERS, *PARTS, GRADIENTS, OPTIMIZER, SAMPLES, BATCH, LOGITS, IN_PASSING, READING, SCORER)
+ROWS = (*_HELD, VISITING, STEP)
+"""Kinds of memory. The last two are never held at the same time."""
+
+MOMENTS = 2
+"""Averages that Adam and AdamW keep of every trainable number."""
+
+Rows = dict[str, Bytes]
+"""Bytes of one rank by the kinds of :data:`ROWS`."""
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Memory of one rank of a stage."""
+
+    stage: str
+    ranks: int
+    rows: Rows
+
+    @property
+    def peak(self) -> Bytes:
+        """Return the sum of all rows, with the larger of the forward's and the optimizer step's buffers."""
+        buffers = [self.rows.get(name, Bytes()) for name in (VISITING, STEP)]
+        largest = Bytes(max(b.device for b in buffers), max(b.cpu for b in buffers))
+        return sum((held for name, held in self.rows.items() if name in _HELD), largest)
+
+
+LOADING = ("embed", "encode", "rollout", "judge", "update", "finetune", "validate", "export", "evaluate")
+"""Stages that load weights of the pipeline or of a scorer. A method of the same name counts those of the pipeline."""
+
+
+def stages(recipe: Recipe, kinds: Iterable[str], below: LoraConfig | None = None) -> list[StageMemory]:
+    """Return the memory of the stages :data:`LOADING` among ``kinds``, with a frozen adapter ``below`` if given."""
+    model = _Model(recipe, below)
+    found = [kind for kind in dict.fromkeys(kinds) if kind in LOADING]
+    ranks = {kind: recipe.launch.processes_of(kind) for kind in found} | {"export": 1}
+    rows = {kind: _judge(recipe) if kind == "judge" else getattr(model, kind)() for kind in found}
+    return [StageMemory(kind, ranks[kind], rows[kind]) for kind in found]
+
+
+def scorers(recipe: Recipe) -> list[RewardOptions]:
+    """Return the rewards with torch, which the stage ``judge`` loads one after the other."""
+    return [reward.fn for reward in recipe.rewards if reward.fn.facts.torch]
+
+
+def weight_bytes(options: RewardOptions) -> int | None:
+    """Return the bytes of a scorer's weights in memory, from the headers of its files; None if it names no folder."""
+    folders = [folder for name in options.facts.weights if (folder := getattr(options, name, None))]
+    paths = [_folders.resolve(folder) for folder in folders]
+    files = [Path(path, file) for path in paths for file in _folders.weight_files(path)]
+    held = HALF_BYTES if getattr(options, "param_dtype", "float32") == "bfloat16" else sizes.FLOAT32_BYTES
+    return held * sum(count_elements(file_shapes([file])) for file in files) if files else None
+
+
+def _judge(recipe: Recipe) -> Rows:
+    """Count the weights of the largest scorer. Its activations are not known."""
+    known = [size for options in scorers(recipe) if (size := weight_bytes(options)) is not None]
+    return {SCORER: Bytes(max(known, default=0))}
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A recipe with the shapes of its transformer."""
+
+    recipe: Recipe
+    below: LoraConfig | None
+
+    @cached_property
+    def path(self) -> str:
+        return costs.base_path(self.recipe)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return weight_shapes(self.path)
+
+    @cached_property
+    def trained(self) -> Shapes:
+        return trainable_shapes(self.shapes, self.recipe.policy.lora)
+
+    def embed(self) -> Rows:
+        """Count the text encoders."""
+        return self.holding("text_encoder")
+
+    def encode(self) -> Rows:
+        """Count the VAE."""
+        return self.holding("vae")
+
+    def rollout(self) -> Rows:
+        """Count the behaviour weights, the VAE, and the recorded states of one batch of samples."""
+        rollout = self.recipe.rollout
+        batch = min(rollout.n_generation_mini_batch, rollout.samples_per_shard)
+        rows = self._forward(self._spread("rollout"), batch, guided=self._guided)
+        rows[BATCH] += Bytes(batch * costs.sample_bytes(self.recipe))
+        return rows | self.holding("vae")
+
+    def validate(self) -> Rows:
+        """Count a forward without guidance."""
+        return self._forward(self._spread("validate"), self._held_out_batch)
+
+    def export(self) -> Rows:
+        """Count one tensor twice: its bytes in the file, and its numbers."""
+        largest = max(map(math.prod, self.trained.values()))
+        return {IN_PASSING: Bytes(cpu=2 * sizes.FLOAT32_BYTES * largest)}
+
+    def evaluate(self) -> Rows:
+        """Count the whole stock pipeline. Guidance doubles its batch; its matrices rest in the type of the compute."""
+        spread = Spread(half=self._half)
+        rows = self._forward(spread, self._held_out_batch * (1 + self._guided))
+        rows |= self.holding("vae", "text_encoder")
+        if not self._half:
+            return rows
+        kept = directories.spec(self.path).float32_modules
+        held = in_half(self.shapes, kept) + sum(in_half(shapes, kept) for shapes in _adapters(self))
+        return rows | {TRANSFORMER: Bytes(held), VISITING: Bytes()}
+
+    def update(self) -> Rows:
+        """Count training with the parts that the algorithm compares with or keeps, and the samples that it reads."""
+        needs, train = costs.needs_of(self.recipe), self.recipe.train
+        carried = costs.policy_parts(self.recipe)
+        parts = {*needs.roles, *carried}
+        if train.staleness == 0 and needs.behaviour != CURRENT and needs.behaviour in carried:
+            # One copy serves under both names.
+            parts.discard(BEHAVIOUR)
+        # Samples are read when they are drawn, and the last ones read are kept.
+        read = min(train.train_batch_per_replica * costs.sample_bytes(self.recipe), KEPT_BYTES)
+        return self._training("update", parts, guided=self._guided) | {SAMPLES: Bytes(cpu=read)}
+
+    def finetune(self) -> Rows:
+        """Count training with the parts that are kept."""
+        return self._training("finetune", costs.policy_parts(self.recipe).keys(), guided=False)
+
+    def holding(self, *prefixes: str) -> Rows:
+        """Count the components whose names begin with one of ``prefixes``, in float32."""
+        index = directories.read_json(self.path, directories.INDEX)
+        wanted = {name: value for name, value in index.items() if name.startswith(prefixes)}
+        names = [name for name, value in wanted.items() if isinstance(value, list) and value[0]]
+        elements = sum(count_elements(component_shapes(self.path, name)) for name in names)
+        return {OTHERS: Bytes(sizes.FLOAT32_BYTES * elements)}
+
+    @property
+    def _held_out_batch(self) -> int:
+        assert self.recipe.validation is not None
+        return self.recipe.validation.batch_size
+
+    @property
+    def _guided(self) -> bool:
+        return self.recipe.policy.diffusers.sample.guidance_scale != 1
+
+    @property
+    def _half(self) -> bool:
+        return self.recipe.train.param_dtype == "bfloat16"
+
+    def _spread(self, stage: str) -> Spread:
+        return Spread(self.recipe.launch.parallelism_of(stage), half=self._half)
+
+    def _transformer(self, spread: Spread) -> Bytes:
+        return sum((resting(shapes, spread) for shapes in _adapters(self)), resting(self.shapes, spread))
+
+    def _batch(self, size: int, num_states: int, *, guided: bool) -> Bytes:
+        """Count ``num_states`` tensors of the latents' size for each sample, and its text embeddings."""
+        diffusers = self.recipe.policy.diffusers
+        latents = sizes.latent_elements(self.path, diffusers.inference_size, diffusers.train_frames)
+        texts = (1 + guided) * costs.embedding_bytes(self.recipe)
+        return Bytes(size * (sizes.FLOAT32_BYTES * num_states * latents + texts))
+
+    def _forward(self, spread: Spread, batch: int, *, guided: bool = False) -> Rows:
+        """Count a stage that trains nothing: state, noise, estimate and velocity of each sample, one more if guided."""
+        all_train = self.recipe.policy.lora is None
+        return {
+            TRANSFORMER: self._transformer(spread),
+            BATCH: self._batch(batch, 4 + guided, guided=guided),
+            VISITING: Bytes(visiting(self.shapes, spread, backward=False, all_train=all_train)),
+        }
+
+    def _training(self, stage: str, parts: Set[str], *, guided: bool) -> Rows:
+        """Count a stage with an optimizer: latents, noise, state and target of each sample, one velocity a part."""
+        policy, spread = self.recipe.policy, self._spread(stage)
+        trained, all_train = resting(self.trained, spread), policy.lora is None
+        checkpointing = policy.model_gradient_checkpointing
+        at_work = visiting(self.shapes, spread, backward=True, all_train=all_train, checkpointing=checkpointing)
+        options, samples = self.recipe.train.train_policy, self.recipe.train.train_batch_per_replica
+        at_once = getattr(options, "batch_size_per_optimize", None) or samples
+        copies: Rows = {part: trained for part in PARTS if part in parts}
+        return copies | {
+            TRANSFORMER: self._transformer(spread),
+            GRADIENTS: trained,
+            OPTIMIZER: trained * MOMENTS,
+            BATCH: self._batch(min(options.mini_batch, at_once), 5 + len(copies), guided=guided),
+            VISITING: Bytes(at_work),
+            # The buffer of the all-reduce of gradients, or of torch's fused loops: once more their size.
+            STEP: trained,
+        }
+
+
+def _adapters(model: _Model) -> list[Shapes]:
+    """Return the shapes of the frozen adapter and of the trained one, of those that there are."""
+    settings = (model.below, model.recipe.policy.lora)
+    return [trainable_shapes(model.shapes, adapter) for adapter in settings if adapter is not None]

@@ -1,0 +1,40 @@
+"""The stages by name. Each ``contracts.py`` below this folder lists its own in ``CONTRACTS``. Imports no torch."""
+
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from cosmos_rl_core.config.shared import StageConfig
+
+STAGES: dict[str, type[StageConfig]] = {}
+"""The settings of each stage."""
+
+
+def register(contracts: Iterable[type[StageConfig]]) -> None:
+    """Add stages. Raises ``ValueError`` if another one has the name."""
+    for contract in contracts:
+        if STAGES.setdefault(contract.name, contract) is not contract:
+            raise ValueError(f"two stages have the name {contract.name!r}")
+
+
+def module_of(stage: str) -> str:
+    """Return the name of the module that runs a stage."""
+    package = STAGES[stage].package
+    return f"{package}.{stage.removeprefix(package.rpartition('.')[2] + '_')}"
+
+
+def reader_of(stage: str) -> ModuleType | None:
+    """Return the module that makes excerpts of a stage's artifacts for reports; None if a fragment has them."""
+    contract = STAGES[stage]
+    return None if contract.reader is None else import_module(f"{contract.package}.{contract.reader}")
+
+
+def _find() -> None:
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("contracts.py")):
+        parts = path.relative_to(root.parent).with_suffix("").parts
+        register(import_module(".".join(parts)).CONTRACTS)
+
+
+_find()

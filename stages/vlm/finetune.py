@@ -1,0 +1,159 @@
+"""Policy k to policy k + 1 of a VLM by supervised steps on conversations."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from cosmos_rl_core.config.shared import OptimizerSteps
+from cosmos_rl_core.conversations.packing import Inputs, bins, fillers, packed, token_losses
+from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
+from cosmos_rl_core.vlms._base import Kind
+from cosmos_rl_core.weights.parts import CURRENT, EMA
+from cosmos_rl_core.weights.policy_weights import PolicyWeights
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Request
+from stages.execution.context import Context
+from stages.formats.policies import read_part
+from stages.training.micro_batches import made_ahead, my_share
+from stages.training.order import items_of_step
+from stages.training.stepper import Stepper, check_clocks
+from stages.vlm.contracts import VlmFinetune
+from stages.vlm.loading import load, prompts_of
+from stages.vlm.tokens import Conversations, Tokens
+
+
+def run(request: Request, context: Context) -> dict[str, Any]:
+    """Write the next policy's parts and ``metrics.parquet``, a row an optimizer step."""
+    config, policy, iteration = request.settings(VlmFinetune), request.one("policy"), request.iteration or 0
+    check_clocks(policy, iteration, config.steps.first_step)
+    tokens, prompts = Tokens(Artifact(request.one("tokens"))), prompts_of(config.vlm)
+    layout = context.layout({"row_length": context.shrunk(config.row_length)})
+    model, weights = load(config, prompts, context, config.param_dtype)
+    weights.load(CURRENT, read_part(policy, CURRENT, weights.shards, context.progress))
+    copies = [EMA] if config.keeps_ema else []
+    for part in copies:
+        weights.create(part, read_part(policy, part, weights.shards, context.progress) or None)
+    model.train()
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    trainer = VlmTrainer(model, weights, config.steps, config.param_dtype, context)
+    trainer.resume(policy)
+    rows = _Rows(config, tokens, Conversations(tokens, prompts, config.sources), model, layout["row_length"])
+    if context.ranks.mesh is not None:
+        rows.fill()
+
+    def share(step: int) -> list[Any]:
+        return my_share([[make] for make in rows.of_step(request.seed, step)], context.ranks)
+
+    first = config.steps.first_step
+    with made_ahead(map(share, range(first, first + len(config.steps.lrs)))) as steps:
+        for index, some in enumerate(steps):
+            trainer.step(index, some)
+    trainer.write(copies, iteration)
+    return trainer.summary()
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """Conversations of one forward and backward pass."""
+
+    inputs: Inputs
+    factor: float
+    """Factor on the sum of the losses of its tokens; 0 pads a rank that has fewer rows."""
+
+
+class _Rows:
+    """The rows of each optimizer step."""
+
+    def __init__(
+        self, config: VlmFinetune, tokens: Tokens, conversations: Conversations, model: Any, row_length: int
+    ) -> None:
+        self.config, self.conversations, self.model = config, conversations, model
+        self.index, self.row_length = tokens.index, row_length
+        self.sources = self.index["source"].to_numpy()
+        self.fillers: dict[Kind, Any] = {}
+
+    def fill(self) -> None:
+        """Give each row from now on a medium of each kind that the dataset has, if it lacks one.
+
+        Ranks that share the weights of the vision tower must run it equally often.
+        """
+        kinds: list[Kind] = [kind for kind in ("image", "video") if int(self.index[f"{kind}s"].sum())]
+        prompts = self.conversations.prompts
+        self.fillers = dict(zip(sorted(kinds), fillers(prompts, kinds), strict=True))
+
+    def of_step(self, seed: int, step: int) -> list[Any]:
+        """Return what makes each row of a step, given its weight; the longest planned row first.
+
+        A planned row that is longer than the rows of this attempt is divided.
+        """
+        config = self.config
+        items = [item for item, _ in items_of_step(self.sources, config.weights, config.batch_size, seed, step)]
+        about = self.index.iloc[items]
+        lengths, labels = about["tokens"].tolist(), about["labels"].tolist()
+        packs = getattr(self.conversations.prompts.processor, "packs", False)
+        planned = _packed(range(len(items)), lengths, config.row_length) if packs else [[n] for n in range(len(items))]
+        total, made = sum(labels), list[Any]()
+        for row in planned:
+            # Of the planned rows, so that rows that were made shorter for lack of memory train the same objective.
+            factor = 1 / total if config.balance_dp_token else 1 / (len(planned) * sum(labels[place] for place in row))
+            parts = _packed(row, lengths, self.row_length) if packs else [row]
+            made += [partial(self._made, [items[place] for place in part], factor) for part in parts]
+        return made
+
+    def _made(self, items: list[int], factor: float, weight: float) -> PackedRow:
+        row = [self.conversations[item] for item in items]
+        here = {kind for one in row for kind in ("image", "video") for visual in one.visuals if _is(visual, kind)}
+        row += [filler for kind, filler in self.fillers.items() if kind not in here]
+        return PackedRow(packed(self.model, row), factor * weight)
+
+
+def _packed(places: Sequence[int], lengths: Sequence[int], room: int) -> list[list[int]]:
+    """Return which of the conversations at ``places`` share a row of ``room`` tokens, or of the longest of them."""
+    own = [lengths[place] for place in places]
+    return [[places[number] for number in row] for row in bins(own, max(room, *own))]
+
+
+def _is(visual: Any, kind: Kind) -> bool:
+    return f"{kind}_grid_thw" in visual.inputs
+
+
+class VlmTrainer(Stepper):
+    """A policy of a VLM. The loss of a step is the sum of ``factor`` times the losses of tokens, over all ranks."""
+
+    def __init__(
+        self, model: Any, weights: PolicyWeights, steps: OptimizerSteps, param_dtype: ParamDtype, context: Context
+    ) -> None:
+        super().__init__(weights, steps, context)
+        self.model = model
+        self.param_dtype: ParamDtype = param_dtype
+
+    def step(self, index: int, rows: Iterable[PackedRow]) -> None:
+        """Do one optimizer step from this rank's rows. Collective.
+
+        A row without labels is computed like the others: ranks that share weights must do equal numbers of passes.
+        """
+        total, count = 0.0, 0
+        for row in rows:
+            self.sign_of_life(index)
+            losses = self._losses(row.inputs)
+            # Texts alone pass no part of the vision tower: if only such parts train, they have no gradient.
+            if losses.requires_grad:
+                (losses.sum() * row.factor).backward()
+            total += float(losses.detach().double().sum()) * row.factor
+            count += len(losses) if row.factor else 0
+        found = self.group.gather([total, count])
+        numbers = {"loss": sum(one for one, _ in found), "label_tokens": float(sum(some for _, some in found))}
+        self.weights.collect_gradients()
+        moved = self.move(index) or {"grad_norm": math.nan, "lr": 0.0}
+        self.optimizer.zero_grad(set_to_none=True)
+        self.rows.append({"step": self.steps.first_step + index} | moved | numbers)
+
+    def _losses(self, inputs: Inputs) -> Tensor:
+        device = self.group.device
+        with computes_in(self.param_dtype, device):
+            return token_losses(self.model, {name: tensor.to(device) for name, tensor in inputs.items()})
