@@ -12,7 +12,7 @@ from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
@@ -29,7 +29,8 @@ _PACKAGE = "__init__.py"
 class Pin(Section):
     """A plugin from outside, with the digests that its files had when the run was planned."""
 
-    kind: Literal["models", "algorithms", "rewards", "datasets", "captioners", "vlms"]
+    kind: Annotated[str, Field(pattern=f"^({'|'.join(plugins.KINDS)})$")]
+    """One of :data:`cosmos_rl_core.plugins.KINDS`."""
     name: str
     path: str = Field(json_schema_extra=NOT_IDENTITY)
     """File or folder of the plugin; for an entry point the file or folder of its package."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_rules import LAYERS, ROOT, dotted, nodes, sources
+from tests.test_rules import LAYERS, NAME_MODELS, PARTS, READS_ENVIRONMENT, ROOT, UNPICKLES, dotted, nodes, sources
 
 COMPOSES = (
     "cosmos_rl_core/models/_loading.py",  # libraries that a pipeline's index names
@@ -129,3 +129,8 @@ def test_names_of_modules_are_composed_where_it_is_known():
         and not (node.args and isinstance(node.args[0], ast.Constant))
     }
     assert found == {*COMPOSES}
+
+
+def test_what_a_rule_exempts_exists():
+    exempt = (*UNPICKLES, *READS_ENVIRONMENT, *NAME_MODELS, PARTS)
+    assert [path for path in exempt if not (ROOT / path).exists()] == []

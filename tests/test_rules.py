@@ -60,6 +60,8 @@ READS_ENVIRONMENT = (
     "stages/execution/runner.py",
     "stages/execution/agent.py",
 )
+PARTS = "cosmos_rl_core/weights/parts.py"
+NAME_MODELS = ("cosmos_rl_core/models/", "cosmos_rl_core/importers/", "cosmos_rl_core/tiny/")
 TORCH_FREE = (
     "stages.contracts",
     "stages.artifacts.slots",
@@ -359,22 +361,19 @@ def test_names_of_policy_parts_are_written_once():
         is_name = isinstance(node, ast.Constant) and node.value in names
         return f"{node.value!r} is a constant of weights/parts.py" if is_name else None  # pyright: ignore[reportAttributeAccessIssue]
 
-    owner = ROOT / "cosmos_rl_core/weights/parts.py"
-    importer = ROOT / "cosmos_rl_core/config/upstream"
-    refuse(violations([p for p in sources(*LAYERS) if p != owner and importer not in p.parents], check))
+    refuse(violations([p for p in sources(*LAYERS) if p != ROOT / PARTS], check))
 
 
 def test_classes_of_models_are_named_by_their_plugins_alone():
     """Pipelines, transformers and VAEs of diffusers. Schedulers belong to `sampling`."""
     kinds = re.compile(r"\w+(Pipeline|Transformer[123]DModel)|Autoencoder\w+")
     classes = {name for name in dir(diffusers) if kinds.fullmatch(name)} - {"DiffusionPipeline"}
-    at_home = ("cosmos_rl_core/models/", "cosmos_rl_core/importers/", "cosmos_rl_core/tiny/")
 
     def named(node: ast.AST) -> str | None:
         name = node.id if isinstance(node, ast.Name) else node.value if isinstance(node, ast.Constant) else None
         return f"names {name}; ask the model's spec" if name in classes else None
 
-    places = [path for path in sources(*LAYERS) if not str(path.relative_to(ROOT)).startswith(at_home)]
+    places = [path for path in sources(*LAYERS) if not str(path.relative_to(ROOT)).startswith(NAME_MODELS)]
     refuse(violations(places, named))
 
 

@@ -11,7 +11,6 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.policy import Solver
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import RewardConfig, SnapshotOptions
-from cosmos_rl_core.config.vlm.recipe import VlmRecipe
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError, CosmosRLError, Mistakes, UnavailableError, counted
 from cosmos_rl_core.parallel import sequence_shares
@@ -30,11 +29,8 @@ Misfits = Callable[[LaunchConfig, Sequence[str]], Sequence[str]]
 """Returns a message for each mistake by which stages do not fit the devices."""
 
 
-def stages_of(recipe: Recipe | VlmRecipe) -> list[str]:
+def stages_of(recipe: Recipe) -> list[str]:
     """Return the stages with torch that a run of this recipe may have."""
-    if isinstance(recipe, VlmRecipe):
-        judged = ["vlm_evaluate"] if recipe.validation is not None else []
-        return ["vlm_policy", "vlm_tokenize", "vlm_finetune", "vlm_export", *judged]
     validation = recipe.validation
     asked = {
         "policy": True,

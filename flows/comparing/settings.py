@@ -1,6 +1,5 @@
 """Settings, base models, versions and data of two runs."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +8,8 @@ from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import counted
 from flows.comparing.side import Side
-from flows.planning import facts
+from flows.planning import facts, kinds
 from flows.planning.plan import Plan
-from flows.vlm.plan import VlmPlan
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,6 @@ def _files(plan: Plan) -> dict[str, str]:
         f"dataset {one.dataset}": f"snapshot {one.number}, {one.items} items, {one.digest[:12]}"
         for one in plan.snapshots
     }
-    if isinstance(plan, VlmPlan):
-        found["conversations"] = json.dumps(plan.conversations)
-        found["held-out conversations"] = json.dumps(plan.held_out_conversations)
+    if (kind := kinds.of(plan)) is not None:
+        found |= kind.data(plan)
     return {name: words for name, words in found.items() if words}

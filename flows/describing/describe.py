@@ -16,15 +16,13 @@ from cosmos_rl_core.estimates.estimate import FEWEST
 from cosmos_rl_core.pipelines import directories, weight_files
 from cosmos_rl_core.pipelines.memory import Bytes
 from flows.checking import checks
-from flows.describing import vlm_plan as vlm
 from flows.devices import fitting
 from flows.ledger import estimates
-from flows.planning import estimate
+from flows.planning import estimate, kinds
 from flows.planning.plan import Plan, run_url
 from flows.planning.run import Run, run_of
 from flows.post_train import post_train
 from flows.sizes import costs, memory
-from flows.vlm.plan import VlmPlan
 
 MIB, GIB = 2**20, 2**30
 
@@ -168,8 +166,8 @@ def as_json(plan: Plan, store_url: str, *, slots: int | None = None) -> dict[str
     ``flops`` on all ranks and its ``seconds`` at ``device_flops`` a second on each rank; and ``like``, what another run
     of the same shape took, or null.
     """
-    if isinstance(plan, VlmPlan):
-        return vlm.as_json(plan, store_url)
+    if (kind := kinds.of(plan)) is not None:
+        return kind.as_json(plan, store_url)
     recipe = plan.recipe
     total, trained = costs.parameters(recipe)
     rewarded = recipe.train.train_policy.rewarded
@@ -206,12 +204,13 @@ def described(plan: Plan, store_url: str, named_by: str = "", *, slots: int | No
 
     ``named_by`` says what the store was taken from, ``slots`` how many ``launch.gpu_limit`` has, if that is known.
     """
-    if isinstance(plan, VlmPlan):
-        yield vlm.described(plan, store_url, named_by)
-        if found := vlm.memory_of(plan, store_url):
+    if (kind := kinds.of(plan)) is not None:
+        words, found, uncounted = kind.described(plan, store_url, named_by)
+        yield words
+        if found:
             yield ""
             yield _memory_table(found)
-            yield f"\n{vlm.UNCOUNTED}"
+            yield f"\n{uncounted}"
         return
     yield f"{describe_plan(plan, store_url, named_by, slots=slots)}\n"
     yield _memory_table(_memory(plan, store_url))

@@ -9,12 +9,11 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import RESTORE, unseal
 from cosmos_rl_core.storage.store import Listed
 from flows.checking.checks import BEFORE_A_PLAN
+from flows.planning import kinds
 from flows.planning.plan import PLAN_FILE, run_url
 from flows.planning.run import Run
 from flows.planning.steps import open_run
 from flows.post_train import post_train
-from flows.vlm.run import VlmRun
-from flows.vlm.shared_tokens import reached_from
 from stages.artifacts import snapshots
 from stages.artifacts.garbage import erasable
 from stages.artifacts.manifest import Manifest
@@ -152,9 +151,8 @@ def _read_by(run: Run) -> Iterator[str]:
 
     for wave in post_train(run, never, never):
         yield from (step.slot for step in wave.steps if not step.slot.startswith(f"{run.url}/"))
-    if isinstance(run, VlmRun):
-        for slot in run.token_slots:
-            yield from reached_from(slot)
+    if (kind := kinds.of(run.plan)) is not None:
+        yield from kind.reads(run)
     yield from (source.url for source in run.plan.init_inputs)
     for pinned in run.plan.snapshots:
         snapshot = pinned.read(run.store_url)

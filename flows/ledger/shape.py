@@ -4,11 +4,10 @@ from typing import Any
 
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.pipelines import directories
-from flows.planning import estimate
+from flows.planning import estimate, kinds
 from flows.planning.plan import Plan
 from flows.planning.run import Run
 from flows.sizes import costs
-from flows.vlm.plan import VlmPlan
 
 _LAUNCH = {
     "launcher",
@@ -28,9 +27,10 @@ def shape_of(plan: Plan) -> str:
 
     Seeds, learning rates and the number of iterations are no part of it.
     """
-    if isinstance(plan, VlmPlan):
-        return _shape_of_vlm(plan)
     recipe = plan.recipe
+    launch = recipe.launch.model_dump(mode="json", include=_LAUNCH, exclude_none=True)
+    if (kind := kinds.of(plan)) is not None:
+        return digest(kind.shape(plan, launch))[:32]
     shape = {
         "model": plan.model.adapter,
         "architecture": _architecture(plan),
@@ -41,7 +41,7 @@ def shape_of(plan: Plan) -> str:
         "samples": recipe.train.train_batch_per_replica,
         "dtype": recipe.train.param_dtype,
         "rewards": [reward.fn.label for reward in Run(plan, "").scored],
-        "launch": recipe.launch.model_dump(mode="json", include=_LAUNCH, exclude_none=True),
+        "launch": launch,
     }
     return digest(shape)[:32]
 
@@ -50,21 +50,3 @@ def _architecture(plan: Plan) -> dict[str, Any]:
     """Return what decides the arithmetic of a forward pass; counting that takes a process with torch."""
     path = costs.base_path(plan.recipe)
     return {name: directories.settings(path, name) for name in ("transformer", "vae")}
-
-
-def _shape_of_vlm(plan: VlmPlan) -> str:
-    """Return the digest for a VLM: its files, what trains, and the sizes of steps; datasets have unlike lengths."""
-    recipe, options = plan.recipe, plan.recipe.train.train_policy
-    shape = {
-        "model": plan.model.digest,
-        "policy": recipe.policy.model_dump(mode="json", exclude={"model_name_or_path"}),
-        "algorithm": options.type,
-        "steps": options.steps_per_iteration,
-        "row": options.row_tokens,
-        "samples": recipe.train.train_batch_per_replica,
-        "dtype": recipe.train.param_dtype,
-        "data": plan.data_digest,
-        "held_out": plan.held_out_digest,
-        "launch": recipe.launch.model_dump(mode="json", include=_LAUNCH, exclude_none=True),
-    }
-    return digest(shape)[:32]

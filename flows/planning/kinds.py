@@ -3,7 +3,7 @@
 A kind adds what is its own. Waves, audit, cost, replay and the frame of the report are the same for all.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -29,8 +29,20 @@ class Kind:
     """Makes a run of a plan and the address of the store."""
     waves: Callable[..., Iterator[Any]]
     """Yields the waves of a run, as :func:`flows.post_train.post_train` does."""
+    stages: Callable[[Any], list[str]]
+    """Returns the stages with torch that a run of a recipe may have."""
+    shape: Callable[[Any, dict[str, Any]], dict[str, Any]]
+    """Returns what decides the arithmetic of an iteration, of a plan and its launch settings that count."""
     about: Callable[[Any], Rows]
     """Returns what was run, as :func:`flows.planning.facts.about` does."""
+    data: Callable[[Any], dict[str, str]]
+    """Returns what a comparison shows of the data of a plan, in words by name."""
+    described: Callable[[Any, str, str], tuple[str, Sequence[Any], str]]
+    """Returns what a run would do, in words, the memory of its stages, and what that leaves out."""
+    as_json: Callable[[Any, str], dict[str, Any]]
+    """Returns a plan for scripts."""
+    reads: Callable[[Any], Iterator[str]]
+    """Yields the slots that a run reads besides the inputs of its Requests, for ``gc``."""
 
 
 @cache

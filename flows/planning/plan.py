@@ -210,7 +210,7 @@ def plan_of(settings: Settings, *, without_weights: bool = False, misfits: check
         raise ConfigError("\n  ".join([str(error), *mistakes])) from error
     mistakes.extend(idle)
     if misfits is not None:
-        mistakes.extend(misfits(recipe.launch, checks.stages_of(recipe)))
+        mistakes.extend(misfits(recipe.launch, (checks.stages_of if kind is None else kind.stages)(recipe)))
     source, known = settings.recipe, tuple(mistakes)
     if kind is not None:
         return kind.make_plan(recipe, settings.run_id, source, known, without_weights=without_weights)

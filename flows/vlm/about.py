@@ -1,5 +1,7 @@
 """Description of a run that fine-tunes a VLM: rows of a name and a value."""
 
+import json
+
 from flows.planning.facts import name_of_model
 from flows.planning.kinds import Rows
 from flows.vlm.plan import VlmPlan
@@ -23,3 +25,11 @@ def about(plan: VlmPlan) -> Rows:
         "learning rate": f"{train.optm_lr:g}, {train.optm_name}",
     }
     return tuple((name, value) for name, value in rows.items() if value)
+
+
+def data(plan: VlmPlan) -> dict[str, str]:
+    """Return the numbers of conversations of each dataset."""
+    return {
+        "conversations": json.dumps(plan.conversations),
+        "held-out conversations": json.dumps(plan.held_out_conversations),
+    }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_rl_core import plugins
+from cosmos_rl_core import outside_plugins, plugins
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.outside_plugins import find
 from flows.describing import describe
@@ -55,6 +55,29 @@ def test_a_plan_pins_the_files_of_every_kind(recipe: str, folder: Path):
     assert {pin.path for pin in plan.plugins if pin.kind != "models"} == {str(file) for file in folder.glob("*.py")}
     assert plan.model.adapter == "tiny2"
     assert f"signs of datasets, {folder / 'signs.py'}\n" in describe.describe_plan(plan, "outputs")
+
+
+CHATS = """
+from typing import Literal
+
+from cosmos_rl_core.config.vlm.chat_datasets import ChatDatasetOptions
+
+
+class Options(ChatDatasetOptions):
+    name: Literal["chats"]
+
+
+def rows(options):
+    return []
+"""
+
+
+def test_a_dataset_of_conversations_from_outside_is_pinned(folder: Path):
+    (folder / "chats.py").write_text(CHATS, encoding="utf-8")
+    outside_plugins.find([str(folder / "chats.py")])
+    (pin,) = outside_plugins.pins("")
+    assert (pin.kind, pin.name, [*pin.files]) == ("chat_datasets", "chats", ["chats.py"])
+    outside_plugins.use([pin.model_dump(mode="json")], verify=True)
 
 
 def test_a_folder_laid_out_like_the_package_holds_plugins_too(recipe: str, folder: Path):

@@ -13,13 +13,13 @@ from cosmos_rl_core.config.vlm.recipe import VLM_SFT, checked
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.recipes.reading import read_values
 from cosmos_rl_core.vlms._base import processor_of
-from flows.checking import checks
 from flows.devices import fitting
 from flows.devices.devices import need_of
 from flows.operations.pools import GPUS
 from flows.planning.plan import Settings, plan_of
 from flows.planning.run import run_of
 from flows.post_train import post_train
+from flows.vlm.kind import KIND
 from flows.vlm.plan import VlmPlan
 from tests import hf_folder
 from tests.core.vlms import tiny
@@ -77,7 +77,7 @@ def test_its_waves_fit_the_devices_of_every_profile_that_it_is_valid_for(path: P
             continue
         valid.append(profile.stem)
         launch, run = plan.recipe.launch, run_of(plan, str(tmp_path)).going_to(1)
-        assert fitting.misfits(checks.stages_of(plan.recipe), launch, None) == []
+        assert fitting.misfits(KIND.stages(plan.recipe), launch, None) == []
         for wave in post_train(run):
             assert launch.gpus is None or sum(need_of(step.kind, launch).count for step in wave.steps) <= launch.gpus
     assert {"four-gpus-sharded", "eight-gpus-sharded", "local", "slurm", "kubernetes"} <= {*valid}
@@ -95,7 +95,7 @@ def test_it_plans_on_four_and_eight_gpus(path: Path, cluster: str, here):
     assert plan.conversations == {"custom": ROWS}
     assert plan.model.adapter == "qwen_vl"
     used = {step.kind for wave in post_train(run_of(plan, "outputs")) for step in wave.steps}
-    planned = checks.stages_of(plan.recipe)
+    planned = KIND.stages(plan.recipe)
     assert {stage for stage in used if need_of(stage, launch).count} <= {*planned}
     assert fitting.misfits(planned, launch, None) == []
 

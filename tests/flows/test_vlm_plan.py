@@ -12,7 +12,6 @@ from safetensors.numpy import save_file
 from cosmos_rl_core.config.toml import dumps
 from cosmos_rl_core.errors import ConfigError, UnavailableError
 from flows.describing import describe
-from flows.describing.vlm_plan import as_json, described
 from flows.operations.export import export
 from flows.operations.upgrades import settled
 from flows.planning.plan import Plan, Settings, freeze, plan_of, read_plan
@@ -20,6 +19,7 @@ from flows.planning.run import Run, run_of
 from flows.planning.steps import open_run
 from flows.post_train import steps
 from flows.session import loop
+from flows.vlm.describe import as_json, described
 from flows.vlm.plan import VlmPlan
 from flows.vlm.run import VlmRun
 from flows.watching.best import best_of

@@ -50,6 +50,11 @@ def described(plan: VlmPlan, store_url: str, named_by: str = "") -> str:
     return "\n".join(f"{name if i == 0 else '':<10} {line}" for name, some in lines for i, line in enumerate(some))
 
 
+def with_memory(plan: VlmPlan, store_url: str, named_by: str) -> tuple[str, list[StageMemory], str]:
+    """Return what a run would do, the memory of its stages, and what that leaves out."""
+    return described(plan, store_url, named_by), memory_of(plan, store_url), UNCOUNTED
+
+
 def as_json(plan: VlmPlan, store_url: str) -> dict[str, Any]:
     """Return the plan for scripts, with the keys of other plans where they apply.
 
