@@ -1,0 +1,86 @@
+"""A kind of run that the tree does not have: its registration is all that plan, loop and description need."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cosmos_rl_core.canonical import digest
+from cosmos_rl_core.recipes.reading import checked
+from flows.describing import describe
+from flows.ledger.shape import shape_of
+from flows.planning import facts, kinds, plan, requests
+from flows.planning.plan import Plan, Settings, freeze, plan_of, read_plan
+from flows.planning.run import Run, run_of
+from flows.planning.steps import Step, Wave
+from flows.post_train import steps
+from flows.session import loop
+from flows.watching.status import look
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
+from tests.flows.imagined import Imagined
+
+BARE = "bare"
+"""Group of the recipes of this kind."""
+
+
+class BarePlan(Plan):
+    """A plan of a run that exports its base and trains nothing."""
+
+
+def make_plan(recipe: Any, run_id: str | None, source: str, known: tuple[str, ...], **options: Any) -> BarePlan:
+    made = plan.make_plan(recipe, run_id, source, known, **options)
+    return BarePlan.model_validate(made.model_dump())
+
+
+def waves(run: Run, exported: Any = None, judged: Any = None) -> Iterator[Wave]:
+    yield Wave(Step("policy", "policy", run.slots.policy(0), partial(requests.policy, run)))
+    slot = run.slots.version(0, "export")
+    yield Wave(Step("policy-0000/export", "export", slot, partial(requests.export, run, 0), 0))
+
+
+KIND = kinds.Kind(
+    claims=lambda values: values.get("logging", {}).get("group_name") == BARE,
+    check=checked,
+    plan=BarePlan,
+    make_plan=make_plan,
+    run=Run,
+    waves=waves,
+    stages=lambda recipe: ["policy", "export"],
+    shape=lambda plan, launch: {"kind": BARE},
+    about=lambda plan: (("trains", "nothing"),),
+    data=lambda plan: {},
+    described=lambda plan, store_url, named_by: ("exports its base", [], ""),
+    as_json=lambda plan, store_url: {"run": plan.run_id},
+    reads=lambda run: iter(()),
+)
+
+
+@pytest.fixture
+def settings(recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    known = (*kinds.known(), KIND)
+    monkeypatch.setattr(kinds, "known", lambda: known)
+    return Settings(recipe(), str(tmp_path / "store"), "mine", overrides=(f"logging.group_name={BARE}",))
+
+
+def test_a_registered_kind_is_planned_made_and_described(settings: Settings, tmp_path: Path):
+    frozen = freeze(plan_of(settings), settings.store)
+    assert isinstance(read_plan(settings.store, "mine"), BarePlan)
+    run = run_of(frozen, settings.store)
+    assert [step.name for step in steps(run)] == ["policy", "policy-0000/export"]
+    made: list[str] = []
+    imagined = Imagined(run, tmp_path)
+
+    def launch(name: str, *asked: Request) -> list[Manifest]:
+        made.append(name)
+        return imagined.launch(name, *asked)
+
+    loop.make(run, launch)
+    assert made == ["policy", "policy-0000/export"]
+    assert look(settings.store, "mine").standing == 2
+    assert facts.about(frozen) == (("trains", "nothing"),)
+    assert [*describe.described(frozen, settings.store)] == ["exports its base"]
+    assert describe.as_json(frozen, settings.store) == {"run": "mine"}
+    assert shape_of(frozen) == digest({"kind": BARE})[:32]
