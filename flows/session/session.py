@@ -40,13 +40,12 @@ from flows.running.progress import Reporter
 from flows.running.tags import tags_of
 from flows.running.wave import Waves
 from flows.session.loop import make
+from flows.session.observers import Observer, observed
 from flows.showing.lost_tasks import lost_tasks_ended
 from flows.showing.short_errors import log_messages_only
 from flows.terminal import commands
 from flows.warning.gate import pass_gate
 from flows.watching.judged import held_out_lines, result_line
-from stages.artifacts.manifest import Manifest
-from stages.artifacts.request import Request
 
 P = ParamSpec("P")
 RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=100)]
@@ -211,37 +210,37 @@ def train(settings: Settings, algorithm: str | None) -> str:
             note("this store cannot refuse a second writer: run one process at a time on this run")
         run = settled(run, remake=settings.remake)
         waves.overlapping = partial(requests.rewards_ahead, run)
-        # Imported here because it needs pandas, and Prefect imports this file again to cancel a flow run.
-        tracking = importlib.import_module("flows.watching.tracking")
-        writing = importlib.import_module("flows.reporting.writing")
-        showing = importlib.import_module("flows.showing.showing")
         commands.keep(run, settings)
-        note(f"report: {writing.address(run)}, written after each iteration")
-        with ExitStack() as open_ones:
-            tracker = open_ones.enter_context(tracking.Tracker(run, note))
-            pages = open_ones.enter_context(writing.Pages(run, note))
-            shown = None
-            if (board := showing.board_of(note)) is not None:
-                shown = open_ones.enter_context(showing.Showing(run, pages.collected, board, note))
-                waves.display.follow(shown)
-            budget = None if waves.ledger is None else Budget(run, waves.ledger)
-
-            def launch_and_track(name: str, *requests: Request) -> list[Manifest]:
-                if budget is not None:
-                    budget.check(name, requests)
-                manifests = launch(waves, name, *requests)
-                tracker.done(requests, manifests)
-                pages.done(requests, manifests)
-                if shown is not None:
-                    shown.ended(name, manifests)
-                pass_gate(run, manifests, note)
-                return manifests
-
-            make(run, launch_and_track, grouped)
+        with observers_of(run, waves) as observers:
+            make(run, observed(partial(launch, waves), observers), grouped)
         note(f"continue: {commands.to_run(settings, plan.run_id, 2 * run.recipe.train.num_iterations)}")
         for line in held_out_lines(run):
             note(line)
     return result_line(run)
+
+
+@contextmanager
+def observers_of(run: Run, waves: Waves) -> Iterator[list[Observer]]:
+    """Open what follows a run, in the order in which it is told of a wave: numbers, report, Prefect, warnings."""
+    # Imported here because it needs pandas, and Prefect imports this file again to cancel a flow run.
+    tracking = importlib.import_module("flows.watching.tracking")
+    writing = importlib.import_module("flows.reporting.writing")
+    showing = importlib.import_module("flows.showing.showing")
+    note = waves.display.note
+    note(f"report: {writing.address(run)}, written after each iteration")
+    with ExitStack() as open_ones:
+        tracker = open_ones.enter_context(tracking.Tracker(run, note))
+        pages = open_ones.enter_context(writing.Pages(run, note))
+        found = [] if waves.ledger is None else [Observer(before=Budget(run, waves.ledger).check)]
+        found.append(Observer(after=lambda _, asked, made: tracker.done(asked, made)))
+        found.append(Observer(after=lambda _, asked, made: pages.done(asked, made)))
+        if (board := showing.board_of(note)) is not None:
+            shown = open_ones.enter_context(showing.Showing(run, pages.collected, board, note))
+            waves.display.follow(shown)
+            found.append(Observer(after=lambda name, _, made: shown.ended(name, made)))
+        # Last, because it may stop the run.
+        found.append(Observer(after=lambda name, asked, made: pass_gate(run, made, note)))
+        yield found
 
 
 def _check_services(plan: Plan) -> None:
