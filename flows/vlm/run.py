@@ -70,7 +70,7 @@ class VlmRun(Run):
         return [self.tokens_slot(held_out=side) for side in ((False, True) if self.validates else (False,))]
 
     def _tokenize(self, *, held_out: bool) -> Request:
-        """Return the Request as it is known before anything runs; its slot is that of every later one."""
+        """Return the Request without its inputs from the store, which are not known before a run. Its slot is final."""
         options = self.recipe.train.train_policy
         datasets, limit = self._data(held_out=held_out)
         config = VlmTokenize(
