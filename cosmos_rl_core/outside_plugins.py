@@ -64,9 +64,10 @@ def pins(model: str) -> tuple[Pin, ...]:
     return tuple(pin for pin in found if pin.kind != "models" or pin.name not in unused)
 
 
-def named_by(settings: object, pinned: Iterable[Pin]) -> tuple[Pin, ...]:
+def named_by(settings: object, pinned: Sequence[Pin]) -> tuple[Pin, ...]:
     """Return the pinned plugins that settings name, in sections of any depth."""
-    names = set(_names_in(settings))
+    # Without any, which is usual, the settings need no walk: `status` asks for each stage of a run.
+    names = set(_names_in(settings)) if pinned else set[tuple[str, str]]()
     return tuple(pin for pin in pinned if (pin.kind, pin.name) in names)
 
 

@@ -10,10 +10,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from cosmos_rl_core.estimates.estimate import mean_of
-from flows.library.opened_run import OpenedRun
-from flows.library.opened_run import open_run as open_at
+from flows.library import OpenedRun, open_run
 from flows.planning.run import Run
-from flows.planning.steps import open_run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.samples import read_samples
@@ -27,10 +25,10 @@ def main(store: str, run_id: str) -> None:
     # Equal runs give equal files.
     mpl.rcParams.update({"svg.hashsalt": "demo", "font.size": 9, "svg.fonttype": "none"})
     figure, (curve, pictures) = plt.subplots(1, 2, figsize=(9, 2.5), width_ratios=(1, 1.15), layout="constrained")
+    opened = open_run(run_id, store)
     lines = [json.loads(line) for line in Path(store, "runs", run_id, "metrics.jsonl").read_text().splitlines()]
-    _draw_rewards(curve, lines, open_at(run_id, store))
-    run = open_run(store, run_id)
-    _draw_samples(pictures, run)
+    _draw_rewards(curve, lines, opened)
+    _draw_samples(pictures, opened.run)
     figure.savefig(Path(__file__).with_name("demo.svg"), metadata={"Date": None})
 
 

@@ -16,7 +16,6 @@ from typing import Any
 from cosmos_rl_core.estimates.estimate import Estimate, mean_of
 from docs import drift
 from flows.library.opened_run import open_run
-from flows.planning.steps import open_run as plan_at
 from stages.artifacts.slots import standing
 
 ROOT = Path(__file__).parents[1]
@@ -65,7 +64,8 @@ def estimate(scores: dict[str, list[float]], most: int | None = None) -> str:
 
 def store_scores(store: str, run_id: str) -> Path:
     """Write the held-out OCR scores of the base and the final policy of a run, by prompt."""
-    run, opened = plan_at(store, run_id), open_run(run_id, store)
+    opened = open_run(run_id, store)
+    run = opened.run
     last = run.recipe.train.num_iterations
     _, made = standing(run.slots.version(last, "evaluate"))
     assert made is not None, f"{run_id} is not finished"
@@ -210,7 +210,7 @@ def _newest(what: str) -> dict[str, Any]:
 def main(store: str = "", *runs: str) -> None:
     """Store what is known of runs, and write the pages."""
     for run in runs:
-        planned = plan_at(store, run)
+        planned = open_run(run, store).run
         print(drift.store(MEASURED, planned))
         if any(reward.fn.label == "ocr" for reward in planned.recipe.rewards):
             print(store_scores(store, run))

@@ -14,7 +14,7 @@ from flows.defaults import store_of
 from flows.devices.fitting import misfits_of
 from flows.operations.rerun import rerun
 from flows.planning.run import Run
-from flows.planning.steps import Step, find, open_run
+from flows.planning.steps import Step, find, read_run
 from flows.post_train import steps
 from flows.running import gpus
 from flows.running.launch import launch
@@ -60,7 +60,7 @@ def run(
         accept_scorer: Score what has no scores with another scorer of a reward service than the run began with.
     """
     store = store_of(store)
-    opened = open_run(store, run_id)
+    opened = read_run(store, run_id)
     every = steps(opened)
     step = find(every, run_id, stage, iteration)
     _require_order(opened, every, step)

@@ -3,7 +3,7 @@
 A plugin file has a class ``Options`` (a :class:`CaptionerOptions`) and a class ``Captioner``.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Literal, Protocol
 
@@ -41,7 +41,7 @@ class Captioner(Protocol):
         ...
 
 
-def digest_of(options: CaptionerOptions, pins: Iterable[Pin]) -> str:
+def digest_of(options: CaptionerOptions, pins: Sequence[Pin]) -> str:
     """Return the digest of what decides captions: the captioner's settings, and its code if it is from outside."""
     code = [pin.identity() for pin in named_by(options, pins)]
     return digest({"options": options.identity(), "plugins": code})

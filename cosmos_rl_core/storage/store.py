@@ -100,7 +100,8 @@ def size(url: str) -> int | None:
     """Return the object's size in bytes, or None if it does not exist."""
     fs, path = _resolve(url)
     with suppress(FileNotFoundError), _unavailable("look up", url, FileNotFoundError):
-        return int(fs.info(path)["size"])
+        # Of directories without fsspec, which takes ten times as long: `status` looks at thousands of files.
+        return os.stat(path).st_size if fs is _LOCAL else int(fs.info(path)["size"])
     return None
 
 
@@ -248,7 +249,10 @@ def names(url: str) -> set[str]:
     """Return the names directly under ``url``, without temporary files; may lag behind writes like :func:`listed`."""
     fs, path = _resolve(url)
     with suppress(FileNotFoundError), _unavailable("list", url, FileNotFoundError):
-        found = {str(name).rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False)}
+        if fs is _LOCAL and os.path.isdir(path):
+            found = set(os.listdir(path))
+        else:
+            found = {str(name).rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False)}
         return set(filterfalse(is_temporary, found))
     return set()
 

@@ -23,11 +23,10 @@ from flows.heads.heads import HEADS
 from flows.ledger.pages import LEDGER, Totals, pages
 from flows.ledger.pages import numbers as page_numbers
 from flows.ledger.pages import url_of as url_of_page
-from flows.planning.plan import PLAN_FILE, run_url
+from flows.planning.plan import METRICS_FILE, PLAN_FILE, run_url
 from flows.planning.run import Run
-from flows.planning.steps import Step, open_run
+from flows.planning.steps import Step, read_run
 from flows.post_train import TRAINERS, steps
-from flows.watching.metrics import FILE
 from stages.artifacts.files import BLOCK_BYTES
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.pool import INDEX
@@ -94,7 +93,7 @@ def _look(
     findings = Findings(store.absolute(store_url).rstrip("/"))
     url = store.join(run_url(store_url, run_id), PLAN_FILE)
     try:
-        run = open_run(store_url, run_id)
+        run = read_run(store_url, run_id)
     except ArtifactError as error:
         findings.add(url, "plan", first_line(error))
         return findings
@@ -239,7 +238,7 @@ class Audit:
         beside.check_scorers(self._run, rewards, self._findings)
 
     def _look_at_metrics(self, every: Iterable[Step]) -> None:
-        url = store.join(self._run.url, FILE)
+        url = store.join(self._run.url, METRICS_FILE)
         with self._findings.catching(url, "lines"):
             numbers.check(self._run, every, url, self._findings)
 

@@ -12,7 +12,7 @@ from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.storage import store
 from flows.auditing import differing
 from flows.auditing.differing import Difference
-from flows.planning.steps import find, open_run
+from flows.planning.steps import find, read_run
 from flows.post_train import steps
 from flows.running.display import Display
 from flows.running.wave import Waves
@@ -94,7 +94,7 @@ def replay(
     ``launch`` replaces the run's launch settings. Raises :class:`ConfigError` if there is no such stage or sample,
     :class:`ArtifactError` if it has no artifact that stands, and :class:`StageError` if the stage fails.
     """
-    run = open_run(store_url, run_id)
+    run = read_run(store_url, run_id)
     step = find(steps(run), run_id, stage, iteration)
     _, made = standing(step.slot)
     if made is None:

@@ -219,10 +219,10 @@ def status(
         show_runs(store, as_json=as_json)
         return
     table = import_module("flows.watching.status_table")
-    look = import_module("flows.watching.status").look
+    open_run = import_module("flows.library").open_run
     terminal = console()
     follows = not as_json and (terminal.is_terminal if watch is None else watch)
-    overview = table.watch(store, run_id, terminal) if follows else look(store, run_id)
+    overview = table.watch(store, run_id, terminal) if follows else open_run(run_id, store).now()
     if as_json:
         print_json(overview.as_json())
     elif not follows:
@@ -277,7 +277,7 @@ def export(
     if (policy is not None) + best + every > 1:
         raise ConfigError("--policy, --best and --all exclude each other: give one of them")
     which = policy if policy is not None else "best" if best else "all" if every else "newest"
-    print_parts(*import_module("flows.operations.export").export(store, run_id, directory, which))
+    print_parts(*import_module("flows.library.exports").export(store, run_id, directory, which))
 
 
 @command(app, panel=KEEP)

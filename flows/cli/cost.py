@@ -33,5 +33,5 @@ def cost(
     if prices is not None:
         recipe = import_module("cosmos_rl_core.recipes.reading")
         config = recipe.validated(table, recipe.read_toml(prices, EXAMPLE), prices)
-    found = import_module("flows.reporting.cost").cost(store, run_id, config)
+    found = import_module("flows.library").open_run(run_id, store).cost(config)
     print_json(found.as_json()) if as_json else print_parts(*found.parts())

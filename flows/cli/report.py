@@ -35,7 +35,9 @@ def report(
     """
     if open_it and "://" in store:
         raise ConfigError(f"--open needs a page on this machine, the store is {store}; leave --open out")
-    address = import_module("flows.reporting.report").write_report(store, run_id)
+    address = import_module("flows.reporting.report").write_report(
+        import_module("flows.library").open_run(run_id, store)
+    )
     say(address)
     if open_it:
         import_module("webbrowser").open(Path(address).as_uri())

@@ -48,15 +48,15 @@ def runs(
 
 def show_runs(store: str, names: Sequence[str] = (), *, as_json: bool) -> None:
     """Print runs, all or those that are named. End with the exit code for wrong data if one is damaged."""
-    all_runs = import_module("flows.watching.all_runs")
-    found = all_runs.all_runs(store, names)
+    found = import_module("flows.library.lines").all_runs(store, names)
     damaged = [line.run for line in found if line.state == "damaged"]
     if as_json:
         print_json(found)
     else:
-        print_parts(*all_runs.rendered(found, store))
+        shown = import_module("flows.watching.run_list")
+        print_parts(*shown.rendered(found, store))
         if names and not damaged:
-            print_parts(*all_runs.settings_that_differ(store, names))
+            print_parts(*shown.settings_that_differ(store, names))
     if damaged:
         raise OwnExitCode(WRONG_DATA)
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from flows.comparing.side import Side
 from flows.planning.steps import Step
-from flows.post_train import steps
 from stages.artifacts.slots import standing
 
 AT_ONCE = 16
@@ -69,7 +68,7 @@ class Artifacts:
 
 def artifacts(a: Side, b: Side) -> Artifacts:
     """Compare the standing artifacts of both runs by the digests of their files. Reads manifests only."""
-    sides = [{step.name: step for step in steps(one.run) if step.kind not in DERIVED} for one in (a, b)]
+    sides = [{step.name: step for step in one.opened.steps if step.kind not in DERIVED} for one in (a, b)]
     contents = [_contents(list(one.values())) for one in sides]
     stages: dict[str, StageCount] = {}
     first, before = "", 0

@@ -16,6 +16,7 @@ from flows.comparing.scores import Difference, differences
 from flows.comparing.settings import Data, Setting, data, origins, settings
 from flows.comparing.side import Side
 from flows.comparing.weights import Weights, weights
+from flows.library.opened_run import open_run
 
 SHOWN = 8
 """Tensors that are listed."""
@@ -115,7 +116,7 @@ def compare(a: str, b: str, store: str) -> Comparison:
 
     Raises :class:`ConfigError` if there is no such run, :class:`ArtifactError` if a file is damaged.
     """
-    one, other = Side.open(a, store), Side.open(b, store)
+    one, other = Side(open_run(a, store)), Side(open_run(b, store))
     return Comparison(
         one,
         other,

@@ -10,8 +10,8 @@ from markupsafe import Markup
 from cosmos_rl_core.estimates.estimate import Estimate
 from flows.comparing.comparison import SCORES, STAGES, TENSORS, Comparison
 from flows.comparing.side import Side
+from flows.library.collected import Collected
 from flows.planning import facts
-from flows.reporting.collecting import Collected
 from stages.reporting.book import Piece
 from stages.reporting.curves import SMALL, Series, curve
 from stages.reporting.page import render

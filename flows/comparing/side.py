@@ -2,47 +2,39 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
 
-from flows.library.opened_run import OpenedRun, run_at
+from flows.library.collected import Collected
+from flows.library.opened_run import OpenedRun
 from flows.planning.plan import Plan
 from flows.planning.run import Run
-from flows.reporting.collecting import Collected
 from stages.reporting.book import Piece
 
 
 @dataclass(frozen=True)
 class Side:
-    """A run, and what was read of it."""
+    """A run, and what was read of it once."""
 
-    run: Run
-
-    @classmethod
-    def open(cls, run: str, store: str) -> Self:
-        """Open a run by its id, or by its URL. Raises :class:`ConfigError` if there is none."""
-        return cls(run_at(run, store))
+    opened: OpenedRun
 
     @property
     def name(self) -> str:
         """Return the run's id."""
-        return self.run.plan.run_id
+        return self.opened.id
+
+    @property
+    def run(self) -> Run:
+        """Return the plan of the run, and where its artifacts go."""
+        return self.opened.run
 
     @property
     def plan(self) -> Plan:
         """Return the plan of the run."""
-        return self.run.plan
-
-    @property
-    def opened(self) -> OpenedRun:
-        """Return the run as the library reads it."""
-        return OpenedRun(self.run)
+        return self.opened.run.plan
 
     @cached_property
     def collected(self) -> Collected:
         """Return fragments and optimizer steps of the run."""
-        found = Collected(self.run)
-        found.fill()
-        return found
+        return self.opened.collected()
 
     @property
     def trained(self) -> int:

@@ -12,7 +12,7 @@ from flows.checking.checks import BEFORE_A_PLAN
 from flows.planning import kinds
 from flows.planning.plan import PLAN_FILE, run_url
 from flows.planning.run import Run
-from flows.planning.steps import open_run
+from flows.planning.steps import read_run
 from flows.post_train import post_train
 from stages.artifacts import snapshots
 from stages.artifacts.garbage import erasable
@@ -50,7 +50,7 @@ class Roots:
         for name in sorted(store.names(store.join(store.absolute(self._store_url), "runs")) - self._read):
             try:
                 if self._is_planned(name):
-                    self.add(open_run(self._store_url, name))
+                    self.add(read_run(self._store_url, name))
                     self._read.add(name)
             except (ArtifactError, ConfigError) as error:
                 raise type(error)(

@@ -12,7 +12,7 @@ from cosmos_rl_core.storage.lease import PATIENCE_S
 from flows.defaults import GRACE_H
 from flows.devices import work_folders
 from flows.planning.run import Run
-from flows.planning.steps import open_run
+from flows.planning.steps import read_run
 from flows.post_train import steps
 from stages.artifacts.garbage import garbage
 from stages.execution.mailbox import Mailbox
@@ -76,7 +76,7 @@ def gc(store_url: str, run_id: str, *, superseded: bool, dry_run: bool, older_th
 
     Raises :class:`LeaseError` while a process works on the run.
     """
-    run = open_run(store_url, run_id)
+    run = read_run(store_url, run_id)
     found: list[Files] = []
     kept: list[Files] = []
     ordered: dict[str, str] = {}

@@ -17,7 +17,7 @@ from cosmos_rl_core.errors import ConfigError, first_line
 from cosmos_rl_core.storage import store
 from flows.heads.heads import HEADS, number_in, read_heads, url_of
 from flows.planning.plan import run_url
-from flows.planning.steps import open_run
+from flows.planning.steps import read_run
 
 SIGNATURE = re.compile(r"\d{5,}\.([0-9a-f]{16})\.sig")
 MAKE = "openssl genpkey -algorithm ed25519 -out key.pem && openssl pkey -in key.pem -pubout -out public.pem"
@@ -29,7 +29,7 @@ def sign(store_url: str, run_id: str, key_file: Path) -> str:
     Raises :class:`ConfigError` if there is no such run, no head yet, or no private key in the file, and
     :class:`ArtifactError` if heads are damaged.
     """
-    open_run(store_url, run_id)
+    read_run(store_url, run_id)
     root, key = run_url(store_url, run_id), _private_key(key_file)
     newest = max((head.number for head, _ in read_heads(root)), default=None)
     if newest is None:

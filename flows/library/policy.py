@@ -4,14 +4,24 @@ import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.weights.parts import CURRENT
-from flows.operations.export import export, optimizer_steps
+from flows.library.exports import export, optimizer_steps
 from flows.planning.run import Run
+from flows.terminal.commands import about
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input
+from stages.artifacts.slots import input_of, standing
+
+
+def made(run: Run, slot: str, what: str) -> Input:
+    """Return the artifact in a slot of a run. Raises :class:`ConfigError`, which names ``what``, if there is none."""
+    if standing(slot)[1] is None:
+        shown_by = about(run.store_url, "status", run.plan.run_id)
+        raise ConfigError(f"{run.plan.run_id} has no {what}; `{shown_by}` shows what it has")
+    return input_of(slot)
 
 
 @dataclass(frozen=True)
@@ -21,6 +31,11 @@ class Policy:
     version: int
     _run: Run = field(repr=False)
     _source: Input = field(repr=False)
+
+    @classmethod
+    def of(cls, run: Run, version: int) -> Self:
+        """Return a policy version of a run. Raises :class:`ConfigError` if there is none yet."""
+        return cls(version, run, made(run, run.slots.policy(version), f"policy {version}"))
 
     @property
     def url(self) -> str:

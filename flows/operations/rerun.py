@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cosmos_rl_core.errors import ArtifactError, ConfigError, counted
 from cosmos_rl_core.storage import store
 from flows.planning.run import Run
-from flows.planning.steps import Step, find, open_run
+from flows.planning.steps import Step, find, read_run
 from flows.post_train import steps
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.generations import current_generation, has_begun, invalidate, is_committed
@@ -63,7 +63,7 @@ def rerun(store_url: str, run_id: str, stage: str, iteration: int | None = None,
     ``iteration`` is the policy version for an export or an evaluation. With ``dry_run`` nothing changes.
     Raises :class:`ConfigError` if the run has no such stage, or the stage has never begun.
     """
-    run = open_run(store_url, run_id)
+    run = read_run(store_url, run_id)
     every = steps(run)
     step = find(every, run_id, stage, iteration)
     generation = current_generation(step.slot)

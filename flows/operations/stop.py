@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cosmos_rl_core.errors import StageError
 from cosmos_rl_core.storage.lease import PATIENCE_S, ask_to_stop
-from flows.planning.steps import open_run
+from flows.planning.steps import read_run
 from flows.running.progress import read_progress
 from flows.warning.decisions import person
 
@@ -41,7 +41,7 @@ def stop(store_url: str, run_id: str, wait_s: float) -> Stopped:
     It ends its stages first; what they finished stands. A flow run of Prefect is then cancelled. Raises
     :class:`ConfigError` if there is no such run, :class:`StageError` if the process works on after ``wait_s`` seconds.
     """
-    run = open_run(store_url, run_id)
+    run = read_run(store_url, run_id)
     began_s, holder = time.monotonic(), run.holder(PATIENCE_S)
     if holder is None:
         said = read_progress(run.url)

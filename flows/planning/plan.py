@@ -39,6 +39,8 @@ from stages.registry import STAGES
 PLAN = "plan"
 PLAN_FILE = "plan.json"
 """Name of the file of a run that is written first."""
+METRICS_FILE = "metrics.jsonl"
+"""Name of the file with the numbers of a run: a line for each optimizer step and artifact."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def require_same_as_written(plan: Plan, store_url: str) -> None:
         require_same(read_plan(store_url, plan.run_id), plan)
 
 
-def open_run(store_url: str, run_id: str) -> Run:
+def read_run(store_url: str, run_id: str) -> Run:
     """Return a run that exists, with as many iterations as were planned or begun, whichever is more."""
     run = run_of(read_plan(store_url, run_id), store_url)
     planned = run.recipe.train.num_iterations

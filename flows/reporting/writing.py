@@ -12,17 +12,17 @@ import humanize
 
 from cosmos_rl_core.errors import ApprovalError, ArtifactError, BudgetError, StoppedError, first_line
 from cosmos_rl_core.storage import store
+from flows.ledger.attempts import Attempts, Left
+from flows.ledger.causes import ending
 from flows.ledger.costs import duration
 from flows.ledger.pages import HOUR_S
+from flows.library.collected import Collected, Stage
+from flows.library.states import states
 from flows.planning import facts
-from flows.planning.plan import PLAN_FILE
+from flows.planning.plan import METRICS_FILE, PLAN_FILE
 from flows.planning.ranking import ranked_by
 from flows.planning.run import Run
-from flows.reporting.attempts import Attempts, Left
-from flows.reporting.causes import ending
-from flows.reporting.collecting import Collected, Stage
 from flows.terminal import commands
-from flows.watching.metrics import FILE as NUMBERS
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.reporting.book import Book, Now
@@ -158,7 +158,7 @@ def _left(left: Sequence[Left], at_work: int) -> str:
 
 
 def _links(run: Run) -> Iterator[tuple[str, str]]:
-    for name, words in ((PLAN_FILE, "the frozen plan, with the whole recipe"), (NUMBERS, "all numbers")):
+    for name, words in ((PLAN_FILE, "the frozen plan, with the whole recipe"), (METRICS_FILE, "all numbers")):
         if store.size(store.join(run.url, name)) is not None:
             yield f"{name}: {words}", f"../{name}"
 
@@ -198,7 +198,7 @@ class Pages:
         state = "suspended" if isinstance(error, ApprovalError) else state
         state = "limited" if isinstance(error, BudgetError) else state
         state = "stopped" if isinstance(error, StoppedError) else state
-        self.collected.fill()
+        self.collected.fill(states(self.collected.run))
         # As flows.running.progress writes it down.
         self._write(state, str(error) or type(error).__name__)
 

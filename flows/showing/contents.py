@@ -11,8 +11,8 @@ from statistics import fmean
 
 from cosmos_rl_core.errors import counted, visible
 from cosmos_rl_core.estimates.estimate import Sums, mean_of_estimates, mean_of_sums
+from flows.library.collected import Collected
 from flows.planning.run import Run
-from flows.reporting.collecting import Collected
 from flows.running.step_means import MEASURED, means_of
 from stages.reporting.book import Piece
 from stages.reporting.choosing import evenly

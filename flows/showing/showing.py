@@ -9,9 +9,9 @@ from prefect.context import FlowRunContext
 
 from cosmos_rl_core.errors import first_line
 from flows.ledger.pages import iteration_of
+from flows.library.collected import Collected
 from flows.planning.run import Run
 from flows.post_train import post_train
-from flows.reporting.collecting import Collected
 from flows.reporting.writing import address
 from flows.running.progress import slowest_of
 from flows.running.server import server_is_own

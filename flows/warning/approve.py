@@ -6,7 +6,7 @@ from typing import Any
 
 from cosmos_rl_core.errors import ConfigError
 from flows.planning.run import Run
-from flows.planning.steps import open_run
+from flows.planning.steps import read_run
 from flows.post_train import steps
 from flows.terminal.commands import kept
 from flows.warning.decisions import Decision, decide, person
@@ -55,7 +55,7 @@ def approve(store_url: str, run_id: str, note: str = "") -> Approval:
 
     Raises :class:`ConfigError` if the run does not exist or waits for nothing.
     """
-    run = open_run(store_url, run_id)
+    run = read_run(store_url, run_id)
     found = warnings_of(run)
     waits = [warned for warned in found if warned.waits]
     if not waits:

@@ -1,48 +1,17 @@
-"""The number that ranks policies, and the last lines of a run, from the newest manifests.
-
-Nothing checks whether the stages that made them are up to date.
-"""
+"""The last lines of a run: what was measured on held-out data before and after, from the newest manifests."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from cosmos_rl_core.errors import counted
-from flows.planning.ranking import judge_of
+from flows.library.best import Best, judged
 from flows.planning.run import Run
-from flows.planning.steps import Step
-from flows.watching.best import Best, best_of
-from flows.watching.states import State
 from stages.artifacts.manifest import Manifest
-from stages.artifacts.request import Request
 from stages.artifacts.slots import standing
 from stages.scoring.summaries import known_error
 
 LOSS = "held-out loss"
 """What :class:`Best` is by if a loss ranks policies."""
-
-
-def judged(run: Run, k: int) -> Best | None:
-    """Return the number of policy version k that ranks it, and each of its held-out rewards; None if it has none.
-
-    Raises :class:`ArtifactError` for damaged manifests.
-    """
-    if (judge := judge_of(run)) is None:
-        return None
-    rewards = [f"evaluate-{reward.fn.label}" for reward in run.recipe.rewards if run.evaluates]
-    return best_of(run, (_state(run, k, stage) for stage in dict.fromkeys((*judge.stages, *rewards))))
-
-
-def _state(run: Run, k: int, stage: str) -> State:
-    """Return what a stage has measured of a policy version, without a look at its inputs."""
-    slot = run.slots.version(k, stage)
-    _, manifest = standing(slot)
-    kind = stage.partition("-")[0]
-    step = Step(f"policy-{k:04d}/{stage}", "reward" if kind == "evaluate" else kind, slot, _unasked, k)
-    return State(step, "missing" if manifest is None else "stands", manifest=manifest)
-
-
-def _unasked() -> Request:
-    raise NotImplementedError("its artifact is there")
 
 
 def held_out_lines(run: Run) -> list[str]:

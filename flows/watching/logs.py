@@ -8,7 +8,7 @@ from rich.table import Table
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
-from flows.planning.steps import Step, find, open_run
+from flows.planning.steps import Step, find, read_run
 from flows.post_train import steps
 from flows.terminal.commands import about
 
@@ -59,7 +59,7 @@ def logs(store_url: str, run_id: str, stage: str | None = None, iteration: int |
 
     Raises :class:`ConfigError` if there is no such run or stage.
     """
-    run = open_run(store_url, run_id)
+    run = read_run(store_url, run_id)
     every = steps(run)
     if stage is not None:
         known = [step for step in every if step.stage == stage]

@@ -64,7 +64,6 @@ from stages.contracts import METRICS
 from stages.scoring.rewards import placed
 from stages.vlm.contracts import VlmEvaluate, VlmFinetune
 
-FILE = "metrics.jsonl"
 """Name of the file, beside ``plan.json``."""
 
 _LOST = 0.05

@@ -10,10 +10,11 @@ from rich.live import Live
 from rich.table import Column, Table
 
 from cosmos_rl_core.errors import counted
+from flows.library.opened_run import open_run
+from flows.library.overview import Overview
+from flows.library.states import State
 from flows.terminal import commands
 from flows.terminal.console import can_redraw
-from flows.watching.states import State
-from flows.watching.status import Overview, look
 
 LOOK_S = 1.0
 """Seconds between two readings of a running run."""
@@ -44,7 +45,7 @@ def watch(store_url: str, run_id: str, console: Console) -> Overview:
 
     On a terminal the table is updated in place. Elsewhere each wave prints a line, and the table comes at the end.
     """
-    overview, wave = look(store_url, run_id), ""
+    overview, wave = open_run(run_id, store_url).now(), ""
     live = Live(console=console, auto_refresh=False, transient=True) if can_redraw(console) else None
     with live or nullcontext():
         while overview.life == "running":

@@ -6,8 +6,9 @@ from typing import Any, Self
 
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError, UnreadableError
 from cosmos_rl_core.storage import store
+from flows.planning.plan import METRICS_FILE
 from flows.planning.run import Run
-from flows.watching.metrics import FILE, Line, MetricsFile, steps_after, wave_lines
+from flows.watching.metrics import Line, MetricsFile, steps_after, wave_lines
 from flows.watching.wandb_run import Wandb
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
@@ -24,7 +25,7 @@ class Tracker:
         self._note = note
         self._steps = 0
         self._seen: set[str] = set()
-        url = store.join(run.url, FILE)
+        url = store.join(run.url, METRICS_FILE)
         self._file = MetricsFile(url, self._try(partial(store.read_if_exists, url)) or b"")
         logger = run.recipe.logging.logger
         self._prints = "console" in logger
@@ -70,7 +71,7 @@ class Tracker:
             if isinstance(error, ArtifactError) and not isinstance(error, UnreadableError):
                 raise
             advice = "the same command again completes it"
-            self._note(f"warning: {FILE} is not complete; {advice}: {error}")
+            self._note(f"warning: {METRICS_FILE} is not complete; {advice}: {error}")
             return None
 
 

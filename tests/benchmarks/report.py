@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from cosmos_rl_core.storage import store
+from flows.library import open_run
 from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import Run
 from flows.reporting.report import write_report
@@ -58,7 +59,7 @@ def main(argv: list[str]) -> int:
     loop.make(run, launch)
     sizes = [entry.size for name, entry in store.listed(run.url).items() if name.endswith("/fragment.json")]
     began_s = time.perf_counter()
-    page = write_report(run.store_url, "large")
+    page = write_report(open_run("large", run.store_url))
     took_s = time.perf_counter() - began_s
     print(f"{len(sizes)} fragments, the largest {max(sizes) / 1e6:.2f} MB, {max(seconds):.2f} s at most")
     print(f"page {(store.size(page) or 0) / 1e6:.1f} MB in {took_s:.1f} s: {page}")

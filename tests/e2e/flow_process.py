@@ -15,9 +15,8 @@ from pathlib import Path
 import psutil
 
 from cosmos_rl_core.storage import store
-from flows.planning.plan import read_plan
+from flows.planning.plan import METRICS_FILE, read_plan
 from flows.planning.run import Run
-from flows.watching.metrics import FILE
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.slots import input_of, standing
@@ -247,7 +246,7 @@ def final_policy(flows: Flows) -> dict[str, bytes]:
 
 def metrics(flows: Flows) -> list[dict[str, object]]:
     """The lines of the run's ``metrics.jsonl``, without what took time."""
-    lines = [json.loads(line) for line in (flows.root / FILE).read_bytes().splitlines()]
+    lines = [json.loads(line) for line in (flows.root / METRICS_FILE).read_bytes().splitlines()]
     return [{name: value for name, value in line.items() if not name.endswith(("seconds", "_time"))} for line in lines]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.watching.metrics import FILE
+from flows.planning.plan import METRICS_FILE
 from tests.e2e.flow_process import Flows, metrics
 from tests.own_data import RECIPE, files_with, overrides_for
 from tests.reward_server import TOKEN, Frame, brightness, reward_server
@@ -45,4 +45,4 @@ def test_a_run_on_own_videos_asks_the_service_for_every_score_and_keeps_its_toke
     assert TOKEN not in said
     assert files_with(tmp_path, TOKEN) == []
     assert json.dumps(metrics(flows)).count("reward/remote-cosmos_reason1-no_score") > 0
-    assert (flows.root / FILE).is_file()
+    assert (flows.root / METRICS_FILE).is_file()

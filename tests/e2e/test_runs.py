@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flows.planning import requests
-from flows.watching.metrics import FILE
+from flows.planning.plan import METRICS_FILE
 from stages.artifacts.generations import invalidate
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing
@@ -38,13 +38,13 @@ def reward_of(flows: Flows) -> Request:
 
 @pytest.mark.usefixtures("with_prefect")
 def test_the_same_command_again_runs_nothing(flows: Flows, reference: Flows) -> None:
-    before, numbers = flows.manifests(), (flows.root / FILE).read_bytes()
+    before, numbers = flows.manifests(), (flows.root / METRICS_FILE).read_bytes()
     said = flows.run()
     # The embeddings stand too, beside the runs that share them. An update and its fragment are one wave.
     assert said.count("stands") == len(before) + 1 - ITERATIONS
     require_untouched(flows, before)
     require_same_run(flows, reference)
-    assert (flows.root / FILE).read_bytes() == numbers
+    assert (flows.root / METRICS_FILE).read_bytes() == numbers
     steps = [line["step"] for line in metrics(flows) if "train/loss_avg" in line]
     assert steps == list(range(1, 2 * ITERATIONS + 1))
 

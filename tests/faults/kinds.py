@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from flows.operations.rerun import rerun
-from flows.planning.steps import open_run
+from flows.planning.steps import read_run
 from flows.post_train import steps
 from tests import tiny_scorers
 from tests.e2e.flow_process import NO_PREFECT, PREFECT, RUN_ID, Flows
@@ -64,6 +64,6 @@ def prepare(flows: Flows, base: str, inputs: Inputs) -> tuple[str, ...]:
 
 def end_stage(flows: Flows, stage: str) -> str:
     """End the first artifact of a stage. Return a pattern of the files of its slot."""
-    step = next(step for step in steps(open_run(flows.store, RUN_ID)) if step.stage == stage)
+    step = next(step for step in steps(read_run(flows.store, RUN_ID)) if step.stage == stage)
     rerun(flows.store, RUN_ID, stage, step.k)
     return re.escape(step.slot)

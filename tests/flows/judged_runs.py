@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 
+from flows.library.best import best_of
+from flows.library.states import states
 from flows.planning.run import Run
 from flows.session import loop
-from flows.watching.best import best_of
-from flows.watching.status import states
 from stages import contracts
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request

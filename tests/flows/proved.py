@@ -19,12 +19,11 @@ from cosmos_rl_core.sampling.solvers import planned_kernel
 from cosmos_rl_core.storage import store as stores
 from flows import post_train
 from flows.auditing.audit import audit
-from flows.planning.plan import Settings, freeze, plan_of
+from flows.planning.plan import METRICS_FILE, Settings, freeze, plan_of
 from flows.planning.run import Run
-from flows.planning.steps import open_run
+from flows.planning.steps import read_run
 from flows.running.wave import NUMERICS
 from flows.session import loop
-from flows.watching.metrics import FILE
 from flows.watching.tracking import Tracker
 from stages import contracts
 from stages.artifacts.artifact import Artifact
@@ -249,8 +248,8 @@ class Forger:
         return {"manifest": sha256(data), "fingerprint": body["fingerprint"], "content": content}
 
     def _write_metrics(self) -> None:
-        (self.root / FILE).unlink()
-        run, notes = open_run(str(self.store), self.run_id), list[str]()
+        (self.root / METRICS_FILE).unlink()
+        run, notes = read_run(str(self.store), self.run_id), list[str]()
         with Tracker(run, notes.append) as tracker:
             for wave in post_train.post_train(run):
                 requests = [step.request() for step in wave.steps]

@@ -8,6 +8,7 @@ import pytest
 from cosmos_rl_core.errors import StageError
 from cosmos_rl_core.storage import store
 from flows.auditing.audit import audit
+from flows.library import open_run
 from flows.planning.plan import Settings
 from flows.planning.run import Run
 from flows.reporting import writing
@@ -73,7 +74,7 @@ def test_the_fault_shows_the_line_and_what_to_do(run: Run, tmp_path: Path):
     assert "3 iterations trained" in fault
     assert "2 iterations trained" in fault
     assert f"`cosmos-flows report hand --store {run.store_url}` writes it anew" in fault
-    write_report(run.store_url, "hand")
+    write_report(open_run("hand", run.store_url))
     assert told(run) == ([], [])
 
 

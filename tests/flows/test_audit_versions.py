@@ -12,8 +12,9 @@ import pytest
 from cosmos_rl_core.rewards import ocr
 from flows.auditing.audit import audit
 from flows.planning import requests
+from flows.planning.plan import METRICS_FILE
 from flows.planning.versions import go_on_with
-from flows.watching.metrics import FILE, lines_of
+from flows.watching.metrics import lines_of
 from stages import contracts, registry
 from stages.artifacts.generations import invalidate
 from stages.formats.tables import to_parquet
@@ -53,7 +54,7 @@ def of_version_1(forger: Forger) -> None:
 
 
 def _lines(forger: Forger, change: Callable[[Line], Line]) -> None:
-    path = forger.root / FILE
+    path = forger.root / METRICS_FILE
     lines = [change(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
 
@@ -64,11 +65,11 @@ def forger(finished: Path, tmp_path: Path) -> Forger:
 
 
 def test_lines_of_updates_of_an_earlier_version_are_those_that_it_wrote(forger: Forger):
-    assert "train/normalized_reward_std" in (forger.root / FILE).read_text(encoding="utf-8")
+    assert "train/normalized_reward_std" in (forger.root / METRICS_FILE).read_text(encoding="utf-8")
     of_version_1(forger)
-    assert [line for line in told(forger) if line.startswith(FILE)] == []
+    assert [line for line in told(forger) if line.startswith(METRICS_FILE)] == []
     _lines(forger, lambda line: line | ({"train/reward_max": 9.0} if "train/reward_max" in line else {}))
-    (fault,) = (line for line in told(forger) if line.startswith(FILE))
+    (fault,) = (line for line in told(forger) if line.startswith(METRICS_FILE))
     assert "train/reward_max is 9.0, the artifacts give " in fault
 
 

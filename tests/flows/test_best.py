@@ -11,14 +11,15 @@ from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.storage import store
 from flows import post_train
 from flows.cli import app as cli
-from flows.operations.export import export
+from flows.library import open_run
+from flows.library.best import best_of
+from flows.library.exports import export
+from flows.library.lines import all_runs
+from flows.library.states import states
 from flows.operations.rerun import rerun
 from flows.planning.run import Run
-from flows.planning.steps import open_run
-from flows.watching.all_runs import all_runs
-from flows.watching.best import best_of
+from flows.planning.steps import read_run
 from flows.watching.judged import held_out_lines, result_line
-from flows.watching.status import look, states
 from tests.flows.by_hand import HELD_OUT_MEDIA
 from tests.flows.judged_runs import (
     HELD_OUT,
@@ -45,9 +46,9 @@ def test_the_lowest_held_out_loss_is_best_the_earliest_of_equals_and_never_one_t
     run = run_of(tmp_path, "validation.freq=1", HELD_OUT_MEDIA)
     make_with(run, losses)
     assert best(run) == expected
-    overview = look(run.store_url, "hand")
+    overview = open_run("hand", run.store_url).now()
     shown = overview.as_json()["best"]
-    others = expected and {"rewards": {"ocr": losses[expected[0]]}, "passed": None}
+    others = expected and {"standard_error": None, "rewards": {"ocr": losses[expected[0]]}, "passed": None}
     assert shown == (expected and dict(zip(("k", "by", "figure"), expected, strict=True)) | others)
     by_version = {state.step.k: state.loss for state in overview.states if state.step.stage == "validate"}
     assert by_version == losses
@@ -90,7 +91,7 @@ def test_several_rewards_rank_policies_by_their_weighted_sum_over_samples_that_p
         assert str(found) == (
             "policy 2, held-out weighted reward 0.6 (ocr 0.7333, jpeg 0, pixel_statistics 0.75, 2 of 4 samples count)"
         )
-        changes = [str(one) for one in (look(run.store_url, run.plan.run_id).outlook.others)]
+        changes = [str(one) for one in (open_run(run.plan.run_id, run.store_url).now().outlook.others)]
         assert changes[0] == "held-out jpeg: 0.000 (policy 0) -> 0.000 (policy 2)"
 
 
@@ -153,7 +154,7 @@ def test_held_out_samples_need_no_reward(tmp_path: Path):
     assert [name for name in names if name.startswith("policy-")] == [
         f"policy-{k:04d}/{stage}" for k in (0, 2, 4) for stage in ("export", "evaluate", "fragment")
     ]
-    report = look(run.store_url, "hand").states[-1].step.request()
+    report = open_run("hand", run.store_url).now().states[-1].step.request()
     assert {role: len(some) for role, some in report.inputs.items() if some} == {"updates": 4, "judged": 3}
 
 
@@ -181,7 +182,7 @@ def test_every_nth_version_is_exported_and_only_due_ones_are_judged(
     assert [name for name in names if name.endswith("/export")] == [f"policy-{k:04d}/export" for k in exported]
     judged = [k for k in range(5) if f"policy-{k:04d}/validate" in names]
     assert judged == [k for k in range(5) if k in (0, 4) or (freq and k % freq == 0)]
-    steps = [step.name for step in post_train.steps(open_run(run.store_url, "hand"))]
+    steps = [step.name for step in post_train.steps(read_run(run.store_url, "hand"))]
     assert [f"policy-{k:04d}/{stage}" in steps for k in range(5) for stage in ("export", "validate")] == [
         k in some for k in range(5) for some in (exported, judged)
     ]

@@ -263,7 +263,7 @@ def test_help_and_completion_import_little():
 def test_status_imports_neither_torch_nor_what_takes_long():
     """pandas and the client of the hub took half of its time."""
     plugins = ("cosmos_rl_core.algorithms.nft", "cosmos_rl_core.algorithms.ddrl")
-    found = imported("flows.watching.status_table", "flows.watching.all_runs", *plugins)
+    found = imported("flows.watching.status_table", "flows.library.lines", *plugins)
     assert not found & {"torch", "pandas", "pyarrow", "huggingface_hub.hf_api", "prefect"}
 
 

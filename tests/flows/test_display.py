@@ -10,8 +10,8 @@ from typing import Any, cast
 import pandas as pd
 
 from cosmos_rl_core.storage import store
+from flows.library.collected import Collected
 from flows.planning.run import Run
-from flows.reporting.collecting import Collected
 from flows.running.display import Display
 from flows.showing import contents
 from stages.artifacts import files

@@ -12,6 +12,7 @@ from cosmos_rl_core.errors import ApprovalError, ArtifactError, ConfigError, War
 from cosmos_rl_core.rewards import ocr
 from cosmos_rl_core.storage import store
 from flows.describing.describe import describe_plan
+from flows.library import open_run
 from flows.operations.upgrades import settled
 from flows.planning.plan import Settings, freeze, plan_of, read_plan
 from flows.planning.run import Run
@@ -19,7 +20,6 @@ from flows.session.loop import make
 from flows.warning.decisions import decisions_on
 from flows.warning.gate import pass_gate
 from flows.warning.warnings import Warned
-from flows.watching.status import look
 from stages.artifacts.generations import current_generation, invalidate
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
@@ -99,7 +99,7 @@ class Loop:
 
     def contents(self) -> dict[str, str]:
         """The content of every artifact, without warnings."""
-        found = {state.step.name: state.manifest for state in look(self.store, "hand").states}
+        found = {state.step.name: state.manifest for state in open_run("hand", self.store).now().states}
         return {
             name: m.content
             for name, m in found.items()
@@ -284,7 +284,7 @@ def test_wider_limits_judge_again_and_let_the_run_go_on(loop):
         suspended.run()
     suspended.run("early_warning.limits=[{ reward = 'ocr', rise = 1e6 }]")
     assert Warned.of(suspended.warning) is None
-    assert look(suspended.store, "hand").standing == len(look(suspended.store, "hand").states)
+    assert open_run("hand", suspended.store).now().standing == len(open_run("hand", suspended.store).now().states)
 
 
 def test_nothing_to_approve_is_said_in_a_sentence(loop, main):

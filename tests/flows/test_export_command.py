@@ -11,7 +11,7 @@ from cosmos_rl_core.errors import ArtifactError, ConfigError, NoSpaceError
 from cosmos_rl_core.storage import store
 from flows.cli import app as cli
 from flows.devices import work_folders
-from flows.operations.export import export, optimizer_steps
+from flows.library.exports import export, optimizer_steps
 from flows.operations.rerun import rerun
 from flows.planning import requests
 from stages.artifacts.slots import standing

@@ -16,11 +16,11 @@ from cosmos_rl_core.storage import store
 from flows.defaults import GRACE_H
 from flows.devices.work_folders import PREFIX, WorkFolder, remove_abandoned
 from flows.garbage.run import gc
+from flows.library.states import states
 from flows.operations.rerun import rerun
 from flows.planning import requests
 from flows.planning.run import Run
-from flows.planning.steps import open_run
-from flows.watching.status import states
+from flows.planning.steps import read_run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import REQUEST
 from stages.artifacts.slots import input_of
@@ -39,7 +39,7 @@ def litter(slot: str) -> str:
 
 
 def require_whole(run: Run) -> None:
-    for state in states(open_run(run.store_url, "hand")):
+    for state in states(read_run(run.store_url, "hand")):
         assert state.word == "stands"
         artifact = Artifact(input_of(state.step.slot))
         assert all(artifact.read(name) for name in artifact.names())

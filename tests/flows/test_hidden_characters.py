@@ -11,8 +11,8 @@ from cosmos_rl_core import command
 from cosmos_rl_core.errors import ConfigError, StageError, StoppedError
 from cosmos_rl_core.importers import native_weights
 from flows.cli.command import print_json
+from flows.library.collected import Collected
 from flows.planning.run import Run
-from flows.reporting.collecting import Collected
 from flows.session.session import ends_in_state
 from flows.showing import contents
 from stages.reporting.book import Piece

@@ -8,11 +8,11 @@ from safetensors.numpy import save_file
 
 from cosmos_rl_core.errors import ConfigError
 from flows.describing.describe import as_json, describe_plan
+from flows.library import open_run
 from flows.planning import requests
 from flows.planning.plan import Plan, Settings, freeze, plan_of, read_plan
 from flows.planning.run import Run
 from flows.sizes.memory import stages
-from flows.watching.status import look
 from flows.watching.status_table import rendered
 from stages.contracts import Init
 from tests.hand_made import make, make_iteration, planned, rewards, rollout_files
@@ -93,7 +93,7 @@ def test_the_status_says_what_a_policy_begins_with(recipe, store: str):
     plan = freeze(plan_with(recipe, store, SOURCE, "policy.init_mode=stack", "policy.lora.r=3"), store)
     about = f"hand@2 (LoRA of rank 2, {init_of(plan).digest[:12]}), frozen below a new adapter"
     assert plan.lineage == f"{about}; the reference is the base model"
-    overview = look(store, "mine")
+    overview = open_run("mine", store).now()
     assert f"begins with {plan.lineage}" in list(rendered(overview))
     assert overview.as_json()["init"] == plan.lineage
     assert requests.policy(Run(plan, store)).config.identity()["stacked"] is True

@@ -24,10 +24,10 @@ from flows.ledger.estimates import estimate
 from flows.ledger.ledger import Ledger
 from flows.ledger.pages import Entry
 from flows.ledger.shape import shape_of
+from flows.library import open_run
 from flows.planning import requests
 from flows.planning.run import Run
 from flows.post_train import post_train
-from flows.reporting.cost import cost
 from flows.running.display import Display
 from flows.running.progress import Reporter
 from flows.running.wave import Waves
@@ -74,7 +74,7 @@ def written(run: Run, seconds: dict[str, float], until: str = "") -> Ledger:
 def test_costs_add_up_by_stage_iteration_and_sample(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
     written(run, SECONDS)
-    found = cost(run.store_url, "hand")
+    found = open_run("hand", run.store_url).cost()
     assert [(one.name, len(one.entries), one.device_s) for one in found.stages] == [
         ("policy", 1, 1.0),
         ("embed", 1, 2.0),
@@ -100,7 +100,7 @@ def test_costs_add_up_by_stage_iteration_and_sample(recipe, tmp_path):
 def test_a_sample_of_supervised_training_is_one_of_an_optimizer_step(tmp_path):
     run = planned(SFT, tmp_path, run_id="hand", overrides=(*SMALL_SFT, "train.train_batch_per_replica=8"))
     written(run, SECONDS)
-    said = cost(run.store_url, "hand").as_json()
+    said = open_run("hand", run.store_url).cost().as_json()
     # Two steps of 8 samples, by one process on one device.
     assert (said["samples_per_iteration"], said["per_sample"]["device_s"]) == (16, SECONDS["finetune"] / 16)
 
@@ -120,7 +120,7 @@ def test_prices_count_devices_processes_and_bytes(recipe, tmp_path):
         read_gb=0.1,
         written_gb=0.2,
     )
-    said = cost(run.store_url, "hand", prices).as_json()
+    said = open_run("hand", run.store_url).cost(prices).as_json()
     assert [one["price"] for one in said["stages"]] == [4 * 1.0 + 0.5 + 0.3 + 0.2, 0.5 * 2.0 + 0.25]
     assert (said["currency"], said["total"]["price"], said["total"]["lost_s"]) == ("EUR", 6.25, HOUR_S / 2)
     assert said["total"]["retries"] == 1
@@ -164,7 +164,7 @@ def test_start_up_is_what_comes_before_the_first_step_and_device_hours_count_it(
     run = planned(recipe(), tmp_path, run_id="hand")
     page = Ledger(run.url, "", [].append).page("iteration-0000/rollout", time.monotonic())
     page.turn(lambda: [entry("rollout", "runs/hand/iterations/0000/rollout", 1800.0, devices=4)])
-    found = cost(run.store_url, "hand")
+    found = open_run("hand", run.store_url).cost()
     said = found.as_json()["total"]
     # Interpreter, imports and load; the first step is work.
     assert (said["startup_s"], said["startup_device_s"], said["startup_unknown"]) == (0.875, 3.5, 0)
@@ -191,12 +191,12 @@ def test_an_attempt_at_work_is_not_lost(recipe, tmp_path, main):
     page.turn(lambda: [entry("rollout", "runs/hand/iterations/0000/rollout", 5.0, "open")])
     with run.lease(), Reporter(run.url) as reporter:
         reporter.working(wave, [])
-        said = cost(run.store_url, "hand").as_json()["total"]
+        said = open_run("hand", run.store_url).cost().as_json()["total"]
         assert (said["retries"], said["lost_s"], said["at_work"], said["attempts"]) == (0, 0, 1, 1)
         _, out, _ = main("cost", "hand", "--store", run.store_url)
         assert out.endswith("1 attempt is at work\n")
         assert " lost " not in out
-    said = cost(run.store_url, "hand").as_json()["total"]  # its flow was killed
+    said = open_run("hand", run.store_url).cost().as_json()["total"]  # its flow was killed
     assert (said["retries"], said["lost_s"], said["at_work"]) == (1, 5.0, 0)
 
 
@@ -207,7 +207,7 @@ def test_an_unknown_start_up_is_absent(recipe, tmp_path, main):
     # As a process that was killed before it reported anything, and as one of a ledger from before that was recorded.
     killed = {"stage": "rollout", "slot": "runs/hand/iterations/0000/rollout", "devices": 1, "seconds": 60.0}
     page.turn(lambda: [Entry.model_validate(killed | {"outcome": "killed"})])
-    found = cost(run.store_url, "hand")
+    found = open_run("hand", run.store_url).cost()
     assert found.total.entries[0].startup_s is None
     said = found.as_json()
     assert not {"startup_s", "startup_device_s"} & (said["total"].keys() | said["per_iteration"].keys())
@@ -218,7 +218,7 @@ def test_an_unknown_start_up_is_absent(recipe, tmp_path, main):
     # Without a device it has no part in device hours.
     others = [Entry.model_validate(killed | {"devices": 0})]
     again.turn(lambda: [entry("rollout", "runs/hand/iterations/0000/rollout", 60.0), *others])
-    said = cost(run.store_url, "hand").as_json()["total"]
+    said = open_run("hand", run.store_url).cost().as_json()["total"]
     assert (said["startup_device_s"], said["startup_unknown"], said["device_s"]) == (0.875, 2, 120.0)
     _, out, _ = main("cost", "hand", "--store", run.store_url)
     assert "0.0333 device hours, of which start-up 0.000243; that of 1 attempt is not known" in out

@@ -10,10 +10,10 @@ import pytest
 
 from cosmos_rl_core.storage import store
 from flows.auditing.audit import audit
+from flows.planning.plan import METRICS_FILE
 from flows.planning.run import Run
-from flows.planning.steps import open_run
+from flows.planning.steps import read_run
 from flows.session.recording import record
-from flows.watching.metrics import FILE
 from stages.artifacts.generations import invalidate
 from tests.flows.proved import RUN_ID, Proved
 
@@ -78,7 +78,7 @@ def test_audits_that_race_with_the_run_find_nothing(proved: Proved):
         found.append(faults(proved))
     worker.join()
     found.append(faults(proved))
-    assert open_run(str(proved.store), RUN_ID).is_made
+    assert read_run(str(proved.store), RUN_ID).is_made
     assert [one for one in found if one] == []
 
 
@@ -102,13 +102,15 @@ def stopped(proved: Proved, name: str) -> Run:
 
     with pytest.raises(StoppedError):
         proved.run(look=look)
-    return open_run(str(proved.store), RUN_ID)
+    return read_run(str(proved.store), RUN_ID)
 
 
 LOST: dict[str, Callable[[Path], object]] = {
-    "a line": lambda root: (root / FILE).write_bytes((root / FILE).read_bytes().split(b"\n", 1)[1]),
-    "the last line": lambda root: (root / FILE).write_bytes(b"\n".join((root / FILE).read_bytes().split(b"\n")[:-2])),
-    "all lines": lambda root: (root / FILE).unlink(),
+    "a line": lambda root: (root / METRICS_FILE).write_bytes((root / METRICS_FILE).read_bytes().split(b"\n", 1)[1]),
+    "the last line": lambda root: (root / METRICS_FILE).write_bytes(
+        b"\n".join((root / METRICS_FILE).read_bytes().split(b"\n")[:-2])
+    ),
+    "all lines": lambda root: (root / METRICS_FILE).unlink(),
     "a head": lambda root: (root / "heads" / "00000.json").unlink(),
     "a policy": lambda root: shutil.rmtree(root / "policy"),
     "a fragment": lambda root: shutil.rmtree(root / "iterations" / "0000" / "fragment"),

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from cosmos_rl_core.storage import store
+from flows.library import open_run
+from flows.library.lines import all_runs
+from flows.library.outlook import Change, Score
 from flows.planning.run import Run
-from flows.watching.all_runs import all_runs
-from flows.watching.outlook import Change, Score
-from flows.watching.status import look
 from flows.watching.status_table import rendered
 from stages.artifacts.generations import invalidate
 from tests.flows.by_hand import SECONDS, make_all
@@ -17,7 +17,7 @@ from tests.hand_made import planned
 
 
 def lines(run: Run) -> list[str]:
-    found = rendered(look(run.store_url, run.plan.run_id))
+    found = rendered(open_run(run.plan.run_id, run.store_url).now())
     return [part for part in found if isinstance(part, str)]
 
 
@@ -31,7 +31,7 @@ def test_a_run_says_what_is_left_and_where_its_report_is(recipe, tmp_path):
     store.write(report, b"<html>")
     told = lines(run)
     # Iteration 1 and the report of 5 s are to be made anew with both updates; fragments have no time in this ledger.
-    found = look(run.store_url, "hand").outlook
+    found = open_run("hand", run.store_url).now().outlook
     assert found.left_s == pytest.approx(2 * 30 + 10 + 3 + 4 + 5, abs=1.0)
     assert found.device_s is not None
     assert told[2] == f"report: {report}"
@@ -41,7 +41,7 @@ def test_a_run_says_what_is_left_and_where_its_report_is(recipe, tmp_path):
 def test_without_evaluations_the_change_is_that_of_rollouts(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
     make_all(run)
-    assert look(run.store_url, "hand").outlook.change == Change(
+    assert open_run("hand", run.store_url).now().outlook.change == Change(
         "ocr of rollouts", "iteration", Score(0, 0.25, None), Score(1, 0.25, None)
     )
     assert str(Score(3, 0.5, 0.0125)) == "0.500 ± 0.013"
@@ -50,11 +50,11 @@ def test_without_evaluations_the_change_is_that_of_rollouts(recipe, tmp_path):
 def test_time_left_comes_from_a_run_of_the_same_shape_until_a_run_has_its_own(recipe, tmp_path):
     written(planned(recipe(), tmp_path, run_id="first"), SECONDS)
     run = planned(recipe(), tmp_path, run_id="second")
-    whole = look(run.store_url, "second").outlook.left_s
+    whole = open_run("second", run.store_url).now().outlook.left_s
     assert whole == pytest.approx(1 + 2 + 2 * 4 + 2 * 43 + 5, abs=1.0)
     slower = {kind: 2 * seconds for kind, seconds in SECONDS.items()}
     written(run, slower, until="iteration-0001/rollout")
-    found = look(run.store_url, "second").outlook
+    found = open_run("second", run.store_url).now().outlook
     # The report is not in its own ledger yet.
     assert found.left_s == pytest.approx(2 * (1 + 2 + 2 * 4 + 2 * 43), abs=1.0)
 

@@ -11,9 +11,9 @@ from cosmos_rl_core import outside_plugins, plugins
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.outside_plugins import find
 from flows.describing import describe
+from flows.library.lines import all_runs
 from flows.planning.plan import Plan, Settings, freeze, plan_of, read_plan
 from flows.planning.run import Run
-from flows.watching.all_runs import all_runs
 from stages.execution import runner
 from stages.execution.outcome import read_failures
 from tests.outside import write_plugins, write_recipe

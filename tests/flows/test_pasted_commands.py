@@ -13,13 +13,13 @@ from cosmos_rl_core.errors import FREE_SPACE, ApprovalError, ArtifactError, Conf
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal
 from flows.library import open_run
+from flows.library.collected import Collected
+from flows.library.exports import export
 from flows.operations import preprocess as preprocessing
 from flows.operations import show_data
-from flows.operations.export import export
 from flows.planning import steps
 from flows.planning.plan import Settings
 from flows.reporting import writing
-from flows.reporting.collecting import Collected
 from flows.terminal import commands
 from flows.warning.decisions import decisions_on
 from stages.artifacts import snapshots
@@ -51,7 +51,7 @@ def limited(recipe, on_trip: str) -> str:
 
 def shown_in_the_report(loop: Loop) -> str:
     """The command that the page of the run has."""
-    run = steps.open_run(loop.store, "hand")
+    run = steps.read_run(loop.store, "hand")
     return commands.to_go_on(run, Collected(run, tripped=[loop.warning]).decided)
 
 
@@ -62,7 +62,7 @@ def test_what_a_limit_stopped_goes_on_with_the_printed_command(recipe, tmp_path,
     settings = Settings(loop.path, "store", "hand", overrides=("early_warning.on_trip=stop",))
     with pytest.raises(WarningError):
         loop.run()
-    commands.keep(steps.open_run("store", "hand"), settings)
+    commands.keep(steps.read_run("store", "hand"), settings)
     with pytest.raises(WarningError) as stopped:
         loop.run()
     words = words_of(str(stopped.value).partition("or: ")[2])
@@ -82,7 +82,7 @@ def test_what_waits_for_approval_is_approved_and_goes_on_with_the_printed_comman
     loop.store = "store"
     with pytest.raises(ApprovalError) as asked:
         loop.run()
-    commands.keep(steps.open_run("store", "hand"), Settings(loop.path, "store", "hand"))
+    commands.keep(steps.read_run("store", "hand"), Settings(loop.path, "store", "hand"))
     progress = {"end": "suspended", "error": ""}
     store.write(f"{tmp_path}/store/runs/hand/progress.json", seal("progress", progress))
     approve = f"cosmos-flows approve hand --store {tmp_path}/store && "

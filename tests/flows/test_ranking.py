@@ -9,15 +9,15 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards import jpeg
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal
+from flows.library import open_run
+from flows.library.lines import all_runs
 from flows.operations.upgrades import settled
 from flows.planning import requests
 from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.ranking import Judge, judge_of
 from flows.planning.run import Run
-from flows.planning.steps import open_run
+from flows.planning.steps import read_run
 from flows.planning.versions import Versions
-from flows.watching.all_runs import all_runs
-from flows.watching.status import look
 from stages.reporting.contracts import Fragment, Report
 from tests.flows.by_hand import HELD_OUT_MEDIA, validated
 from tests.flows.judged_runs import SECOND_REWARD, TWO_AND_A_GATE, best, judged_by, make_with, run_of
@@ -35,8 +35,8 @@ def test_a_finished_run_goes_on_with_another_number_that_ranks_its_policies(reci
         assert best(again)[:2] == expected
         # The plan is written once; what the run goes on with is recorded beside it.
         settled(again, remake=False)
-        assert best(open_run(run.store_url, "by-ocr"))[:2] == expected
-        assert look(run.store_url, "by-ocr").as_json()["best"]["by"] == expected[1]
+        assert best(read_run(run.store_url, "by-ocr"))[:2] == expected
+        assert open_run("by-ocr", run.store_url).now().as_json()["best"]["by"] == expected[1]
         (line,) = all_runs(run.store_url)
         assert line.reward_name == expected[1]
         assert settled(again, remake=False) is again
@@ -69,7 +69,7 @@ def test_a_record_from_before_it_held_what_ranks_policies_leaves_that_of_the_pla
     record = Versions(run_id="by-ocr", number=1, versions=run.plan.stage_versions)
     body = record.model_dump(mode="json", exclude={"best_by"})
     store.put_if_absent(store.join(run.url, "versions.1.json"), seal("versions", body))
-    assert best(open_run(run.store_url, "by-ocr")) == best(run)
+    assert best(read_run(run.store_url, "by-ocr")) == best(run)
 
 
 def test_what_nothing_measures_cannot_rank(recipe: Any, tmp_path: Path):

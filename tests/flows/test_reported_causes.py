@@ -14,6 +14,7 @@ from cosmos_rl_core.storage import store
 from flows.ledger import pages
 from flows.ledger.ledger import Ledger
 from flows.ledger.pages import Entry
+from flows.library import open_run
 from flows.planning.run import Run
 from flows.reporting.report import write_report
 from flows.running.progress import Reporter
@@ -51,7 +52,7 @@ def record(run: Run, wave: str, *entries: Entry) -> None:
 
 
 def on_demand(run: Run) -> str:
-    return store.read(write_report(run.store_url, "hand")).decode()
+    return store.read(write_report(open_run("hand", run.store_url))).decode()
 
 
 def rows(page: str) -> list[tuple[str, ...]]:

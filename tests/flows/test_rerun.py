@@ -6,11 +6,11 @@ from typer.testing import CliRunner
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
 from flows.cli import app as cli
+from flows.library.states import states
 from flows.operations import rerun as rerun_module
 from flows.planning import requests
 from flows.planning.run import Run
-from flows.planning.steps import open_run
-from flows.watching.status import states
+from flows.planning.steps import read_run
 from stages.artifacts.records import Invalidated
 from stages.artifacts.slots import standing, why_stale
 from tests.flows.by_hand import MONITORED, SFT, SMALL_SFT, make_all, make_one, planned_run, validated, whole_run
@@ -245,7 +245,7 @@ def test_the_command_line_takes_stages_with_and_without_an_iteration(recipe, tmp
     refused = command("--stage", "update")
     assert refused.exit_code == 64
     assert refused.stderr.strip() == "update needs --iteration: which iteration, from 0"
-    waiting = [state.step.name for state in states(open_run(run.store_url, "hand")) if state.word == "waits"]
+    waiting = [state.step.name for state in states(read_run(run.store_url, "hand")) if state.word == "waits"]
     assert waiting == FINAL
 
 

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from cosmos_rl_core.errors import StageError, StoppedError
 from cosmos_rl_core.storage import store
 from flows.cli import app as cli
+from flows.library import open_run
 from flows.operations.stop import stop
 from flows.planning.run import Run
 from flows.running.progress import Reporter
-from flows.watching.status import look
 from tests.flows.by_hand import make_all, whole_run
 from tests.flows.test_cli import invoke
 from tests.hand_made import planned
@@ -93,7 +93,7 @@ def test_a_run_at_work_ends_when_it_is_asked_to(run):
     assert ended.exit_code == 0
     assert "hand is stopped: process " in ended.stdout
     assert working.end.startswith("stopped by ")
-    assert look(run.store_url, "hand").life == "stopped"
+    assert open_run("hand", run.store_url).now().life == "stopped"
     # The next holder is not the one that was asked.
     with run.lease() as lease:
         lease.check()
@@ -131,7 +131,7 @@ def test_a_run_at_work_is_not_deleted(run):
     with run.lease():
         ended = invoke("delete", "hand", "--yes", "--store", run.store_url)
     assert (ended.exit_code, "another process works on" in ended.stderr) == (75, True)
-    assert look(run.store_url, "hand").standing == 23
+    assert open_run("hand", run.store_url).now().standing == 23
 
 
 def test_what_another_run_reads_is_not_deleted(run, recipe, tmp_path):

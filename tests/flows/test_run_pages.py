@@ -10,10 +10,11 @@ import pytest
 from cosmos_rl_core.errors import ApprovalError, StageError
 from cosmos_rl_core.storage import store
 from flows.auditing.audit import audit
+from flows.library import open_run
+from flows.library.collected import Collected
 from flows.planning.plan import Settings
 from flows.planning.run import Run
 from flows.reporting import writing
-from flows.reporting.collecting import Collected
 from flows.reporting.report import write_report
 from flows.session import loop
 from flows.terminal import commands
@@ -132,7 +133,9 @@ def test_a_page_on_demand_tells_of_a_killed_run_and_of_failed_attempts(run: Run,
 def test_the_page_on_demand_is_the_one_that_the_run_wrote(run: Run, tmp_path: Path):
     go(run, tmp_path)
     before = re.sub(r"Written [^<]*", "", page_of(run))
-    written = re.sub(r"Written [^<]*", "", Path(write_report(run.store_url, "hand")).read_text(encoding="utf-8"))
+    written = re.sub(
+        r"Written [^<]*", "", Path(write_report(open_run("hand", run.store_url))).read_text(encoding="utf-8")
+    )
     state = r'(<span class="state \w+">\w+</span>)|(<p>[^:<]+: 2 of 2)'
     assert re.sub(state, "", written) == re.sub(state, "", before)
 

@@ -15,8 +15,8 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from cosmos_rl_core.errors import ArtifactError
+from flows.library.collected import Collected
 from flows.planning.run import Run
-from flows.reporting.collecting import Collected
 from flows.session import loop
 from flows.showing import contents
 from flows.showing.board import Board, Shown

@@ -7,10 +7,11 @@ from typer.testing import CliRunner
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
 from flows.cli import app as cli
+from flows.library import open_run
+from flows.library.states import states
 from flows.planning import requests
 from flows.planning.run import Run
-from flows.planning.steps import open_run
-from flows.watching.status import look, states
+from flows.planning.steps import read_run
 from flows.watching.status_table import rendered
 from stages.artifacts.generations import invalidate
 from stages.artifacts.slots import standing
@@ -23,7 +24,7 @@ HEADER = ["", "rollout", "reward-jpeg", "reward-ocr", "update", "fragment"]
 def rows_and_lines(run: Run) -> tuple[list[list[str]], list[str]]:
     """The cells of the table, and the lines around it."""
     rows, lines = [], []
-    for part in rendered(look(run.store_url, run.plan.run_id)):
+    for part in rendered(open_run(run.plan.run_id, run.store_url).now()):
         if isinstance(part, str):
             lines.append(part)
             continue
@@ -36,7 +37,7 @@ def rows_and_lines(run: Run) -> tuple[list[list[str]], list[str]]:
 
 def words(run: Run) -> dict[str, str]:
     """Every stage's state."""
-    return {state.step.name: state.word for state in states(open_run(run.store_url, run.plan.run_id))}
+    return {state.step.name: state.word for state in states(read_run(run.store_url, run.plan.run_id))}
 
 
 def of_word(run: Run, word: str) -> list[str]:

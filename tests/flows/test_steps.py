@@ -7,7 +7,7 @@ import pytest
 from flows import post_train as the_list
 from flows.planning import requests
 from flows.planning.run import Run
-from flows.planning.steps import open_run
+from flows.planning.steps import read_run
 from flows.post_train import post_train, steps
 from flows.session import loop
 from stages.artifacts.generations import has_begun
@@ -53,7 +53,7 @@ def test_a_run_that_went_further_keeps_the_evaluation_of_its_earlier_end(recipe,
     run = planned(path, tmp_path, run_id="hand")
     make_all(run)
     asked = make_all(planned(path, tmp_path, run_id="hand", iterations=3))
-    longer = open_run(run.store_url, "hand")
+    longer = read_run(run.store_url, "hand")
     assert longer.recipe.train.num_iterations == 3
     of_earlier_end = [f"policy-0002/{stage}" for stage in ("export", "evaluate", "evaluate-ocr", "fragment")]
     names = [step.name for step in steps(longer)]
@@ -64,10 +64,10 @@ def test_a_run_that_went_further_keeps_the_evaluation_of_its_earlier_end(recipe,
 
 def test_an_iteration_counts_from_its_first_layout_on(recipe, tmp_path):
     run = make_run(recipe(), tmp_path)
-    assert open_run(run.store_url, "hand").recipe.train.num_iterations == 2
+    assert read_run(run.store_url, "hand").recipe.train.num_iterations == 2
     begin(requests.rollout(run, 2), layout={"shards": [["a"]]})
     assert has_begun(run.slots.iteration(2, "rollout"))
-    assert open_run(run.store_url, "hand").recipe.train.num_iterations == 3
+    assert read_run(run.store_url, "hand").recipe.train.num_iterations == 3
 
 
 def test_a_rollout_beside_an_update_is_the_next_iterations(recipe, tmp_path):

@@ -11,13 +11,13 @@ from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.recipes.reading import checked
 from flows.describing import describe
 from flows.ledger.shape import shape_of
+from flows.library import open_run
 from flows.planning import facts, kinds, plan, requests
 from flows.planning.plan import Plan, Settings, freeze, plan_of, read_plan
 from flows.planning.run import Run, run_of
 from flows.planning.steps import Step, Wave
 from flows.post_train import steps
 from flows.session import loop
-from flows.watching.status import look
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from tests.flows.imagined import Imagined
@@ -79,7 +79,7 @@ def test_a_registered_kind_is_planned_made_and_described(settings: Settings, tmp
 
     loop.make(run, launch)
     assert made == ["policy", "policy-0000/export"]
-    assert look(settings.store, "mine").standing == 2
+    assert open_run("mine", settings.store).now().standing == 2
     assert facts.about(frozen) == (("trains", "nothing"),)
     assert [*describe.described(frozen, settings.store)] == ["exports its base"]
     assert describe.as_json(frozen, settings.store) == {"run": "mine"}

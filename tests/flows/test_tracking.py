@@ -16,8 +16,9 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.recipes.reading import check, read_values
 from cosmos_rl_core.storage import store
 from flows.planning import requests
+from flows.planning.plan import METRICS_FILE
 from flows.session import loop
-from flows.watching.metrics import FILE, MetricsFile, lines_of
+from flows.watching.metrics import MetricsFile, lines_of
 from flows.watching.tracking import Tracker
 from stages import contracts
 from stages.artifacts.generations import invalidate
@@ -196,7 +197,7 @@ def test_a_run_that_was_killed_at_every_wave_ends_with_the_same_file(recipe, tmp
     lengths = []
     for wave in go(whole):
         go_until(run, wave)
-        found = store.read_if_exists(store.join(run.url, FILE)) or b""
+        found = store.read_if_exists(store.join(run.url, METRICS_FILE)) or b""
         assert stored(whole).startswith(found)
         lengths.append(len(found))
     assert lengths == sorted(lengths)
@@ -212,7 +213,9 @@ def test_the_file_is_written_once_an_update_and_once_an_evaluation(recipe, tmp_p
 
         def launch(name: str, *requests: Request) -> list[Manifest]:
             manifests = waves.launch(name, *requests)
-            lengths.append((name.rpartition("/")[2], len(store.read_if_exists(store.join(run.url, FILE)) or b"")))
+            lengths.append(
+                (name.rpartition("/")[2], len(store.read_if_exists(store.join(run.url, METRICS_FILE)) or b""))
+            )
             return manifests
 
         loop.make(run, launch)
@@ -223,10 +226,10 @@ def test_the_file_is_written_once_an_update_and_once_an_evaluation(recipe, tmp_p
 def test_a_finished_run_leaves_its_file_alone_and_a_resumed_one_never_cuts_it(recipe, tmp_path):
     run = planned(validated(recipe, tmp_path), tmp_path, run_id="hand")
     go(run)
-    before = Path(run.url, FILE).stat()
+    before = Path(run.url, METRICS_FILE).stat()
     go_until(run, "iteration-0001/update+fragment")
     go(run)
-    after = Path(run.url, FILE).stat()
+    after = Path(run.url, METRICS_FILE).stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
@@ -253,7 +256,7 @@ def test_a_run_that_goes_further_adds_to_the_file(recipe, tmp_path):
 
 
 def test_the_file_is_one_object_on_any_store(store_url):
-    url = store.join(store_url, FILE)
+    url = store.join(store_url, METRICS_FILE)
     file = MetricsFile(url)
     assert [file.add(b"1\n"), file.add(b"2\n")] == [True, True]
     file.write()
@@ -272,11 +275,11 @@ def test_the_file_is_one_object_on_any_store(store_url):
 
 def test_a_store_that_does_not_take_the_file_is_a_warning(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
-    Path(run.url, FILE).mkdir()
+    Path(run.url, METRICS_FILE).mkdir()
     notes: list[str] = []
     go(run, notes)
     assert notes
-    assert all(note.startswith(f"warning: {FILE} is not complete") for note in notes)
+    assert all(note.startswith(f"warning: {METRICS_FILE} is not complete") for note in notes)
 
 
 def test_the_console_has_what_is_new(recipe, tmp_path):

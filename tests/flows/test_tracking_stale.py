@@ -4,8 +4,8 @@ import contextlib
 import json
 
 from cosmos_rl_core.storage import store
+from flows.planning.plan import METRICS_FILE
 from flows.session import loop
-from flows.watching.metrics import FILE
 from flows.watching.tracking import Tracker
 from tests.flows.tracked import Killed, Waves, go
 from tests.hand_made import planned
@@ -15,7 +15,7 @@ def test_a_stale_rollout_has_one_line_and_it_is_of_the_policy_before_the_update_
     path = recipe(("num_iterations = 2", "num_iterations = 3\nstaleness = 1"))
     run = planned(path, tmp_path, run_id="stale")
     go(run)
-    lines = [json.loads(line) for line in store.read(store.join(run.url, FILE)).splitlines()]
+    lines = [json.loads(line) for line in store.read(store.join(run.url, METRICS_FILE)).splitlines()]
     rollouts = [(line["iteration"], line["step"]) for line in lines if line["stage"] == "rollout"]
     assert rollouts == [(0, 0), (1, 0), (2, 2)]
     assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
@@ -28,5 +28,5 @@ def test_the_file_is_written_after_an_update_that_had_a_rollout_beside_it(recipe
         with contextlib.suppress(Killed):
             loop.make(run, Waves(tracker, until="iteration-0001/reward-ocr").launch)
         # Before the tracker ends, which would write it too.
-        lines = [json.loads(line) for line in store.read(store.join(run.url, FILE)).splitlines()]
+        lines = [json.loads(line) for line in store.read(store.join(run.url, METRICS_FILE)).splitlines()]
     assert "update" in {line["stage"] for line in lines}

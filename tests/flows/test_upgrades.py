@@ -7,15 +7,15 @@ from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
 from flows.cli import app as cli
-from flows.operations.export import export
+from flows.library.exports import export
+from flows.library.states import states
 from flows.operations.rerun import rerun
 from flows.operations.upgrades import settled
 from flows.planning import requests
 from flows.planning.plan import Settings, freeze, plan_of, read_plan
 from flows.planning.run import Run
-from flows.planning.steps import open_run
+from flows.planning.steps import read_run
 from flows.planning.versions import newest
-from flows.watching.status import states
 from stages import contracts
 from stages.artifacts.slots import standing
 from stages.execution.execution import Execution
@@ -89,7 +89,7 @@ def test_a_finished_run_is_not_made_again_by_a_newer_version_but_refused_with_th
 def test_what_the_pinned_versions_made_stands_for_everybody_who_looks(finished, upgrade, tmp_path):
     for stage in (contracts.Update, contracts.Embed, Report):
         upgrade(stage)
-    assert {state.word for state in states(open_run(finished.store_url, "hand"))} == {"stands"}
+    assert {state.word for state in states(read_run(finished.store_url, "hand"))} == {"stands"}
     assert export(finished.store_url, "hand", str(tmp_path / "out"))[0].startswith("policy 2 of hand")
     assert CliRunner().invoke(cli.app, ["status", "hand", "--store", finished.store_url]).exit_code == 0
 
@@ -104,13 +104,13 @@ def test_with_remake_the_changed_stages_are_made_again_and_what_they_leave_as_it
     assert (manifest.version, manifest.generation) == (NEW, 2)
     # From now on it is a run of the new version: its command needs no flag, and everything stands.
     assert settled(resumed(finished), remake=False).plan.stage_versions["update"] == NEW
-    assert {state.word for state in states(open_run(finished.store_url, "hand"))} == {"stands"}
+    assert {state.word for state in states(read_run(finished.store_url, "hand"))} == {"stands"}
 
 
 def test_a_remake_that_was_killed_goes_on_without_being_asked_again(finished, upgrade):
     upgrade(contracts.Update)
     settled(resumed(finished), remake=True)
-    words = {state.step.name: state.why for state in states(open_run(finished.store_url, "hand"))}
+    words = {state.step.name: state.why for state in states(read_run(finished.store_url, "hand"))}
     assert words["iteration-0000/update"] == f"the settings of update changed (stage version {OLD} -> {NEW})"
     make_all(settled(resumed(finished), remake=False))
     assert len(ended(finished)) == 2
@@ -133,7 +133,7 @@ def test_a_stage_that_has_made_nothing_yet_is_of_the_new_version(recipe, tmp_pat
     assert found.plan.stage_versions["update"] == NEW
     make_all(found)
     assert ended(run) == []
-    assert {state.word for state in states(open_run(run.store_url, "hand"))} == {"stands"}
+    assert {state.word for state in states(read_run(run.store_url, "hand"))} == {"stands"}
 
 
 def test_shared_embeddings_of_a_newer_version_are_not_made_unasked(finished, upgrade):

@@ -12,18 +12,18 @@ from safetensors.numpy import save_file
 from cosmos_rl_core.config.toml import dumps
 from cosmos_rl_core.errors import ConfigError, UnavailableError
 from flows.describing import describe
-from flows.operations.export import export
+from flows.library.best import best_of
+from flows.library.exports import export
+from flows.library.states import states
 from flows.operations.upgrades import settled
 from flows.planning.plan import Plan, Settings, freeze, plan_of, read_plan
 from flows.planning.run import Run, run_of
-from flows.planning.steps import open_run
+from flows.planning.steps import read_run
 from flows.post_train import steps
 from flows.session import loop
 from flows.vlm.describe import as_json, described
 from flows.vlm.plan import VlmPlan
 from flows.vlm.run import VlmRun
-from flows.watching.best import best_of
-from flows.watching.status import states
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing_manifest
@@ -296,7 +296,7 @@ def test_a_finished_run_goes_on_with_another_number_that_ranks_its_policies(tmp_
     values["validation"]["best_by"] = "mine"
     again = run_of(freeze(plan(tmp_path, values, run_id="judged"), run.store_url), run.store_url)
     assert best_of(settled(again, remake=False), states(again)) == best_of(again, states(again))
-    opened = open_run(run.store_url, "judged")
+    opened = read_run(run.store_url, "judged")
     found = best_of(opened, states(opened))
     assert found is not None
     assert (found.k, found.by, found.figure) == (2, "held-out correct answers: mine", 0.75)
@@ -311,7 +311,7 @@ def test_a_run_goes_on_with_more_iterations_and_not_with_another_seed(tmp_path: 
     kept = read_plan(store, first.run_id)
     assert isinstance(kept, VlmPlan)
     assert kept.recipe == first.recipe
-    assert [step.name for step in steps(open_run(store, first.run_id))] == [
+    assert [step.name for step in steps(read_run(store, first.run_id))] == [
         step.name for step in steps(run_of(first, store))
     ]
     other = plan(tmp_path, values, overrides=["train.seed=1"])

@@ -15,11 +15,11 @@ from cosmos_rl_core.errors import StageError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal
 from flows.cli import app as cli
+from flows.library import open_run, states
+from flows.library.lines import all_runs
 from flows.planning.run import Run
 from flows.running.progress import Progress, Reporter, read_progress
-from flows.watching import status, status_table
-from flows.watching.all_runs import all_runs
-from flows.watching.status import look
+from flows.watching import status_table
 from stages.artifacts.generations import invalidate
 from stages.execution.outcome import Status
 from tests.flows.by_hand import make_all, make_one, whole_run
@@ -29,7 +29,9 @@ AT = Status(sequence=1, phase="denoise", step=3, total=12)
 
 
 def words(run: Run) -> dict[str, str]:
-    return {state.step.name: state.word for state in look(run.store_url, "hand").states if state.word != "missing"}
+    return {
+        state.step.name: state.word for state in open_run("hand", run.store_url).now().states if state.word != "missing"
+    }
 
 
 def end_with(run: Run, wave: str, error: BaseException) -> None:
@@ -56,7 +58,7 @@ def test_the_wave_at_work_is_running_and_its_tries_count(recipe, tmp_path):
     store.write(store.join(run.slots.iteration(0, "rollout"), "attempts", "second", "00000.tar"), b"samples")
     with run.lease(), Reporter(run.url) as reporter:
         reporter.working("iteration-0000/rollout", [AT])
-        found = look(run.store_url, "hand")
+        found = open_run("hand", run.store_url).now()
         assert (found.life, found.holder and found.holder["pid"]) == ("running", os.getpid())
         (running,) = [state for state in found.states if state.word == "running"]
         assert (running.step.name, running.attempts) == ("iteration-0000/rollout", 2)
@@ -65,7 +67,7 @@ def test_the_wave_at_work_is_running_and_its_tries_count(recipe, tmp_path):
         assert "iteration-0000/rollout denoise 3/12" in str(first)
     assert "running" not in words(run).values()
     # Its process ended well, and yet there is much left of the run.
-    assert look(run.store_url, "hand").life == "idle"
+    assert open_run("hand", run.store_url).now().life == "idle"
 
 
 def test_a_failed_stage_says_why_in_a_line(recipe, tmp_path):
@@ -74,7 +76,7 @@ def test_a_failed_stage_says_why_in_a_line(recipe, tmp_path):
         invalidate(run.slots.iteration(1, name), 1, "asked for")
     why = "0001/reward-ocr failed (unavailable): no judge answers"
     end_with(run, "iteration-0001/reward-jpeg+reward-ocr", StageError(f"{why}\nand much more"))
-    found = look(run.store_url, "hand")
+    found = open_run("hand", run.store_url).now()
     assert (found.life, found.progress.error) == ("failed", f"{why}\nand much more")
     assert words(run)["iteration-0001/reward-ocr"] == "failed"
     assert words(run)["iteration-0001/reward-jpeg"] == "invalidated"
@@ -87,7 +89,7 @@ def test_a_failed_stage_says_why_in_a_line(recipe, tmp_path):
 def test_what_ends_without_an_error_of_its_own_was_stopped(recipe, tmp_path):
     run = begun(recipe, tmp_path)
     end_with(run, "iteration-0000/rollout", KeyboardInterrupt())
-    assert look(run.store_url, "hand").life == "stopped"
+    assert open_run("hand", run.store_url).now().life == "stopped"
     assert words(run)["iteration-0000/rollout"] == "interrupted"
 
 
@@ -99,7 +101,7 @@ def test_a_killed_process_leaves_an_interrupted_run(recipe, tmp_path):
         "reporter.working('iteration-0000/rollout', [])\nos.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", work, run.url], check=False).returncode == -9
-    found = look(run.store_url, "hand")
+    found = open_run("hand", run.store_url).now()
     assert (found.life, found.holder) == ("interrupted", None)
     assert words(run)["iteration-0000/rollout"] == "interrupted"
 
@@ -108,13 +110,13 @@ def test_another_look_reads_only_what_its_process_has_passed(recipe, tmp_path, m
     run = begun(recipe, tmp_path)
     with run.lease(), Reporter(run.url) as reporter:
         reporter.working("iteration-0000/rollout", [])
-        before = look(run.store_url, "hand")
+        before = open_run("hand", run.store_url).now()
         make_iteration(run, 0)
         reporter.done()
         reporter.working("iteration-0001/rollout", [])
         looked: list[str] = []
-        whole = status.state_of
-        monkeypatch.setattr(status, "state_of", lambda step, *rest: (looked.append(step.name), whole(step, *rest))[1])
+        whole = states.state_of
+        monkeypatch.setattr(states, "state_of", lambda step, *rest: (looked.append(step.name), whole(step, *rest))[1])
         after = before.again()
         assert looked == [f"iteration-0000/{stage}" for stage in ("rollout", "reward-ocr", "update", "fragment")] + [
             "iteration-0001/rollout"
@@ -130,9 +132,9 @@ def test_another_look_reads_only_what_its_process_has_passed(recipe, tmp_path, m
 def test_of_iterations_that_are_far_away_nothing_is_asked(recipe, tmp_path, monkeypatch):
     run = planned(recipe(), tmp_path, run_id="hand", iterations=50)
     looked: list[str] = []
-    whole = status.state_of
-    monkeypatch.setattr(status, "state_of", lambda step, *rest: (looked.append(step.name), whole(step, *rest))[1])
-    assert len(look(run.store_url, "hand").states) == 50 * 4 + 5
+    whole = states.state_of
+    monkeypatch.setattr(states, "state_of", lambda step, *rest: (looked.append(step.name), whole(step, *rest))[1])
+    assert len(open_run("hand", run.store_url).now().states) == 50 * 4 + 5
     assert not [name for name in looked if name.startswith("iteration-0002")]
 
 
@@ -180,7 +182,7 @@ def test_watching_a_run_at_rest_ends_at_once_and_says_by_its_exit_code_whether_i
 
 def test_a_small_terminal_shows_the_rows_about_what_is_left(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand", iterations=30)
-    found = look(run.store_url, "hand")
+    found = open_run("hand", run.store_url).now()
     (table,) = [part for part in status_table.rendered(found, 5) if not isinstance(part, str)]
     assert table.row_count == 5
     assert table.caption == "5 of 34 rows"
@@ -193,7 +195,7 @@ def test_progress_in_other_words_is_none(recipe, tmp_path):
     for damage in (b"", b"{}", said[:-1], said.replace(b"done", b"dome"), seal("progress", {"end": "dome"})):
         store.write(store.join(run.url, "progress.json"), damage)
         assert read_progress(run.url) is None
-        assert look(run.store_url, "hand").life == "idle"
+        assert open_run("hand", run.store_url).now().life == "idle"
     store.write(store.join(run.url, "progress.json"), said)
     assert read_progress(run.url) == Progress(end="done")
 
@@ -208,10 +210,10 @@ def test_a_stage_that_is_made_alone_leaves_the_run_as_it_was(recipe, tmp_path):
             make_iteration(run, k)
 
     make_alone(0)
-    assert look(run.store_url, "hand").life == "idle"
+    assert open_run("hand", run.store_url).now().life == "idle"
     end_with(run, "iteration-0001/rollout", KeyboardInterrupt())
     make_alone(1)
-    assert look(run.store_url, "hand").life == "stopped"
+    assert open_run("hand", run.store_url).now().life == "stopped"
     (line,) = all_runs(run.store_url)
     assert (line.state, line.iterations) == ("stopped", 2)
 
@@ -219,10 +221,10 @@ def test_a_stage_that_is_made_alone_leaves_the_run_as_it_was(recipe, tmp_path):
 def test_what_an_earlier_version_called_done_is_not_before_its_last_wave_was_made(recipe, tmp_path):
     run = begun(recipe, tmp_path)
     store.write(store.join(run.url, "progress.json"), seal("progress", {"end": "done"}))
-    assert look(run.store_url, "hand").life == "idle"
+    assert open_run("hand", run.store_url).now().life == "idle"
     make_all(run)
     store.write(store.join(run.url, "progress.json"), seal("progress", {"end": "done"}))
-    assert look(run.store_url, "hand").life == "done"
+    assert open_run("hand", run.store_url).now().life == "done"
     assert [line.state for line in all_runs(run.store_url)] == ["done"]
     # A longer run is not at its end where the shorter one was.
     assert not run.going_to(5).is_made

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from cosmos_rl_core.storage import media, store
+from flows.planning.plan import METRICS_FILE
 from flows.planning.run import Run
 from flows.session import loop
-from flows.watching.metrics import FILE
 from flows.watching.tracking import Tracker
 from stages import contracts
 from stages.artifacts.manifest import Manifest
@@ -105,7 +105,7 @@ def go_until(run: Run, wave: str) -> None:
 
 def stored(run: Run) -> bytes:
     """The file's bytes."""
-    return store.read(store.join(run.url, FILE))
+    return store.read(store.join(run.url, METRICS_FILE))
 
 
 def rows(run: Run) -> list[dict[str, Any]]:

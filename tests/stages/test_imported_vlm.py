@@ -6,7 +6,7 @@ from pathlib import Path
 from cosmos_rl_core.config.vlm.recipe import checked
 from cosmos_rl_core.recipes.reading import read_values
 from cosmos_rl_core.weights.parts import CURRENT
-from flows.operations.export import export
+from flows.library.exports import export
 from flows.planning.plan import freeze
 from flows.session import loop
 from flows.vlm.plan import make_plan

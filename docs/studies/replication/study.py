@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from cosmos_rl_core import plugins
 from cosmos_rl_core.estimates.estimate import mean_of_independent
 from flows.planning.run import Run
-from flows.planning.steps import open_run
+from flows.planning.steps import read_run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.slots import input_of
@@ -105,7 +105,7 @@ def _flows(*words: str) -> None:
 
 def measured(store_url: str, run_id: str) -> pd.DataFrame:
     """Return a row for each judged policy version: ``version``, and a column for each of :data:`MEASURES`."""
-    run = open_run(store_url, run_id)
+    run = read_run(store_url, run_id)
     versions = [k for k in range(run.recipe.train.num_iterations + 1) if run.is_due(k)]
     return pd.DataFrame([{"version": k, **_measures(run, k)} for k in versions])
 
@@ -194,7 +194,7 @@ def draw_pictures(store_url: str, path: Path) -> None:
     rows = [("base", "none", True), *((title, arm, False) for arm, title in TITLES.items())]
     figure = Figure(figsize=(11, 0.6 * len(rows)), layout="constrained")
     for axes, (title, arm, is_base) in zip(figure.subplots(len(rows)), rows, strict=True):
-        run = open_run(store_url, f"replication-{arm}-{SEEDS[0]}")
+        run = read_run(store_url, f"replication-{arm}-{SEEDS[0]}")
         version = 0 if is_base else run.recipe.train.num_iterations
         samples = Artifact(input_of(run.slots.version(version, "evaluate")))
         shown = [next(read_unit(samples, n)).pixels[0] for n in range(num_units(samples))[:PICTURES_SHOWN]]

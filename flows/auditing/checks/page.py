@@ -18,11 +18,11 @@ from cosmos_rl_core.errors import first_line
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import PATIENCE_S
 from flows.auditing.checks.faults import Findings
+from flows.library.collected import Collected
 from flows.planning import facts
 from flows.planning.run import Run
 from flows.planning.steps import Step
 from flows.post_train import post_train
-from flows.reporting.collecting import Collected
 from flows.reporting.writing import address, page
 from flows.terminal import commands
 from stages import registry, report

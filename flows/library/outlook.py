@@ -16,7 +16,7 @@ from stages.reporting.contracts import Report
 from stages.scoring.summaries import known_error
 
 if TYPE_CHECKING:
-    from flows.watching.states import State
+    from flows.library.states import State
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,12 @@ from typing import Literal
 from cosmos_rl_core.errors import FREE_SPACE, FULL, ArtifactError, ConfigError, NoSpaceError, counted
 from cosmos_rl_core.storage.file_digests import Remembered
 from flows.devices.work_folders import hold, in_use
+from flows.library.best import Best, best_of
+from flows.library.states import State, states
 from flows.planning.ranking import judge_of
 from flows.planning.run import Run
-from flows.planning.steps import open_run
+from flows.planning.steps import read_run
 from flows.terminal.commands import about
-from flows.watching.best import Best, best_of
-from flows.watching.states import State
-from flows.watching.status import states
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.files import copy
 from stages.artifacts.slots import input_of, standing
@@ -37,7 +36,7 @@ def export(store_url: str, run_id: str, output_dir: str, which: Which = "newest"
     :class:`ArtifactError` if an export or one of its inputs is damaged, :class:`ConfigError` if there is no such
     export, it does not stand, or the target holds other files, :class:`NoSpaceError` on a full disk.
     """
-    run = open_run(store_url, run_id)
+    run = read_run(store_url, run_id)
     found = states(run)
     exports, made = _made(found, "export")
     if not made:

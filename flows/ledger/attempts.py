@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from flows.ledger.causes import cause
 from flows.ledger.costs import Startup, name_of, on_devices
 from flows.ledger.pages import Entry, Page, entries, numbers, pages
-from flows.reporting.causes import cause
 
 
 @dataclass(frozen=True)

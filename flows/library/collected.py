@@ -1,25 +1,23 @@
-"""Facts that a page needs of a run, read from each artifact once: fragments, optimizer steps, seconds, attempts."""
+"""Facts that pages show of a run, read from each artifact once: fragments, optimizer steps, seconds, attempts."""
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any
 
-from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.errors import ArtifactError, first_line
 from cosmos_rl_core.storage import store
+from flows.ledger.attempts import Attempts, Logged, named
+from flows.library.states import State
 from flows.planning.run import Run
 from flows.planning.steps import Step
-from flows.post_train import steps
-from flows.reporting.attempts import Attempts, Logged, named
 from flows.warning.warnings import Warned
 from stages import registry
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import Invalidated, place_of
 from stages.artifacts.request import Input
-from stages.artifacts.slots import standing
 from stages.fragment import excerpt_of
 from stages.reporting.book import Piece, Trained
 from stages.reporting.contracts import Fragment
@@ -56,6 +54,8 @@ class Collected:
     """Of the newest artifact of each stage with torch; the newest of all comes last."""
     logs: list[str] = field(default_factory=lambda: ["", ""])
     """Names of the first and of the newest log, which begin with their time."""
+    damaged: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    """Stages whose files are damaged, each with what is wrong."""
     _first: Artifact | None = None
     """The answers of version 0 of a VLM."""
     _seen: set[str] = field(default_factory=set[str])
@@ -85,16 +85,26 @@ class Collected:
             self.numerics[made.stage] = made.numerics
         self._count(slot, made)
 
-    def fill(self) -> None:
-        """Add what stands. Make excerpts, without files, where fragments are missing but could be made."""
-        for step in _begun(steps(self.run)):
-            _, made = standing(step.slot)
-            if made is not None:
-                self.add(step.slot, made)
-                continue
-            self._unfinished(step)
-            if step.kind == "fragment":
-                self._improvise(step)
+    def fill(self, states: Sequence[State]) -> None:
+        """Add what the stages of a run have made. Make excerpts, without files, of fragments that could be made.
+
+        What is damaged is left out and listed.
+        """
+        for state in states:
+            try:
+                self._fill(state)
+            except ArtifactError as error:
+                self.damaged.append((state.step.name, first_line(error)))
+
+    def _fill(self, state: State) -> None:
+        if state.word == "damaged":
+            self.damaged.append((state.step.name, state.why))
+        elif state.manifest is not None:
+            self.add(state.step.slot, state.manifest)
+        elif state.read:
+            self._unfinished(state)
+            if state.step.kind == "fragment":
+                self._improvise(state.step)
 
     def decisions(self) -> Iterator[tuple[int, str]]:
         """Yield what was decided on each warning."""
@@ -141,25 +151,16 @@ class Collected:
             why = f"made again, generation {made.generation}: {end.reason if end else 'no reason recorded'}"
             self.made_again.append((name, why))
 
-    def _unfinished(self, step: Step) -> None:
-        logs = sorted(store.names(store.join(step.slot, "logs")))
+    def _unfinished(self, state: State) -> None:
+        step, logs = state.step, state.logs
         self._date(logs)
         last = _last_words(step.slot, logs[-1]) if logs else ""
         self.logged[place_of(step.slot)] = Logged(step.name, step.stage, len(logs), last)
 
-    def _date(self, logs: list[str]) -> None:
+    def _date(self, logs: Sequence[str]) -> None:
         if logs:
             first, last = self.logs
             self.logs = [min(first or logs[0], logs[0]), max(last, logs[-1])]
-
-
-def _begun(every: list[Step]) -> Iterator[Step]:
-    """Yield the steps before the first iteration without any file."""
-    for group, found in groupby(every, lambda step: step.group):
-        some = list(found)
-        if group.startswith("iteration-") and not any(store.names(step.slot) for step in some):
-            return
-        yield from some
 
 
 def _input(made: Manifest) -> Input:

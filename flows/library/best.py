@@ -7,17 +7,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flows.planning.ranking import Judge, judge_of
 from stages import contracts
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.slots import input_of
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.slots import input_of, standing
+from stages.scoring.summaries import known_error
 
 if TYPE_CHECKING:
     from cosmos_rl_core.config.train import Gate
+    from flows.library.states import State
     from flows.planning.run import Run
-    from flows.watching.states import State
+
+
+class Measured(NamedTuple):
+    """What a stage has measured of a policy version."""
+
+    slot: str
+    manifest: Manifest
+
+    def number(self, name: str) -> float | None:
+        """Return a number of its summary; None if it has none of that name."""
+        found = self.manifest.summary.get(name)
+        return found if isinstance(found, float) else None
 
 
 @dataclass(frozen=True)
@@ -29,6 +43,8 @@ class Best:
     """``held-out loss``, whose lowest is best; or ``held-out <reward>`` or ``held-out correct answers: <dataset>``, of
     which the highest is best."""
     figure: float
+    standard_error: float | None = None
+    """Of ``figure``, over prompts or items; None of a weighted sum, and where it was not recorded."""
     rewards: dict[str, float] = field(default_factory=dict[str, float])
     """The mean held-out score of every reward of the recipe."""
     passed: tuple[int, int] | None = None
@@ -48,10 +64,11 @@ def best_of(run: Run, found: Iterable[State]) -> Best | None:
     """
     if (judge := judge_of(run)) is None:
         return None
-    by_version: dict[int, dict[str, State]] = {}
+    by_version: dict[int, dict[str, Measured]] = {}
     for state in found:
-        if state.word == "stands" and state.step.k is not None:
-            by_version.setdefault(state.step.k, {})[state.step.stage] = state
+        if state.word == "stands" and state.step.k is not None and state.manifest is not None:
+            measured = Measured(state.step.slot, state.manifest)
+            by_version.setdefault(state.step.k, {})[state.step.stage] = measured
     labels = [reward.fn.label for reward in run.recipe.rewards]
     ranked = [
         one
@@ -62,32 +79,41 @@ def best_of(run: Run, found: Iterable[State]) -> Best | None:
     return min(ranked, key=lambda one: (one.figure if judge.of_losses else -one.figure, one.k), default=None)
 
 
-def _judged(k: int, judge: Judge, labels: Sequence[str], stood: Mapping[str, State]) -> Best | None:
+def judged(run: Run, k: int) -> Best | None:
+    """Return the number that ranks policy version k, and each of its held-out rewards, from its newest manifests.
+
+    None if it has none. Nothing checks whether the stages that made them are up to date.
+
+    Raises :class:`ArtifactError` for damaged manifests.
+    """
+    if (judge := judge_of(run)) is None:
+        return None
+    labels = [reward.fn.label for reward in run.recipe.rewards]
+    rewards = [f"evaluate-{label}" for label in labels if run.evaluates]
+    found: dict[str, Measured] = {}
+    for stage in dict.fromkeys((*judge.stages, *rewards)):
+        slot = run.slots.version(k, stage)
+        if (manifest := standing(slot)[1]) is not None:
+            found[stage] = Measured(slot, manifest)
+    return _judged(k, judge, labels, found) if all(stage in found for stage in judge.stages) else None
+
+
+def _judged(k: int, judge: Judge, labels: Sequence[str], found: Mapping[str, Measured]) -> Best | None:
     """Return the number of a policy version; None if it is not finite."""
-    scored = {label: state.reward for label in labels if (state := stood.get(f"evaluate-{label}")) is not None}
+    scored = {label: one.number(label) for label in labels if (one := found.get(f"evaluate-{label}")) is not None}
     rewards = {label: mean for label, mean in scored.items() if mean is not None}
-    passed = None
+    passed, error = None, None
     if judge.weights:
-        digests = [_key(stood[stage]) for stage in judge.stages]
-        figure, *counts = _weighted(tuple(digests), tuple(judge.weights.items()), tuple(judge.gates.items()))
+        digests = tuple((found[stage].slot, found[stage].manifest.digest) for stage in judge.stages)
+        figure, *counts = _weighted(digests, tuple(judge.weights.items()), tuple(judge.gates.items()))
         passed = counts[0], counts[1]
     else:
-        (state,) = (stood[stage] for stage in judge.stages)
-        figure = state.loss if judge.of_losses else _number(state, judge.number) if judge.number else state.reward
+        (stage,) = judge.stages
+        name = "loss" if judge.of_losses else judge.number or stage.removeprefix("evaluate-")
+        figure, error = found[stage].number(name), known_error(found[stage].manifest)
     if figure is None or not math.isfinite(figure):
         return None
-    return Best(k, judge.by, figure, rewards, passed)
-
-
-def _number(state: State, name: str) -> float | None:
-    """Return a number of the summary of what a stage made; None if it has none of that name."""
-    found = None if state.manifest is None else state.manifest.summary.get(name)
-    return found if isinstance(found, float) else None
-
-
-def _key(state: State) -> tuple[str, str]:
-    assert state.manifest is not None, "it stands"
-    return state.step.slot, state.manifest.digest
+    return Best(k, judge.by, figure, error, rewards, passed)
 
 
 @lru_cache(maxsize=4096)

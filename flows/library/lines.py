@@ -1,27 +1,21 @@
 """One line for each run of a store, from its plan and its newest manifests. Stages are not checked."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rich.table import Column, Table
-
-from cosmos_rl_core.canonical import differences
 from cosmos_rl_core.errors import ArtifactError, ConfigError, first_line
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import BEAT_S
-from flows.ledger.costs import duration
 from flows.ledger.pages import Page, newest_page
+from flows.library.best import judged
+from flows.library.life import Life, Word, iterations_made, newest_first
 from flows.planning.plan import read_plan
 from flows.planning.run import Run, run_of
-from flows.watching.judged import judged
-from flows.watching.status import Life, iterations_made, life_of, newest_first
 from stages.artifacts.slots import standing
 
-SHOWN = 30
-"""Settings that differ of which a line is shown."""
 AT_ONCE = 16
 """Runs that are read in parallel. A run whose process is on another machine takes some seconds."""
 
@@ -31,7 +25,7 @@ class RunLine:
     """One run of a store."""
 
     run: str
-    state: Life | Literal["damaged"]
+    state: Word | Literal["damaged"]
     """``damaged``: its plan or a manifest cannot be read."""
     algorithm: str = ""
     iterations: int = 0
@@ -72,48 +66,6 @@ def all_runs(store_url: str, names: Sequence[str] = ()) -> list[RunLine]:
         return list(pool.map(lambda one: one if isinstance(one, RunLine) else _line(*one), opened))
 
 
-def rendered(lines: Sequence[RunLine], store_url: str) -> Iterator[str | Table]:
-    """Yield lines and the table, in order."""
-    if not lines:
-        yield f"the store {store.absolute(store_url)} has no runs; start one with `cosmos-flows run`"
-        return
-    titles = ("run", "algorithm", "state", "iterations", "reward", "left", "devices")
-    table = Table(*(Column(title, overflow="fold") for title in titles), box=None, pad_edge=False, header_style="bold")
-    for line in lines:
-        of_all = f"{line.iterations}/{line.num_iterations}" if line.num_iterations else ""
-        reward = ", ".join(_rewards(line))
-        times = ("" if seconds is None else duration(seconds) for seconds in (line.left_s, line.device_s))
-        table.add_row(line.run, line.algorithm, line.state, of_all, reward, *times)
-    yield table
-    yield from (f"{line.run} is {line.state}: {line.error}" for line in lines if line.error)
-
-
-def _rewards(line: RunLine) -> Iterator[str]:
-    """Yield the number that ranks policies, then every other reward."""
-    if line.reward is None:
-        return
-    ends = [line.reward] if line.first_reward is None else [line.first_reward, line.reward]
-    yield _change(line.reward_name, ends)
-    ranking = line.reward_name.removeprefix("held-out ")
-    yield from (_change(name, means) for name, means in line.rewards.items() if name != ranking)
-
-
-def _change(name: str, means: Sequence[float]) -> str:
-    return f"{name} {' -> '.join(f'{mean:.3f}' for mean in means)}"
-
-
-def settings_that_differ(store_url: str, names: Sequence[str]) -> Iterator[str]:
-    """Yield a line for each setting in which a run differs from the first that is named: ``train.seed: 0 -> 1``."""
-    first, *others = names
-    for other in others:
-        old, new = (read_plan(store_url, name).identity() for name in (first, other))
-        changes = [change for change in differences(old, new) if not change.startswith("run_id")]
-        yield f"\n{first} -> {other}:" if changes else f"\n{first} and {other} have equal settings"
-        yield from (f"  {change}" for change in changes[:SHOWN])
-        if (more := len(changes) - SHOWN) > 0:
-            yield f"  and {more} more"
-
-
 def _opened(store_url: str, name: str) -> tuple[Run, list[str]] | RunLine:
     """Return a run and its rewards, those that train first, or the line of a damaged one."""
     try:
@@ -127,13 +79,13 @@ def _opened(store_url: str, name: str) -> tuple[Run, list[str]] | RunLine:
 def _line(run: Run, labels: Sequence[str]) -> RunLine:
     name = run.plan.run_id
     try:
-        life, progress, _ = life_of(run, 2 * BEAT_S)
+        life = Life.of(run, 2 * BEAT_S)
         iterations = iterations_made(run)
         measured = _held_out(run) or _of_rollouts(run, labels)
         newest = newest_page(run.url)
         return RunLine(
             run=name,
-            state=life,
+            state=life.word,
             algorithm=run.recipe.train.train_policy.type,
             iterations=iterations,
             num_iterations=run.recipe.train.num_iterations,
@@ -143,7 +95,7 @@ def _line(run: Run, labels: Sequence[str]) -> RunLine:
             rewards=measured.rewards,
             left_s=_left_s(run, iterations, newest),
             device_s=None if newest is None else newest.totals.device_s,
-            error=first_line(progress.error) if life == "failed" else "",
+            error=first_line(life.progress.error) if life.word == "failed" else "",
         )
     except (ArtifactError, ConfigError) as error:
         return RunLine(run=name, state="damaged", error=first_line(error))

@@ -1,0 +1,150 @@
+"""A run at one moment: the state of every stage, its process, and what follows from them."""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from cosmos_rl_core.errors import ArtifactError, counted, first_line
+from cosmos_rl_core.storage.lease import BEAT_S, PATIENCE_S
+from flows.ledger.estimates import Mean, Means
+from flows.library.best import Best, best_of
+from flows.library.life import Life, Word, iterations_made
+from flows.library.outlook import Outlook, known_means, outlook
+from flows.library.states import State, states, states_of
+from flows.planning.run import Run
+from flows.planning.steps import read_run
+from flows.running.progress import Progress
+from flows.warning.warnings import Warned
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The state of a run at one moment."""
+
+    run: Run
+    states: list[State]
+    """Every stage, in order."""
+    life: Word
+    progress: Progress
+    holder: dict[str, Any] | None
+    """``pid`` and ``host`` of the process that works on the run; None without one."""
+    means: Means = field(default_factory=dict[str, Mean], repr=False)
+    """What waves of the run take."""
+
+    @classmethod
+    def of(cls, run: Run, patience_s: float = 2 * BEAT_S) -> "Overview":
+        """Look at a run now. Waits up to ``patience_s`` for a heartbeat of a process on another machine."""
+        life = Life.of(run, patience_s)
+        found = _with_progress(states(run), life)
+        return cls(run, found, life.word, life.progress, life.holder, known_means(run))
+
+    @property
+    def standing(self) -> int:
+        """Return the number of stages that stand."""
+        return sum(state.word == "stands" for state in self.states)
+
+    @cached_property
+    def damage(self) -> str:
+        """Return what of the run is damaged, in one line; "" if nothing was seen. Only an audit reads every byte."""
+        if damaged := [state.step.name for state in self.states if state.word == "damaged"]:
+            return f"{counted(len(damaged), 'stage')} of {self.run.plan.run_id} damaged: {', '.join(damaged)}"
+        try:
+            iterations_made(self.run)
+        except ArtifactError as error:
+            return f"{self.run.plan.run_id} is damaged: {first_line(error)}"
+        return ""
+
+    @cached_property
+    def outlook(self) -> Outlook:
+        """Return reward before and after, the time that is left, the cost until now and where the report is."""
+        return outlook(self.run, self.states, self.progress, self.means)
+
+    @property
+    def best(self) -> Best | None:
+        """Return the best policy version so far; None if none was judged."""
+        return best_of(self.run, self.states)
+
+    @property
+    def warnings(self) -> list[Warned]:
+        """Return the iterations whose scores exceed a limit of early warning, with what was decided, in order."""
+        judged = [state.manifest for state in self.states if state.step.kind == "warn" and state.word == "stands"]
+        return [warned for manifest in judged if manifest is not None and (warned := Warned.of(manifest)) is not None]
+
+    @property
+    def z_scores(self) -> tuple[int, dict[str, float]] | None:
+        """Return the newest iteration that was judged, and its rewards as z-scores of policy 0; None without any."""
+        judged = [state for state in self.states if state.step.kind == "warn" and state.word == "stands"]
+        if not judged or (manifest := judged[-1].manifest) is None:
+            return None
+        z = {name.removesuffix("_z"): value for name, value in manifest.summary.items() if name.endswith("_z")}
+        return judged[-1].step.k or 0, {name: value for name, value in z.items() if isinstance(value, float)}
+
+    def again(self) -> "Overview":
+        """Return the state of the run now. Reads only the stages that its process has reached since.
+
+        A process on another machine counts as ended once its lease expires.
+        """
+        life = Life.of(self.run, PATIENCE_S)
+        progress = life.progress
+        every = [state.step for state in self.states]
+        if life.word != "running" or progress.wave not in {"", *(step.wave for step in every)}:
+            # The process ended, or went on past the planned end.
+            return Overview.of(read_run(self.run.store_url, self.run.plan.run_id))
+        if progress.wave == self.progress.wave:
+            return replace(self, progress=progress, holder=life.holder)
+        passed = [i for i, step in enumerate(every) if step.wave in (self.progress.wave, progress.wave)]
+        first, last = min(passed, default=0), max(passed, default=-1)
+        kept = {state.step.name: state for state in (*self.states[:first], *self.states[last + 1 :])}
+        found = _with_progress(states_of(every, kept), life)
+        return Overview(self.run, found, life.word, progress, life.holder, known_means(self.run))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the state for scripts.
+
+        Keys: ``run``, ``url``, ``init`` (what policy version 0 begins with, "" for the base), ``state`` (``running``,
+        or how the last process ended), ``error`` ("" unless failed), ``holder`` (``pid`` and ``host``, or null),
+        ``wave``, ``phase``, ``step``, ``total`` and ``wave_seconds`` of the newest wave, ``standing``, ``best``
+        (``k``, ``by``, ``figure``, ``standard_error``, ``rewards`` and ``passed`` of the best policy version, or
+        null), ``warnings`` (:meth:`Warned.as_json`), ``z_scores`` of the newest iteration that was judged (by reward,
+        or null), ``outlook`` (:class:`flows.library.outlook.Outlook`), and ``stages``. Each stage has ``name``,
+        ``stage``, ``k`` (iteration or policy version, or null), ``slot``, ``state``
+        (:data:`flows.library.states.Word`), ``why``, ``generation``, ``attempts``, and ``seconds``, ``reward`` and
+        ``loss`` (or null).
+        """
+        return {
+            "run": self.run.plan.run_id,
+            "url": self.run.url,
+            "init": self.run.plan.lineage,
+            "state": self.life,
+            "holder": self.holder,
+            **_fields(self.progress, "error wave phase step total"),
+            "wave_seconds": self.progress.seconds,
+            "standing": self.standing,
+            "best": None if self.best is None else _fields(self.best, "k by figure standard_error rewards passed"),
+            "warnings": [warned.as_json() for warned in self.warnings],
+            "z_scores": None if self.z_scores is None else self.z_scores[1],
+            "outlook": self.outlook,
+            "stages": [
+                _fields(state.step, "name stage k slot")
+                | {"state": state.word}
+                | _fields(state, "why generation attempts seconds reward loss")
+                for state in self.states
+            ],
+        }
+
+
+def _fields(value: object, names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names.split()}
+
+
+def _with_progress(found: list[State], life: Life) -> list[State]:
+    """Return the states with what the run's process recorded of its newest wave, for stages that do not stand."""
+    progress = life.progress
+    left = [state for state in found if state.step.wave == progress.wave and state.word != "stands"]
+    word, why = life.word if life.word in ("running", "failed") else "interrupted", ""
+    if life.word == "failed":
+        # The error begins with the end of the failed stage's slot.
+        failed = f"/{progress.error.partition(' ')[0]}"
+        left = [state for state in left if state.step.slot.endswith(failed)] or left
+        why = first_line(progress.error)
+    return [replace(state, word=word, why=why) if state in left else state for state in found]

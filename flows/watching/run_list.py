@@ -1,0 +1,56 @@
+"""The runs of a store as a table, and the settings in which runs differ."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.table import Column, Table
+
+from cosmos_rl_core.canonical import differences
+from cosmos_rl_core.storage import store
+from flows.ledger.costs import duration
+from flows.library.lines import RunLine
+from flows.planning.plan import read_plan
+
+SHOWN = 30
+"""Settings that differ of which a line is shown."""
+
+
+def rendered(lines: Sequence[RunLine], store_url: str) -> Iterator[str | Table]:
+    """Yield lines and the table, in order."""
+    if not lines:
+        yield f"the store {store.absolute(store_url)} has no runs; start one with `cosmos-flows run`"
+        return
+    titles = ("run", "algorithm", "state", "iterations", "reward", "left", "devices")
+    table = Table(*(Column(title, overflow="fold") for title in titles), box=None, pad_edge=False, header_style="bold")
+    for line in lines:
+        of_all = f"{line.iterations}/{line.num_iterations}" if line.num_iterations else ""
+        reward = ", ".join(_rewards(line))
+        times = ("" if seconds is None else duration(seconds) for seconds in (line.left_s, line.device_s))
+        table.add_row(line.run, line.algorithm, line.state, of_all, reward, *times)
+    yield table
+    yield from (f"{line.run} is {line.state}: {line.error}" for line in lines if line.error)
+
+
+def _rewards(line: RunLine) -> Iterator[str]:
+    """Yield the number that ranks policies, then every other reward."""
+    if line.reward is None:
+        return
+    ends = [line.reward] if line.first_reward is None else [line.first_reward, line.reward]
+    yield _change(line.reward_name, ends)
+    ranking = line.reward_name.removeprefix("held-out ")
+    yield from (_change(name, means) for name, means in line.rewards.items() if name != ranking)
+
+
+def _change(name: str, means: Sequence[float]) -> str:
+    return f"{name} {' -> '.join(f'{mean:.3f}' for mean in means)}"
+
+
+def settings_that_differ(store_url: str, names: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each setting in which a run differs from the first that is named: ``train.seed: 0 -> 1``."""
+    first, *others = names
+    for other in others:
+        old, new = (read_plan(store_url, name).identity() for name in (first, other))
+        changes = [change for change in differences(old, new) if not change.startswith("run_id")]
+        yield f"\n{first} -> {other}:" if changes else f"\n{first} and {other} have equal settings"
+        yield from (f"  {change}" for change in changes[:SHOWN])
+        if (more := len(changes) - SHOWN) > 0:
+            yield f"  and {more} more"
