@@ -8,10 +8,12 @@ from functools import cached_property
 
 import numpy as np
 
+from cosmos_rl_core.estimates.digits import number
 from cosmos_rl_core.storage.tensor_headers import Entry, read_header
 from cosmos_rl_core.weights.parts import CURRENT
 from flows.auditing.differing import array
 from flows.comparing.side import Side
+from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of, standing
 
@@ -62,7 +64,7 @@ def weights(a: Side, b: Side) -> Weights | None:
     Every byte that is read is checked. One file of each of four policies is in memory at a time.
     """
     version = min(a.trained, b.trained)
-    found = [_Policy.open(one, k) for one in (a, b) for k in (0, version)]
+    found = [_Policy.open(one.run, k) for one in (a, b) for k in (0, version)]
     policies = [one for one in found if one is not None]
     if len(policies) < len(found):
         return None
@@ -74,6 +76,38 @@ def weights(a: Side, b: Side) -> Weights | None:
 
 
 @dataclass(frozen=True)
+class Moved:
+    """How far the trained weights of a policy version are from version 0."""
+
+    norm: float
+    """Norm of the difference of all numbers."""
+    of: float
+    """Norm of the numbers of version 0."""
+
+    def __str__(self) -> str:
+        share = f", {self.norm / self.of:.2%} of their norm there" if self.of else ""
+        return f"{number(self.norm)} from policy 0{share}"
+
+
+def moved(run: Run, version: int, most_bytes: int) -> Moved | None:
+    """Return how far a version moved; None without both versions, or if the files of one exceed ``most_bytes``.
+
+    Every byte that is read is checked.
+    """
+    found = [_Policy.open(run, k) for k in (0, version)]
+    policies = [one for one in found if one is not None and one.size <= most_bytes]
+    if len(policies) < len(found) or policies[0].shapes != policies[1].shapes:
+        return None
+    first, last = policies
+    total = _Sums()
+    length = 0.0
+    for _, (a_0, a) in _arrays(first, last):
+        total.add(a_0, a, a_0, a)
+        length += float(np.vdot(a_0.astype("float64"), a_0.astype("float64")))
+    return Moved(math.sqrt(total.moved_a), math.sqrt(length))
+
+
+@dataclass(frozen=True)
 class _Policy:
     """The part ``current`` of a policy version."""
 
@@ -81,8 +115,8 @@ class _Policy:
     content: str
 
     @classmethod
-    def open(cls, side: Side, version: int) -> "_Policy | None":
-        slot = side.run.slots.policy(version)
+    def open(cls, run: Run, version: int) -> "_Policy | None":
+        slot = run.slots.policy(version)
         if standing(slot)[1] is None:
             return None
         artifact = Artifact(input_of(slot))
@@ -91,6 +125,11 @@ class _Policy:
     @property
     def files(self) -> list[str]:
         return self.artifact.names(f"{CURRENT}/")
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of its files."""
+        return sum(self.artifact.entry(name).size for name in self.files)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -158,11 +197,17 @@ def _measured(version: int, policies: list[_Policy]) -> Weights:
 
 
 def _each(policies: list[_Policy]) -> Iterator[tuple[str, _Sums]]:
-    """Yield the sums of each tensor. Policies of equal shapes have equal files."""
+    """Yield the sums of each tensor."""
+    for name, (a_0, a, b_0, b) in _arrays(*policies):
+        sums = _Sums()
+        sums.add(a_0, a, b_0, b)
+        yield name, sums
+
+
+def _arrays(*policies: _Policy) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """Yield each tensor of policies of equal shapes, which have equal files."""
     for file in policies[0].files:
         data = [policy.artifact.read(file) for policy in policies]
         for entries in zip(*map(_tensors, data), strict=True):
             found = [array(d[e.start : e.end], e.dtype, e.shape) for d, e in zip(data, entries, strict=True)]
-            sums = _Sums()
-            sums.add(*found)
-            yield entries[0].name, sums
+            yield entries[0].name, found

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from flows.ledger.causes import cause
-from flows.ledger.costs import Startup, name_of, on_devices
+from flows.ledger.costs import Startup, name_of, startup_of
 from flows.ledger.pages import Entry, Page, entries, numbers, pages
 
 
@@ -42,25 +42,28 @@ class Attempts:
     run_url: str
     newest: Page | None = None
     """Its totals are those of the run; None before there is a ledger."""
-    _failed: dict[str, list[Entry]] = field(default_factory=dict[str, list[Entry]])
-    """By slots, of the pages before the newest one."""
-    _startup: Startup = field(default_factory=Startup)
+    _earlier: list[Entry] = field(default_factory=list[Entry])
     """Of the pages before the newest one."""
 
     def look(self) -> None:
         """Read what was written since. Raises :class:`ArtifactError` if a page is damaged or missing."""
         first = 0 if self.newest is None else self.newest.number
         found = list(pages(self.run_url, [number for number in numbers(self.run_url) if number >= first]))
-        self._startup = self._startup.plus(on_devices(entries(found[:-1])))
-        for entry in entries(found[:-1]):
-            if entry.failed:
-                self._failed.setdefault(entry.slot, []).append(entry)
+        self._earlier += entries(found[:-1])
         self.newest = found[-1] if found else self.newest
 
     @property
-    def startup(self) -> Startup:
-        """Return the start-up of all attempts that had devices."""
-        return self._startup if self.newest is None else self._startup.plus(on_devices(self.newest.entries))
+    def every(self) -> list[Entry]:
+        """Return all attempts, in order."""
+        return [*self._earlier, *(() if self.newest is None else self.newest.entries)]
+
+    def startups(self) -> dict[str, Startup]:
+        """Return the start-up of the attempts at each stage, by its row of the cost table."""
+        found: dict[str, Startup] = {}
+        for entry in self.every:
+            name = name_of(entry)
+            found[name] = found.get(name, Startup()).plus(startup_of([entry]))
+        return found
 
     def at_work(self, wave: str) -> int:
         """Return the number of attempts that work now, in a wave that a process works on."""
@@ -82,7 +85,10 @@ class Attempts:
                 yield Left(logs.name, logs.stage, others, _unrecorded(logs, self.newest), recorded=False)
 
     def _all_failed(self, wave: str) -> dict[str, list[Entry]]:
-        found = {place: list(some) for place, some in self._failed.items()}
+        found: dict[str, list[Entry]] = {}
+        for entry in self._earlier:
+            if entry.failed:
+                found.setdefault(entry.slot, []).append(entry)
         working = bool(self._newest_of(wave))
         for entry in () if self.newest is None else self.newest.entries:
             if entry.failed and not (working and entry.outcome == "open"):

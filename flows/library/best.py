@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Measured(NamedTuple):
-    """What a stage has measured of a policy version."""
+    """A measurement of a policy version by a stage."""
 
     slot: str
     manifest: Manifest
@@ -62,13 +62,18 @@ def best_of(run: Run, found: Iterable[State]) -> Best | None:
     Only numbers that stand count, and of a weighted sum only versions with a sample that counts. Of equal ones the
     earliest is best. None if there are none.
     """
-    if (judge := judge_of(run)) is None:
-        return None
     by_version: dict[int, dict[str, Measured]] = {}
     for state in found:
         if state.word == "stands" and state.step.k is not None and state.manifest is not None:
             measured = Measured(state.step.slot, state.manifest)
             by_version.setdefault(state.step.k, {})[state.step.stage] = measured
+    return best_among(run, by_version)
+
+
+def best_among(run: Run, by_version: Mapping[int, Mapping[str, Measured]]) -> Best | None:
+    """Return the best version, like :func:`best_of`, by measurements: of each version by the names of the stages."""
+    if (judge := judge_of(run)) is None:
+        return None
     labels = [reward.fn.label for reward in run.recipe.rewards]
     ranked = [
         one

@@ -9,6 +9,7 @@ from typing import Any
 from cosmos_rl_core.errors import ArtifactError, first_line
 from cosmos_rl_core.storage import store
 from flows.ledger.attempts import Attempts, Logged, named
+from flows.library.best import Best, Measured, best_among
 from flows.library.states import State
 from flows.planning.run import Run
 from flows.planning.steps import Step
@@ -54,6 +55,12 @@ class Collected:
     """Of the newest artifact of each stage with torch; the newest of all comes last."""
     logs: list[str] = field(default_factory=lambda: ["", ""])
     """Names of the first and of the newest log, which begin with their time."""
+    measured: dict[int, dict[str, Measured]] = field(default_factory=dict[int, dict[str, Measured]])
+    """What judged each policy version, by the names of the stages."""
+    exported: set[int] = field(default_factory=set[int])
+    """Policy versions that were exported."""
+    scorers: dict[str, str] = field(default_factory=dict[str, str])
+    """The version of the scorer of each reward by its label, of its newest artifact."""
     damaged: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """Stages whose files are damaged, each with what is wrong."""
     _first: Artifact | None = None
@@ -83,6 +90,7 @@ class Collected:
         if registry.STAGES[made.stage].torch:
             self.numerics.pop(made.stage, None)
             self.numerics[made.stage] = made.numerics
+        self._measure(slot, made)
         self._count(slot, made)
 
     def fill(self, states: Sequence[State]) -> None:
@@ -105,6 +113,19 @@ class Collected:
             self._unfinished(state)
             if state.step.kind == "fragment":
                 self._improvise(state.step)
+
+    def _measure(self, slot: str, made: Manifest) -> None:
+        if scorer := made.config.get("scorer"):
+            self.scorers[slot.rpartition("/")[2].partition("-")[2]] = str(scorer)
+        if place_of(slot).startswith(f"{place_of(self.run.url)}/exports/"):
+            self.measured.setdefault(made.iteration or 0, {})[slot.rpartition("/")[2]] = Measured(slot, made)
+        if made.stage.endswith("export"):
+            self.exported.add(made.iteration or 0)
+
+    @property
+    def best(self) -> Best | None:
+        """Return the best policy version; None if none was judged."""
+        return best_among(self.run, self.measured)
 
     def decisions(self) -> Iterator[tuple[int, str]]:
         """Yield what was decided on each warning."""

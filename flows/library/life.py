@@ -1,4 +1,4 @@
-"""Whether a process works on a run, how the last one ended, and how far the run came."""
+"""The process that works on a run, or how the last one ended, and how far the run came."""
 
 import time
 from collections.abc import Callable

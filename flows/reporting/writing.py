@@ -3,7 +3,7 @@
 import time
 from calendar import timegm
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib.metadata import version
 from typing import Any, Self
@@ -12,9 +12,10 @@ import humanize
 
 from cosmos_rl_core.errors import ApprovalError, ArtifactError, BudgetError, StoppedError, first_line
 from cosmos_rl_core.storage import store
+from flows.comparing.weights import moved
 from flows.ledger.attempts import Attempts, Left
 from flows.ledger.causes import ending
-from flows.ledger.costs import duration
+from flows.ledger.costs import Startup, duration, on_devices, price_of
 from flows.ledger.pages import HOUR_S
 from flows.library.collected import Collected, Stage
 from flows.library.states import states
@@ -29,6 +30,8 @@ from stages.reporting.book import Book, Now
 from stages.reporting.contracts import Report
 from stages.reporting.page import report_page
 
+MOST_BYTES = 2**28
+"""Weights of a policy that a page reads: of LoRA, not of whole models."""
 SHARE = 20
 """A page is written after an iteration only if this many times as long has passed as the last page took."""
 Note = Callable[[str], None]
@@ -65,13 +68,15 @@ def _now(collected: Collected, state: str, error: str, wave: str) -> Now:
     trained = len(collected.trained)
     damage = _look(collected.attempts)
     left = list(collected.attempts.left(collected.logged, wave))
-    names, rows = _costs(collected, left)
+    names, rows = _costs(collected, left, {} if damage else collected.attempts.startups())
     state, words, error = ending(state, error)
     ledger = [("ledger", damage)] if damage else _ledger(collected, left, wave)
     return Now(
         state=state,
         words=f"{words}: {trained} of {total} iterations are trained.",
-        written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        written=time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+        left="" if damage or state == "finished" else _time_left(collected),
+        weights=list(_weights(collected)),
         error=error,
         command=commands.to_go_on(run, collected.decided),
         versions=list(_versions(collected)),
@@ -79,6 +84,7 @@ def _now(collected: Collected, state: str, error: str, wave: str) -> Now:
         troubles=[
             *((one.name, str(one.count), one.why) for one in left),
             *((name, "–", why) for name, why in collected.made_again),
+            *((name, "–", f"damaged: {why}") for name, why in collected.damaged),
         ],
         all_left_artifacts=not left,
         decisions=list(collected.decisions()),
@@ -97,8 +103,31 @@ def _look(attempts: Attempts) -> str:
     return ""
 
 
-def _costs(collected: Collected, left: Sequence[Left]) -> tuple[Sequence[str], Sequence[tuple[str, ...]]]:
-    """Return seconds by stage, and of all of them."""
+def _time_left(collected: Collected) -> str:
+    """Return how long the iterations that are left will take if each takes as long as those before; "" if unknown."""
+    newest, trained = collected.attempts.newest, len(collected.trained)
+    left = collected.run.recipe.train.num_iterations - trained
+    if newest is None or not trained or left <= 0 or not newest.totals.iterations_s:
+        return ""
+    return duration(left * newest.totals.iterations_s / trained)
+
+
+def _weights(collected: Collected) -> Iterator[tuple[str, str]]:
+    """Yield the best policy version, how far it moved from version 0, and the command that exports it."""
+    if (best := collected.best) is None:
+        return
+    run = collected.run
+    yield "best policy", str(best)
+    if (far := moved(run, best.k, MOST_BYTES)) is not None:
+        yield "its weights", str(far)
+    if best.k in collected.exported:
+        yield "export it", commands.about(run.store_url, "export", run.plan.run_id, "weights", "--policy", str(best.k))
+
+
+def _costs(
+    collected: Collected, left: Sequence[Left], startups: Mapping[str, Startup]
+) -> tuple[Sequence[str], Sequence[tuple[str, ...]]]:
+    """Return by stage, and for all of them, the seconds of artifacts and the start-up of all attempts."""
     without = Counter[str]()
     for one in left:
         without[one.stage] += one.count
@@ -106,12 +135,18 @@ def _costs(collected: Collected, left: Sequence[Left]) -> tuple[Sequence[str], S
     total = sum(stage.seconds for stage in stages.values())
     rows = [
         (name, str(one.made), f"{one.seconds:,.1f}", f"{one.seconds / one.made:.1f}" if one.made else "–",
-         f"{one.seconds / total:.0%}" if total else "–", str(without[name]))
+         f"{one.seconds / total:.0%}" if total else "–", _seconds(startups.get(name)), str(without[name]))
         for name, one in stages.items()
     ]  # fmt: skip
     made = sum(one.made for one in stages.values())
-    rows.append(("all", str(made), f"{total:,.1f}", "", "", str(without.total())))
-    return ["stage", "artifacts", "seconds", "seconds each", "share", "attempts without an artifact"], rows
+    every = sum((one.seconds for one in startups.values()), 0.0)
+    rows.append(("all", str(made), f"{total:,.1f}", "", "", f"{every:,.1f}" if startups else "–", str(without.total())))
+    names = ["stage", "artifacts", "seconds", "seconds each", "share", "start-up, seconds"]
+    return [*names, "attempts without an artifact"], rows
+
+
+def _seconds(startup: Startup | None) -> str:
+    return f"{startup.seconds:,.1f}" if startup is not None and startup.known else "–"
 
 
 def _versions(collected: Collected) -> Iterator[tuple[str, str]]:
@@ -121,6 +156,7 @@ def _versions(collected: Collected) -> Iterator[tuple[str, str]]:
         if name in found:
             yield name.replace("_", " "), str(found[name])
     yield from found.get("packages", {}).items()
+    yield from ((f"scorer of {label}", version) for label, version in collected.scorers.items())
     stages = collected.run.plan.stage_versions
     yield "stages", ", ".join(f"{name} {number}" for name, number in sorted(stages.items()))
 
@@ -141,10 +177,12 @@ def _ledger(collected: Collected, left: Sequence[Left], wave: str) -> Iterator[t
         return
     totals = attempts.newest.totals
     yield "all waves, with their queues", duration(totals.wall_s)
-    yield "device hours", f"{totals.device_s / HOUR_S:.3g}, {attempts.startup}"
+    yield "device hours", f"{totals.device_s / HOUR_S:.3g}, {on_devices(attempts.every)}"
     if trained:
         yield "device hours an iteration", f"{totals.iterations_device_s / HOUR_S / trained:.3g}"
     yield "attempts", f"{totals.attempts}, of which {_left(left, attempts.at_work(wave))}"
+    if (prices := run.recipe.launch.prices) is not None:
+        yield "price", f"{sum(price_of(entry, prices) for entry in attempts.every):,.2f} {prices.currency}"
     sizes = (humanize.naturalsize(size) for size in (totals.read_bytes, totals.written_bytes))
     yield "store", "read {}, written {}".format(*sizes)
     yield "more", commands.about(run.store_url, "cost", run.plan.run_id)

@@ -104,7 +104,11 @@ class Now:
     words: str
     """One sentence on the state."""
     written: str
-    """When the page was written, in UTC."""
+    """When the page was written, in UTC, without its name: ``2025-01-31 12:00``."""
+    left: str = ""
+    """How long the run still needs; "" if it has ended or nothing tells."""
+    weights: Rows = ()
+    """The policy version to use, how far it moved, and the command that exports it."""
     error: str = ""
     """The whole message of a failure."""
     command: str = ""

@@ -41,9 +41,9 @@ REMADE = "what it shows was made again, or will be when the run goes on"
 SHOWN = 120
 """Characters of a line that are shown."""
 _STATE = re.compile(r'<span class="state (\w+)">(\w+)</span>')
-_WRITTEN = re.compile(r"<footer>Written (\d{4}-\d\d-\d\d \d\d:\d\d) UTC from")
+_WRITTEN = re.compile(r"\bWritten (\d{4}-\d\d-\d\d \d\d:\d\d) UTC(?: from|\.)")
 _VERSION = re.compile(rf"<dt>{PROGRAM}</dt><dd>([^<]*)</dd>")
-_STORE = re.compile(r"(<dt>more</dt><dd>[^<]*? --store )[^<]*(?=</dd>)")
+_STORE = re.compile(r"(<dt>(?:more|export it)</dt><dd>[^<]*? --store )[^<]*(?=</dd>)")
 _SECTION = re.compile(r'<section id="(\w+)">')
 
 
@@ -143,7 +143,7 @@ def _of_other_code(every: Iterable[Step]) -> str:
 
 def _lines(run: Run, text: str) -> list[str]:
     """Return the lines of a page, without what may differ between two right ones."""
-    text = _STORE.sub(r"\1", _WRITTEN.sub("<footer>Written from", text))
+    text = _STORE.sub(r"\1", _WRITTEN.sub("Written", text))
     free = {f"<dt>{escape(name)}</dt>" for name in _free_settings(run)}
     lines = text.split("\n")
     return [line for line in lines if not (line.startswith("<dt>") and f"{line.partition('</dt>')[0]}</dt>" in free)]

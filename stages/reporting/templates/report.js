@@ -36,4 +36,27 @@
   };
   addEventListener("hashchange", open);
   open();
+  // Captures of the whole page show no picture that waits to be scrolled to.
+  for (const image of document.querySelectorAll("img[loading]"))
+    if (!image.closest("details:not([open])")) image.loading = "eager";
+  // A click on the name of a column sorts its table, and another one the other way.
+  const value = (row, at) => {
+    const text = row.cells[at].textContent.trim(), number = parseFloat(text.replace(/,/g, "").replace("\u2212", "-"));
+    return Number.isNaN(number) ? text : number;
+  };
+  const order = (a, b) => typeof a === typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a === "number" ? -1 : 1;
+  for (const head of document.querySelectorAll("thead th")) {
+    head.classList.add("sortable");
+    head.addEventListener("click", () => {
+      const body = head.closest("table").tBodies[0], at = head.cellIndex;
+      const falls = head.getAttribute("aria-sort") === "ascending";
+      for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", falls ? "descending" : "ascending");
+      const rows = [...body.rows].sort((a, b) => order(value(a, at), value(b, at)) * (falls ? -1 : 1));
+      body.append(...rows);
+    });
+  }
+  // The page of a run at work is written again after each iteration.
+  if (document.querySelector(".state.running"))
+    setInterval(() => { if (!dialog.open) location.reload(); }, 30000);
 })();
