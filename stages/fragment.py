@@ -13,7 +13,7 @@ from PIL import Image
 
 from cosmos_rl_core.errors import first_line
 from cosmos_rl_core.estimates.estimate import Sums
-from cosmos_rl_core.rewards._answers import finite
+from cosmos_rl_core.rewards._base.answers import finite
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request

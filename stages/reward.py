@@ -10,10 +10,10 @@ import pandas as pd
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.errors import ArtifactError, DivergenceError, RewardError
 from cosmos_rl_core.estimates.estimate import mean_of
-from cosmos_rl_core.rewards._answers import finite
 from cosmos_rl_core.rewards._base import NamedReward
-from cosmos_rl_core.rewards._exact import ONE_BY_ONE
-from cosmos_rl_core.rewards._served import ServedScorer
+from cosmos_rl_core.rewards._base.answers import finite
+from cosmos_rl_core.rewards._base.served import ServedScorer
+from cosmos_rl_core.rewards._batches.exact import ONE_BY_ONE
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import holds

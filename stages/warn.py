@@ -13,7 +13,7 @@ from cosmos_rl_core.canonical import canonical_json, digest
 from cosmos_rl_core.config.early_warning import Limit
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.estimates.estimate import FEWEST, in_units
-from cosmos_rl_core.rewards._answers import finite
+from cosmos_rl_core.rewards._base.answers import finite
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request

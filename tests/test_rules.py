@@ -38,9 +38,9 @@ TENSOR_FACTORIES = {
 UNPICKLES = (
     "cosmos_rl_core/importers/pickled_tensors.py",
     "tests/core/test_native_weights.py",
-    "tests/core/test_prepared_scorers.py",
+    "tests/core/rewards/test_prepared_scorers.py",
     "tests/core/test_pickled_embeddings.py",
-    "tests/core/test_video_align.py",
+    "tests/core/rewards/test_video_align.py",
     "tests/flows/test_import_embeddings.py",
     "tests/flows/test_score_command.py",
     "tests/tiny_scorers/video_align.py",
@@ -53,7 +53,7 @@ READS_ENVIRONMENT = (
     "cosmos_rl_core/parallel/distributed.py",
     "cosmos_rl_core/parallel/devices.py",
     "cosmos_rl_core/processes.py",
-    "cosmos_rl_core/rewards/_client.py",
+    "cosmos_rl_core/rewards/_remote/client.py",
     "cosmos_rl_core/chat/service.py",
     "cosmos_rl_core/storage/s3.py",
     "stages/execution/torch_runtime.py",
@@ -187,7 +187,7 @@ def test_light_modules_do_not_import_torch(names: list[str], tmp_path: Path, mon
 def test_plugins_of_one_kind_never_import_each_other():
     refuse(
         [
-            f"{place(path, line)}: imports the plugin {other!r}; what plugins share belongs in {kind}/_base.py"
+            f"{place(path, line)}: imports the plugin {other!r}; what plugins share belongs in {kind}/_base"
             for kind in plugins.KINDS
             for path in sources(f"cosmos_rl_core/{kind}")
             for line, name in imports(path)

@@ -64,7 +64,7 @@ def private_names() -> set[str]:
                 found.add(node.name)
             elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
                 found.add(node.id if isinstance(node, ast.Name) else node.attr)
-    modules = {path.stem for path in sources(*LAYERS)}
+    modules = {name for path in sources(*LAYERS) for name in (path.stem, path.parent.name)}
     named_tuples = {"_fields", "_replace"}
     return {name for name in found - modules - named_tuples if name.startswith("_") and not name.startswith("__")}
 

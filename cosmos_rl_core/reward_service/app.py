@@ -23,7 +23,7 @@ from cosmos_rl_core.reward_service import frames
 from cosmos_rl_core.reward_service.scorers import RefusedError
 from cosmos_rl_core.reward_service.service import Service
 from cosmos_rl_core.reward_service.spool import TooLargeError
-from cosmos_rl_core.rewards._answers import brief
+from cosmos_rl_core.rewards._base.answers import brief
 
 ROOT = "/api/reward"
 FORMAT = 1

@@ -15,7 +15,7 @@ from cosmos_rl_core.config.reading import validated
 from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError, mistakes_in
-from cosmos_rl_core.rewards._names import plugin_of
+from cosmos_rl_core.rewards._base.names import plugin_of
 
 TOKEN = "REWARD_SERVICE_TOKEN"
 """Environment variable with the token that clients must send."""

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from cosmos_rl_core.rewards._answers import brief, finite
 from cosmos_rl_core.rewards._base import STORED_FPS
+from cosmos_rl_core.rewards._base.answers import brief, finite
 
 MAX_LINE_BYTES = 4 * 2**20
 """Largest line of JSON."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from cosmos_rl_core.process_trees import kill_tree
 from cosmos_rl_core.processes import PARENT
-from cosmos_rl_core.rewards._answers import brief
+from cosmos_rl_core.rewards._base.answers import brief
 
 LOAD_TIMEOUT_S = 1800.0
 """Seconds that a process may take to load its weights."""

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cosmos_rl_core.config.train import RewardOptions
-from cosmos_rl_core.rewards._answers import brief, finite
+from cosmos_rl_core.rewards._base.answers import brief, finite
 
 MAX_NAMED = 3
 """Number of samples without scores that a message names."""

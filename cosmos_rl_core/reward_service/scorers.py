@@ -16,7 +16,7 @@ from cosmos_rl_core.reward_service import frames
 from cosmos_rl_core.reward_service.config import KEY, TOKEN, Config, DecodeArgs, RewardArgs, Served
 from cosmos_rl_core.reward_service.pool import Pool, Start
 from cosmos_rl_core.reward_service.results import Identity
-from cosmos_rl_core.rewards._answers import brief
+from cosmos_rl_core.rewards._base.answers import brief
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DEVICES = Path("/dev")

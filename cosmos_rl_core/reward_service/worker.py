@@ -20,10 +20,10 @@ from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.foreign_errors import is_out_of_memory
 from cosmos_rl_core.processes import die_with_parent
 from cosmos_rl_core.reward_service import frames
-from cosmos_rl_core.rewards._answers import brief, entries, words
 from cosmos_rl_core.rewards._base import Reward, Sample
-from cosmos_rl_core.rewards._exact import ONE_BY_ONE, batch_sizes, exact, named
-from cosmos_rl_core.rewards._trial import trial_samples
+from cosmos_rl_core.rewards._base.answers import brief, entries, words
+from cosmos_rl_core.rewards._batches.exact import ONE_BY_ONE, batch_sizes, exact, named
+from cosmos_rl_core.rewards._batches.trial import trial_samples
 
 UNAVAILABLE = (ConnectionError, TimeoutError, UnavailableError)
 """Errors of a scorer that cannot work now."""

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.reward_facts import Facts
-from cosmos_rl_core.rewards._clip import L14, ClipOptions, ClipReward
+from cosmos_rl_core.rewards._clip.scorers import L14, ClipOptions, ClipReward
 
 
 class Options(ClipOptions):

@@ -19,12 +19,12 @@ from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories
-from cosmos_rl_core.rewards import _geneval
 from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._base.pixels import frames_of
 from cosmos_rl_core.rewards._batches import each, in_batches
-from cosmos_rl_core.rewards._clip import CONFIG, IMAGES, L14, Clip, ClipOptions, unit
-from cosmos_rl_core.rewards._geneval import COLORS, Detection, Tags
-from cosmos_rl_core.rewards._pixels import frames_of
+from cosmos_rl_core.rewards._clip.scorers import CONFIG, IMAGES, L14, Clip, ClipOptions, unit
+from cosmos_rl_core.rewards._geneval import rule
+from cosmos_rl_core.rewards._geneval.rule import COLORS, Detection, Tags
 from cosmos_rl_core.storage.file_digests import files_digest
 from cosmos_rl_core.vlms import _folders
 
@@ -86,7 +86,7 @@ class Reward:
     def check_prompt(self, prompt: Prompt) -> str | None:
         """Return every mistake in the tags of the prompt's metadata, or that there are none; None if all is well."""
         try:
-            _geneval.tags_of(prompt.metadata)
+            rule.tags_of(prompt.metadata)
         except ValueError as error:
             return str(error)
         return None
@@ -117,16 +117,16 @@ class Reward:
         size = self._options.detector_batch_size
         detected = in_batches(frames, size, self._detections, lambda frame: frame.shape)
         seen = [
-            _geneval.seen([] if isinstance(found, Exception) else found, tags)
+            rule.seen([] if isinstance(found, Exception) else found, tags)
             for found, (_, tags) in zip(detected, pictures, strict=True)
         ]
         asked = [
             (i, kind) for i, (objects, (_, tags)) in enumerate(zip(seen, pictures, strict=True))
-            for kind in _geneval.colored(objects, tags)
+            for kind in rule.colored(objects, tags)
         ]  # fmt: skip
         colors = dict(zip(asked, self._colors([(frames[i], seen[i][kind]) for i, kind in asked]), strict=True))
         return [
-            _geneval.judged(objects, tags, lambda kind, i=i: colors[i, kind])
+            rule.judged(objects, tags, lambda kind, i=i: colors[i, kind])
             for i, (objects, (_, tags)) in enumerate(zip(seen, pictures, strict=True))
         ]
 
@@ -167,7 +167,7 @@ class Reward:
     @cached_property
     def _detector(self) -> Any:
         # Imported here, so that planning never loads torch.
-        model = import_module("cosmos_rl_core.rewards._geneval_model")
+        model = import_module("cosmos_rl_core.rewards._geneval.model")
         return model.load(self._folder, self._options.param_dtype)
 
 
@@ -181,7 +181,7 @@ def crop(frame: np.ndarray, one: Detection) -> np.ndarray:
 def _picture(sample: Sample) -> list[tuple[np.ndarray, Tags]]:
     """Return each frame with the tags. Raises ``ValueError`` if there are no pictures or no tags."""
     frames = frames_of(sample)
-    tags = _geneval.tags_of(sample.metadata)
+    tags = rule.tags_of(sample.metadata)
     return [(frame, tags) for frame in frames]
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._clip import H14, Clip, ClipOptions, ClipReward
+from cosmos_rl_core.rewards._clip.scorers import H14, Clip, ClipOptions, ClipReward
 
 
 class Options(ClipOptions):

@@ -15,8 +15,8 @@ from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.datasets._base import ItemError, Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._pixels import frames_of
-from cosmos_rl_core.rewards._vlm import VlmFiles, VlmOptions, device_and_dtype
+from cosmos_rl_core.rewards._base.pixels import frames_of
+from cosmos_rl_core.rewards._vlm.files import VlmFiles, VlmOptions, device_and_dtype
 from cosmos_rl_core.vlms._base import processor_of
 from cosmos_rl_core.vlms._patches import smart_size
 
@@ -92,7 +92,7 @@ class Reward:
     @cached_property
     def _model(self) -> Any:
         # Imported here, so that planning never loads torch.
-        models = import_module("cosmos_rl_core.rewards._rating_model")
+        models = import_module("cosmos_rl_core.rewards._vlm.rating_model")
         device, dtype = device_and_dtype(self._options.param_dtype)
         return models.load(models.HPSv3Model, [TOKEN], self._files.folder, device, dtype, {})
 
@@ -116,7 +116,7 @@ def prepare(source: Path, target: Path) -> None:
     what is missing or has another layout.
     """
     file, texts = source / "HPSv3.safetensors", source / "data_collator_qwen.py"
-    folders = import_module("cosmos_rl_core.rewards._rating_weights")
+    folders = import_module("cosmos_rl_core.rewards._vlm.rating_weights")
     prompt = "".join(folders.constant(texts, name, "MizzenAI/HPSv3, from hpsv3/dataset") for name in CONSTANTS)
     if not file.is_file():
         raise ConfigError(f"{file} is missing; fetch it from MizzenAI/HPSv3")

@@ -16,9 +16,9 @@ from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._base.pixels import frames_of
 from cosmos_rl_core.rewards._batches import each, in_batches
-from cosmos_rl_core.rewards._clip import CONFIG, packages
-from cosmos_rl_core.rewards._pixels import frames_of
+from cosmos_rl_core.rewards._clip.scorers import CONFIG, packages
 from cosmos_rl_core.storage.file_digests import files_digest
 from cosmos_rl_core.vlms import _folders
 
@@ -102,7 +102,7 @@ class Reward:
     @cached_property
     def _model(self) -> Any:
         # Imported here, so that planning never loads torch.
-        return import_module("cosmos_rl_core.rewards._image_reward_model").load(
+        return import_module("cosmos_rl_core.rewards._image_reward.model").load(
             *self._folders, self._options.param_dtype
         )
 
@@ -114,4 +114,4 @@ def _entry(answers: list[Any]) -> dict[str, float]:
 def prepare(source: Path, target: Path) -> None:
     """Convert the published ``ImageReward.pt`` to the folder ``target``, once."""
     tensors = import_module("cosmos_rl_core.importers.pickled_tensors").read(source, "ImageReward.pt")
-    import_module("cosmos_rl_core.rewards._image_reward_model").convert(tensors, target, str(source))
+    import_module("cosmos_rl_core.rewards._image_reward.weights").convert(tensors, target, str(source))

@@ -20,7 +20,7 @@ from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._pixels import frames_of
+from cosmos_rl_core.rewards._base.pixels import frames_of
 from cosmos_rl_core.storage.file_digests import Remembered
 
 LINE_HEIGHT = 48

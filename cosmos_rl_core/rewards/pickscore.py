@@ -6,7 +6,7 @@ from pydantic import Field
 
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.reward_facts import Facts
-from cosmos_rl_core.rewards._clip import H14, ClipOptions, ClipReward
+from cosmos_rl_core.rewards._clip.scorers import H14, ClipOptions, ClipReward
 
 DIVISOR = 26.0
 """Number by which flow_grpo and cosmos-rl's service divide the logit, so that scores are about 1."""

@@ -32,8 +32,8 @@ from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._base.pixels import frames_of
 from cosmos_rl_core.rewards._batches import each
-from cosmos_rl_core.rewards._pixels import frames_of
 
 NAME = "pixel_statistics"
 WHITE = 255_000

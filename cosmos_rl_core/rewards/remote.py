@@ -16,11 +16,19 @@ from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError, UnavailableError
-from cosmos_rl_core.rewards._answers import brief, finite
 from cosmos_rl_core.rewards._base import LatentSample, Sample
-from cosmos_rl_core.rewards._client import RETRY_DELAYS_S, Client, LostError, RefusedError, Service, Ticket, tries
-from cosmos_rl_core.rewards._frame import frame
-from cosmos_rl_core.rewards._served import ScorerChangedError, ServedScorer, named, why_loading
+from cosmos_rl_core.rewards._base.answers import brief, finite
+from cosmos_rl_core.rewards._base.served import ScorerChangedError, ServedScorer, named, why_loading
+from cosmos_rl_core.rewards._remote.client import (
+    RETRY_DELAYS_S,
+    Client,
+    LostError,
+    RefusedError,
+    Service,
+    Ticket,
+    tries,
+)
+from cosmos_rl_core.rewards._remote.frame import frame
 
 DECODED_CHANNELS = (16, 48)
 """Numbers of channels of latents that services decode: Wan2.1's and Wan2.2's."""

@@ -10,7 +10,7 @@ from pydantic import Field
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.rewards._judge import PROMPT, JudgeOptions, JudgeReward, by_pattern, within
+from cosmos_rl_core.rewards._judge.service import PROMPT, JudgeOptions, JudgeReward, by_pattern, within
 
 PATTERN = r"Final Score:\s*(-?[0-9]+(?:\.[0-9]+)?)"
 LOWEST, HIGHEST = 1.0, 5.0

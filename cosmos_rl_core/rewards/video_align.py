@@ -17,9 +17,9 @@ from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.datasets._base import ItemError, Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._pixels import frames_of
-from cosmos_rl_core.rewards._video_align import NORMALISATION, PROMPT, TOKENS
-from cosmos_rl_core.rewards._vlm import VlmFiles, VlmOptions, device_and_dtype
+from cosmos_rl_core.rewards._base.pixels import frames_of
+from cosmos_rl_core.rewards._vlm.files import VlmFiles, VlmOptions, device_and_dtype
+from cosmos_rl_core.rewards._vlm.video_align import NORMALISATION, PROMPT, TOKENS
 
 LEAST_FRAMES, MOST_FRAMES = 4, 768
 
@@ -117,7 +117,7 @@ class Reward:
     @cached_property
     def _model(self) -> Any:
         # Imported here, so that planning never loads torch.
-        models = import_module("cosmos_rl_core.rewards._rating_model")
+        models = import_module("cosmos_rl_core.rewards._vlm.rating_model")
         bounds = {"shortest_edge": self._options.min_frame_pixels, "longest_edge": self._options.max_frame_pixels}
         changes = {"video": {"do_sample_frames": False, "fps": None, "num_frames": None, "size": bounds}}
         device, dtype = device_and_dtype(self._options.param_dtype)
@@ -150,4 +150,4 @@ def prepare(source: Path, target: Path) -> None:
     in the folder ``base``, and ``prompt_template.py`` of the repository KwaiVGI/VideoAlign, which is read, not run.
     Raises :class:`ConfigError` for what is missing or has another layout.
     """
-    import_module("cosmos_rl_core.rewards._video_align_weights").convert(source, target)
+    import_module("cosmos_rl_core.rewards._vlm.video_align_weights").convert(source, target)

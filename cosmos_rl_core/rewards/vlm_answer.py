@@ -17,13 +17,13 @@ from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.datasets._base import ItemError, Prompt
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.rewards import _agreement
-from cosmos_rl_core.rewards._answers import brief
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._judge import PROMPT, UnreadableError
-from cosmos_rl_core.rewards._pixels import frames_of
-from cosmos_rl_core.rewards._rubric import RubricOptions
-from cosmos_rl_core.rewards._vlm import device_and_dtype
+from cosmos_rl_core.rewards._base.answers import brief
+from cosmos_rl_core.rewards._base.pixels import frames_of
+from cosmos_rl_core.rewards._files import agreement
+from cosmos_rl_core.rewards._judge.rubric import RubricOptions
+from cosmos_rl_core.rewards._judge.service import PROMPT, UnreadableError
+from cosmos_rl_core.rewards._vlm.files import device_and_dtype
 from cosmos_rl_core.vlms import _folders
 from cosmos_rl_core.vlms._base import Changes
 
@@ -109,7 +109,7 @@ class Reward:
                 "labelled files that it was not trained on (cosmos-flows score FILES --labels ... --agreement FILE), "
                 "and name the file: agreement = FILE. With role = 'monitor' it needs none"
             )
-        return _agreement.read(path, self._options.label, self.version).words()
+        return agreement.read(path, self._options.label, self.version).words()
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
         """Return the score of each sample, or why it has none, in order."""

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 from cosmos_rl_core.config.reward_facts import Facts
-from cosmos_rl_core.rewards._judge import JudgeOptions, JudgeReward
-from cosmos_rl_core.rewards._rubric import RubricOptions
+from cosmos_rl_core.rewards._judge.rubric import RubricOptions
+from cosmos_rl_core.rewards._judge.service import JudgeOptions, JudgeReward
 
 
 class Options(JudgeOptions, RubricOptions):

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from cosmos_rl_core.canonical import differences
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.rewards._exact import ONE_BY_ONE
+from cosmos_rl_core.rewards._batches.exact import ONE_BY_ONE
 from cosmos_rl_core.storage import store
 from flows.auditing.checks.faults import Findings
 from flows.auditing.contents import input_of

@@ -79,9 +79,10 @@ def score(
     """
     if agreement is not None and labels is None:
         raise BadParameter("needs --labels", param_hint="--agreement")
-    core: Any = import_module("cosmos_rl_core.rewards._files")
+    core: Any = import_module("cosmos_rl_core.rewards._files.scores")
     import_module("cosmos_rl_core.outside_plugins").find(plugin or ())
-    given = None if labels is None else import_module("cosmos_rl_core.rewards._agreement").labels_of(labels, len(files))
+    people: Any = import_module("cosmos_rl_core.rewards._files.agreement")
+    given = None if labels is None else people.labels_of(labels, len(files))
     asked = core.prompts_of(prompts, prompt, len(files))
     with redirect_stdout(sys.stderr):  # what scorers print is no part of the JSON
         scorer = core.FileScorer(reward, settings or ())
@@ -130,7 +131,7 @@ def prepare(
         cosmos-flows reward-service prepare hpsv2 HPS_v2.1_compressed.pt weights/hpsv2
         cosmos-flows reward-service prepare aesthetic sac+logos+ava1-l14-linearMSE.pth weights/aesthetic
     """
-    import_module("cosmos_rl_core.rewards._files").prepare(reward, source, target)
+    import_module("cosmos_rl_core.rewards._files.scores").prepare(reward, source, target)
     say(f"{target}: the weights of {reward} from {source}")
 
 

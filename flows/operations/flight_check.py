@@ -22,7 +22,7 @@ from rich.table import Table
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, UnavailableError
-from cosmos_rl_core.rewards import _client as reward_client
+from cosmos_rl_core.rewards._remote import client as reward_client
 from cosmos_rl_core.storage import store
 from flows.devices import devices, fitting
 from flows.launchers._processes import TORCHRUN, module

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, UnavailableError
-from cosmos_rl_core.rewards._answers import brief
-from cosmos_rl_core.rewards._client import ENQUEUE_URL, FETCH_URL, Client, RefusedError, Service, url_fault
-from cosmos_rl_core.rewards._frame import frame
-from cosmos_rl_core.rewards._trial import METADATA
+from cosmos_rl_core.rewards._base.answers import brief
+from cosmos_rl_core.rewards._batches.trial import METADATA
+from cosmos_rl_core.rewards._remote.client import ENQUEUE_URL, FETCH_URL, Client, RefusedError, Service, url_fault
+from cosmos_rl_core.rewards._remote.frame import frame
 from cosmos_rl_core.storage import media
 
 ROOT = "/api/reward"

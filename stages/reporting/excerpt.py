@@ -8,7 +8,7 @@ from typing import Any, Self
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.estimates.estimate import Estimate
-from cosmos_rl_core.rewards._answers import finite
+from cosmos_rl_core.rewards._base.answers import finite
 from stages.artifacts.records import parsed
 from stages.scoring.spreads import Spread
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.rewards._base import NamedReward
-from cosmos_rl_core.rewards._served import ScorerChangedError, ServedScorer
+from cosmos_rl_core.rewards._base.served import ScorerChangedError, ServedScorer
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import RESTORE, seal, unseal
 from stages.artifacts.records import parsed

@@ -8,8 +8,8 @@ from cosmos_rl_core import outside_plugins
 from cosmos_rl_core.errors import CosmosRLError, UnavailableError
 from cosmos_rl_core.foreign_errors import is_out_of_memory
 from cosmos_rl_core.processes import die_with_parent
-from cosmos_rl_core.rewards._answers import words
-from cosmos_rl_core.rewards._served import ServedScorer
+from cosmos_rl_core.rewards._base.answers import words
+from cosmos_rl_core.rewards._base.served import ServedScorer
 from stages.artifacts.request import Request
 from stages.scoring.portions import Portion
 from stages.scoring.scorer import Made, Scorer

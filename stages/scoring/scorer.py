@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ArtifactError, ConfigError, DivergenceError, UnavailableError
 from cosmos_rl_core.foreign_errors import is_out_of_memory
-from cosmos_rl_core.rewards._answers import entries, scored, words
 from cosmos_rl_core.rewards._base import LatentSample, NamedReward, Reward, Sample
-from cosmos_rl_core.rewards._exact import ONE_BY_ONE, named, one_by_one, why_not_exact
-from cosmos_rl_core.rewards._served import ServedScorer
+from cosmos_rl_core.rewards._base.answers import entries, scored, words
+from cosmos_rl_core.rewards._base.served import ServedScorer
+from cosmos_rl_core.rewards._batches.exact import ONE_BY_ONE, named, one_by_one, why_not_exact
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from cosmos_rl_core.estimates.estimate import Estimate, mean_of
-from cosmos_rl_core.rewards._answers import finite
+from cosmos_rl_core.rewards._base.answers import finite
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.formats.tables import read_table

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from cosmos_rl_core.estimates.estimate import Sums
-from cosmos_rl_core.rewards._answers import finite
+from cosmos_rl_core.rewards._base.answers import finite
 from stages.artifacts.artifact import Artifact
 from stages.formats.tables import read_table
 from stages.reporting.excerpt import HELD_OUT_LOSS, Answered, Change, Excerpt, Failure, Loss, Question, Score

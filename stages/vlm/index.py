@@ -15,7 +15,7 @@ from cosmos_rl_core.canonical import canonical_json, digest
 from cosmos_rl_core.chat_datasets._base import Row, media_of
 from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.datasets._probe import probe
-from cosmos_rl_core.rewards._answers import brief
+from cosmos_rl_core.rewards._base.answers import brief
 from stages import contracts
 from stages.artifacts.layouts import Check, cut
 from stages.artifacts.request import Request

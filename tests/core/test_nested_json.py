@@ -14,7 +14,8 @@ from cosmos_rl_core.chat_datasets import hf_chat, llava
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.pipelines.weight_files import damages
-from cosmos_rl_core.rewards import _agreement, _rating_weights
+from cosmos_rl_core.rewards._files import agreement
+from cosmos_rl_core.rewards._vlm import rating_weights
 from cosmos_rl_core.shipped import path_of
 from cosmos_rl_core.storage.tensor_headers import read_header
 from cosmos_rl_core.vlms import _base, _settings
@@ -42,8 +43,8 @@ READERS: dict[str, Callable[[Path], object]] = {
     "file of a pipeline": lambda file: directories.read_json(file.parent, file.name),
     "settings of a VLM": lambda file: _settings.json_object(str(file.parent), file.name),
     "class of a VLM": lambda file: _base.architecture(file.parent),
-    "settings of a judge's weights": _rating_weights.json_of,
-    "agreement": lambda file: _agreement.read(str(file), "judge", "v1"),
+    "settings of a judge's weights": rating_weights.json_of,
+    "agreement": lambda file: agreement.read(str(file), "judge", "v1"),
 }
 
 

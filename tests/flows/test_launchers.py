@@ -11,7 +11,7 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.reading import read_toml
 from cosmos_rl_core.errors import ConfigError, StageError
 from cosmos_rl_core.recipes.reading import launch_of
-from cosmos_rl_core.rewards import _client
+from cosmos_rl_core.rewards._remote import client
 from cosmos_rl_core.storage import cache, s3
 from flows import launchers
 from flows.checking.misplaced import misplaced
@@ -195,6 +195,6 @@ def test_states_of_slurm_in_our_words(
 
 def test_every_variable_that_stages_read_is_passed_on() -> None:
     read = {s3.PROFILES, f"{s3.CHECKPOINT}ENDPOINT_URL", "AWS_PROFILE", cache.DIRECTORY, cache.GIGABYTES, "HF_HOME"}
-    read |= {_client.ENQUEUE_URL, _client.FETCH_URL, _client.TOKEN, _client.NO_REPLICA}
-    read |= {*_client.TIMEOUTS}
+    read |= {client.ENQUEUE_URL, client.FETCH_URL, client.TOKEN, client.NO_REPLICA}
+    read |= {*client.TIMEOUTS}
     assert set(variables.passed(dict.fromkeys(read | {"PATH", "PREFECT_API_KEY"}, ""))) == read

@@ -17,7 +17,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.reward_service import index
 from cosmos_rl_core.reward_service.index import Copies, Job
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._served import ScorerChangedError, ServedScorer
+from cosmos_rl_core.rewards._base.served import ScorerChangedError, ServedScorer
 from tests import running_service as running
 from tests.running_service import image_frame
 from tests.upstream_client import UpstreamClient

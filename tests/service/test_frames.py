@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cosmos_rl_core.reward_service import frames
-from cosmos_rl_core.rewards import _frame
-from cosmos_rl_core.rewards._geneval import tags_of
+from cosmos_rl_core.rewards._geneval.rule import tags_of
+from cosmos_rl_core.rewards._remote import frame as ours
 from tests.upstream_client import frame
 
 IMAGE = frame(
@@ -64,7 +64,7 @@ def test_a_golden_frame_of_latents_is_read(tmp_path: Path):
 
 def test_the_frames_of_our_client_are_read(tmp_path: Path):
     video = np.zeros((1, 3, 5, 8, 8), np.uint8)
-    found = read(tmp_path, _frame.frame(["a"], "video_align", "video", video, 16.0))
+    found = read(tmp_path, ours.frame(["a"], "video_align", "video", video, 16.0))
     assert (found.media, found.shape, found.rewards) == ("video", (1, 3, 5, 8, 8), ("video_align",))
 
 

@@ -9,7 +9,7 @@ import torch
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._trial import METADATA
+from cosmos_rl_core.rewards._batches.trial import METADATA
 from tests import running_service as running
 from tests import tiny_scorers
 from tests.upstream_client import frame

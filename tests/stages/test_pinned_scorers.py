@@ -12,8 +12,8 @@ from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError, UnavailableError
 from cosmos_rl_core.rewards import remote
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._client import Client, Service
-from cosmos_rl_core.rewards._served import ScorerChangedError, ServedScorer
+from cosmos_rl_core.rewards._base.served import ScorerChangedError, ServedScorer
+from cosmos_rl_core.rewards._remote.client import Client, Service
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.execution.execution import Execution

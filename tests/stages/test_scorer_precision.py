@@ -13,7 +13,7 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.parallel.precision import use_tf32
 from cosmos_rl_core.reward_service.worker import Scoring
-from cosmos_rl_core.rewards._files import FileScorer
+from cosmos_rl_core.rewards._files.scores import FileScorer
 from flows.running.display import Display
 from flows.running.wave import Waves
 from stages import contracts

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from transformers import Mask2FormerConfig, Mask2FormerImageProcessorPil
 
-from cosmos_rl_core.rewards._geneval import CLASSES
-from cosmos_rl_core.rewards._geneval_model import Segmenter
+from cosmos_rl_core.rewards._geneval.model import Segmenter
+from cosmos_rl_core.rewards._geneval.rule import CLASSES
 from tests.tiny_scorers import _clip
 
 SIDE = 64

@@ -7,7 +7,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from cosmos_rl_core.rewards import _image_reward_model as model
+from cosmos_rl_core.rewards._image_reward import weights
+from cosmos_rl_core.rewards._image_reward.model import WIDTHS
 
 SIDE, PATCH, VISION, TEXT, LAYERS, WORDS = 32, 8, 32, 24, 2, 40
 LETTERS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "sign", "that", "says", "in", "red", "k", "##0", "##1", '"']
@@ -26,7 +27,7 @@ def published() -> dict[str, Tensor]:
         found |= linear(f"blocks.{i}.mlp.fc1", VISION, 48) | linear(f"blocks.{i}.mlp.fc2", 48, VISION)
     shapes = {f"blip.visual_encoder.{name}": shape for name, shape in found.items()}
     shapes |= {f"blip.text_encoder.{name}": shape for name, shape in texts().items()}
-    widths = [TEXT, *model.WIDTHS, 1]
+    widths = [TEXT, *WIDTHS, 1]
     for i, given, made in zip((0, 2, 4, 6, 7), widths, widths[1:], strict=False):
         shapes |= linear(f"mlp.layers.{i}", given, made)
     shapes |= linear("blip.vision_proj", VISION, 8) | linear("blip.text_proj", TEXT, 8)
@@ -61,6 +62,6 @@ def tokenizer() -> transformers.BertTokenizer:
 
 
 def settings(folder: Path) -> dict[str, Any]:
-    model.convert(published(), folder / "model", "the test's tensors")
+    weights.convert(published(), folder / "model", "the test's tensors")
     tokenizer().save_pretrained(folder / "words")
     return {"model": str(folder / "model"), "tokenizer": str(folder / "words"), "batch_size": 3}

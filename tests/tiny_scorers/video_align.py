@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from cosmos_rl_core.rewards._video_align import TOKENS
+from cosmos_rl_core.rewards._vlm.video_align import TOKENS
 from cosmos_rl_core.rewards.video_align import prepare
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN2

@@ -13,8 +13,8 @@ from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.recipes.reading import check
 from cosmos_rl_core.rewards import remote
 from cosmos_rl_core.rewards._base import LatentSample, Sample, ServedReward
-from cosmos_rl_core.rewards._client import Service
-from cosmos_rl_core.rewards._frame import frame
+from cosmos_rl_core.rewards._remote.client import Service
+from cosmos_rl_core.rewards._remote.frame import frame
 from cosmos_rl_core.rewards.remote import IN_FLIGHT
 from cosmos_rl_core.storage import media
 from tests.reward_server import TOKEN, Frame, RewardServer, brightness, reward_server

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers import pickled_tensors
-from cosmos_rl_core.rewards._rating_weights import constant, json_of, renamed, write
-from cosmos_rl_core.rewards._video_align import NORMALISATION, PROMPT, TOKENS
+from cosmos_rl_core.rewards._vlm.rating_weights import constant, json_of, renamed, write
+from cosmos_rl_core.rewards._vlm.video_align import NORMALISATION, PROMPT, TOKENS
 
 CONSTANT = "DETAILED_PROMPT_WITH_SPECIAL_TOKEN"
 """Name, in ``prompt_template.py``, of the text that the model was trained with."""

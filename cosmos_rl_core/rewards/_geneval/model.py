@@ -11,7 +11,7 @@ from transformers.models.mask2former.modeling_mask2former import Mask2FormerMode
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.parallel import devices
 from cosmos_rl_core.pipelines.modules import align, read_module
-from cosmos_rl_core.rewards._geneval import CLASSES, THRESHOLD, Detection
+from cosmos_rl_core.rewards._geneval.rule import CLASSES, THRESHOLD, Detection
 
 MAX_DETECTIONS = 100
 """Number of the surest pairs of query and class that are looked at."""

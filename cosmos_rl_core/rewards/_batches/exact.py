@@ -10,9 +10,9 @@ from typing import Any
 
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.rewards._answers import brief, words
 from cosmos_rl_core.rewards._base import ProbedReward, Reward, Sample
-from cosmos_rl_core.rewards._trial import trial_samples
+from cosmos_rl_core.rewards._base.answers import brief, words
+from cosmos_rl_core.rewards._batches.trial import trial_samples
 
 ONE_BY_ONE = "batches of 1"
 """What follows the version of a scorer whose batches changed scores."""

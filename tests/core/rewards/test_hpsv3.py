@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError
-from cosmos_rl_core.rewards import _rating_model
 from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._vlm import rating_model
 from cosmos_rl_core.rewards.hpsv3 import TOKEN, Options, Reward, prepare, scaled
 from cosmos_rl_core.tiny import qwen3_vl
 from cosmos_rl_core.vlms._prompts import Prompts
@@ -74,8 +74,8 @@ def _by_hand(folder: Path, prompt: str, frame: np.ndarray) -> float:
 
 
 def test_the_layers_stay_in_float32_beside_a_model_in_bfloat16(folder: Path):
-    scorer = _rating_model.load(
-        _rating_model.HPSv3Model, [TOKEN], str(folder / "prepared"), torch.device("cpu"), torch.bfloat16, {}
+    scorer = rating_model.load(
+        rating_model.HPSv3Model, [TOKEN], str(folder / "prepared"), torch.device("cpu"), torch.bfloat16, {}
     )
     types = {name.partition(".")[0]: tensor.dtype for name, tensor in scorer.model.named_parameters()}
     assert types == {"model": torch.bfloat16, "rm_head": torch.float32}

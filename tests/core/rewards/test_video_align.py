@@ -11,7 +11,7 @@ import transformers
 from cosmos_rl_core.datasets._base import ItemError, Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._video_align import TOKENS
+from cosmos_rl_core.rewards._vlm.video_align import TOKENS
 from cosmos_rl_core.rewards.video_align import Options, Reward, prepare, sampled
 from cosmos_rl_core.tiny import qwen3_vl
 from cosmos_rl_core.vlms._prompts import Prompts

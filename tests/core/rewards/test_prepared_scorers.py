@@ -16,15 +16,16 @@ from torch import nn
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers import open_clip
-from cosmos_rl_core.rewards import _clip_model, aesthetic, clip_score, hpsv2, image_reward, pickscore
+from cosmos_rl_core.rewards import aesthetic, clip_score, hpsv2, image_reward, pickscore
 from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._clip import model as clip_model
 from tests import tiny_scorers
-from tests.core import original_clip
+from tests.core.rewards import original_clip
 from tests.test_torch_scorers import frames, samples_of
 from tests.tiny_scorers import _clip
 from tests.tiny_scorers import image_reward as tiny_image_reward
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WHEELS = "OPEN_CLIP_WHEELS"
 
 
@@ -119,7 +120,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 def test_a_converted_model_embeds_as_the_original_layout_does(prepared: tuple[Any, Path], tmp_path: Path):
     original, folder = prepared
     _clip.save(tmp_path)
-    loaded = _clip_model.load(str(folder), str(tmp_path), "float32")
+    loaded = clip_model.load(str(folder), str(tmp_path), "float32")
     pictures = [hpsv2.padded(sample.pixels[0], _clip.SIDE) for sample in samples_of("image", 3)]
     mean, deviation = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
     pixels = torch.as_tensor((np.stack(pictures) / 255 - mean) / deviation, dtype=torch.float32, device="cpu")
@@ -141,7 +142,7 @@ def test_a_converted_model_embeds_as_open_clip_itself(tmp_path: Path):
         with zipfile.ZipFile(wheel) as file:
             file.extractall(tmp_path / "packages")
     path = os.pathsep.join([str(tmp_path / "packages"), str(ROOT)])
-    command = [sys.executable, "-m", "tests.core.original_clip", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.core.rewards.original_clip", str(tmp_path)]
     ended = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
     )
@@ -149,7 +150,7 @@ def test_a_converted_model_embeds_as_open_clip_itself(tmp_path: Path):
     found = np.load(tmp_path / "found.npz")
     open_clip.convert(load_file(tmp_path / "weights.safetensors"), tmp_path / "made", "weights")
     _clip.save(tmp_path / "inputs")
-    loaded = _clip_model.load(str(tmp_path / "made"), str(tmp_path / "inputs"), "float32")
+    loaded = clip_model.load(str(tmp_path / "made"), str(tmp_path / "inputs"), "float32")
     pictures = [hpsv2.padded(sample.pixels[0], _clip.SIDE) for sample in samples_of("image", 3)]
     np.testing.assert_allclose(loaded.images(pictures), found["pictures"], rtol=1e-4, atol=1e-5)
     tokens = torch.as_tensor(original_clip.tokens(), device="cpu")
@@ -200,7 +201,7 @@ def test_a_head_rates_the_embedding_of_length_one(kind: str, tmp_path: Path):
     torch.save({name: torch.tensor(values, device="cpu") for name, values in tensors.items()}, tmp_path / "head.pth")
     aesthetic.prepare(tmp_path / "head.pth", tmp_path / "made")
     reward = aesthetic.Reward(aesthetic.Options.model_validate(settings | {"head": str(tmp_path / "made")}))
-    model = _clip_model.load(settings["model"], settings["model"], "float32")
+    model = clip_model.load(settings["model"], settings["model"], "float32")
     layers = sorted({name.rpartition(".")[0] for name in tensors})
     pairs = [(tensors[f"{name}.weight".lstrip(".")], tensors[f"{name}.bias".lstrip(".")]) for name in layers]
     for sample in (*samples_of("image", 2), *samples_of("video", 1)):
@@ -239,7 +240,7 @@ def test_scores_have_the_scales_of_others(tmp_path: Path):
     (cosine,) = clip_score.Reward(plain).score([sample])
     (found,) = pickscore.Reward(pickscore.Options.model_validate(settings["pickscore"])).score([sample])
     assert isinstance(cosine, dict)
-    scale = _clip_model.load(plain.model, plain.model, "float32").logit_scale
+    scale = clip_model.load(plain.model, plain.model, "float32").logit_scale
     assert found == {"pickscore": scale * cosine["clip_score"] / 26}
     theirs = hpsv2.Reward(hpsv2.Options.model_validate(settings["hpsv2"]))
     wide = Sample("w", "p", "a &amp;  dog", frames(np.random.default_rng(0), 24, 32, 1))

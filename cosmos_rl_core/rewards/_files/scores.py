@@ -13,11 +13,11 @@ from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import ItemError, Prompt, prompt_id
 from cosmos_rl_core.datasets._files import kind_of
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.rewards._agreement import Agreement, agreement
-from cosmos_rl_core.rewards._answers import entries, scored, words
 from cosmos_rl_core.rewards._base import Sample, ServedReward
-from cosmos_rl_core.rewards._exact import exact, named
-from cosmos_rl_core.rewards._names import plugin_of
+from cosmos_rl_core.rewards._base.answers import entries, scored, words
+from cosmos_rl_core.rewards._base.names import plugin_of
+from cosmos_rl_core.rewards._batches.exact import exact, named
+from cosmos_rl_core.rewards._files.agreement import Agreement, agreement
 from cosmos_rl_core.vlms import _media
 
 TOGETHER = 16

@@ -12,7 +12,7 @@ import pytest
 from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.rewards import remote
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._client import MAX_REPLY_BYTES, Client, Service
+from cosmos_rl_core.rewards._remote.client import MAX_REPLY_BYTES, Client, Service
 from flows.launchers.variables import passed
 from tests.reward_server import Raw, RewardServer, reward_server
 

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.errors import ConfigError, first_line
-from cosmos_rl_core.rewards._judge import number
+from cosmos_rl_core.rewards._judge.service import number
 
 FEWEST = 20
 """Least number of labelled files with a score."""

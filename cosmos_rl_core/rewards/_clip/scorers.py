@@ -19,8 +19,8 @@ from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._base.pixels import frames_of
 from cosmos_rl_core.rewards._batches import each, in_batches
-from cosmos_rl_core.rewards._pixels import frames_of
 from cosmos_rl_core.storage.file_digests import files_digest
 from cosmos_rl_core.vlms import _folders
 
@@ -117,7 +117,7 @@ class Clip:
     @cached_property
     def _loaded(self) -> Any:
         # Imported here, so that planning never loads torch.
-        models = import_module("cosmos_rl_core.rewards._clip_model")
+        models = import_module("cosmos_rl_core.rewards._clip.model")
         return models.load(*self.folders, self._options.param_dtype)
 
 

@@ -17,9 +17,9 @@ from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.chat.service import ChatService, ChatSettings, Content, Question, picture_part, text_part
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
-from cosmos_rl_core.rewards._answers import brief, finite
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._pixels import frames_of
+from cosmos_rl_core.rewards._base.answers import brief, finite
+from cosmos_rl_core.rewards._base.pixels import frames_of
 
 PROMPT = "{prompt}"
 """What stands in a rubric for the prompt of the sample."""

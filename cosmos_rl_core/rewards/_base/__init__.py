@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from cosmos_rl_core.datasets._base import Prompt
-from cosmos_rl_core.rewards._served import ServedScorer
+from cosmos_rl_core.rewards._base.served import ServedScorer
 
 STORED_FPS = 16.0
 """Frames per second of the videos that rollouts store: ``storage.media.FPS``, whose module is too heavy for a plan."""

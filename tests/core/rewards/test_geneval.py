@@ -11,9 +11,10 @@ import torch
 
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.rewards import _geneval, _geneval_model, geneval
+from cosmos_rl_core.rewards import geneval
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._geneval import COUNTING_THRESHOLD, MAX_OBJECTS, Detection, tags_of
+from cosmos_rl_core.rewards._geneval import model, rule
+from cosmos_rl_core.rewards._geneval.rule import COUNTING_THRESHOLD, MAX_OBJECTS, Detection, tags_of
 from tests import tiny_scorers
 from tests.test_torch_scorers import samples_of
 from tests.tiny_scorers import geneval as tiny
@@ -35,7 +36,7 @@ def judged(
 ) -> tuple[float, float, float]:
     tags = tags_of({"tag": tag, "include": [*include], "exclude": [*exclude]})
     named = dict(colors)
-    found = _geneval.judged(_geneval.seen(detections, tags), tags, lambda kind: named[kind])
+    found = rule.judged(rule.seen(detections, tags), tags, lambda kind: named[kind])
     return found["geneval"], found["geneval_correct"], found["geneval_strict"]
 
 
@@ -78,7 +79,7 @@ def test_objects_count_from_a_confidence_on_which_is_higher_where_numbers_are_as
 
 def test_the_surest_objects_count_up_to_a_number():
     some = [one("dog", x=i, score=0.4 + i / 100) for i in range(MAX_OBJECTS + 4)]
-    kept = _geneval.seen(some, tags_of({"tag": "two_object", "include": [DOG]}))["dog"]
+    kept = rule.seen(some, tags_of({"tag": "two_object", "include": [DOG]}))["dog"]
     assert kept == some[: -MAX_OBJECTS - 1 : -1]
 
 
@@ -134,7 +135,7 @@ def test_a_place_beside_nothing_is_wrong():
     ],
 )
 def test_relations_leave_out_a_part_of_the_objects_sizes(x: float, y: float, expected: set[str]):
-    assert _geneval.relations(one("dog", x, y), one("cat")) == expected
+    assert rule.relations(one("dog", x, y), one("cat")) == expected
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_a_detections_box_and_confidence_follow_from_its_mask():
     masks = torch.full((2, 6, 8), -4.0, device="cpu")
     masks[0, 1:3, 2:5] = 4.0
     masks[0, 4, 6] = 1.0
-    (found,) = _geneval_model.objects_in(classes, masks)
+    (found,) = model.objects_in(classes, masks)
     assert (found.kind, found.box, found.mask.sum()) == ("dog", (2, 1, 7, 5), 7)
     sure = (6 / (1 + math.exp(-4)) + 1 / (1 + math.exp(-1))) / 7
     assert found.score == pytest.approx(math.exp(9) / (math.exp(9) + 80) * sure, rel=1e-5)
@@ -191,7 +192,7 @@ def test_masks_are_those_of_the_part_of_the_input_that_is_the_picture():
     masks = torch.zeros(1, 4, 4, device="cpu")
     masks[:, :2], masks[:, 2:] = 1.0, -1.0
     # Only the upper half of the padded input is the picture.
-    found = _geneval_model.resized(masks, (4, 4), (2, 4), (8, 16))
+    found = model.resized(masks, (4, 4), (2, 4), (8, 16))
     assert found.shape == (1, 8, 16)
     assert (found == 1).all()
 
@@ -208,9 +209,9 @@ def test_the_colour_is_asked_of_the_object_on_grey():
 
 
 def test_a_detector_of_other_classes_is_refused(tmp_path: Path):
-    _geneval_model.Segmenter(tiny.config(classes=3)).save_pretrained(tmp_path)
+    model.Segmenter(tiny.config(classes=3)).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="knows 3 classes, expected COCO's 80"):
-        _geneval_model.load(str(tmp_path), "float32")
+        model.load(str(tmp_path), "float32")
 
 
 def test_every_mistake_of_a_prompts_tags_is_known_when_a_run_is_planned():

@@ -6,7 +6,7 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from cosmos_rl_core.config.train import RewardOptions
-from cosmos_rl_core.rewards._judge import by_key, by_pattern, within
+from cosmos_rl_core.rewards._judge.service import by_key, by_pattern, within
 
 
 class RubricOptions(RewardOptions):

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.rewards import _agreement
-from cosmos_rl_core.rewards._agreement import agreement
+from cosmos_rl_core.rewards._files.agreement import agreement, labels_of, read
 
 
 def test_numbers_are_those_of_their_definitions():
@@ -30,26 +29,26 @@ def test_what_cannot_be_told_is_no_number():
 def test_labels_are_a_number_a_line(tmp_path: Path):
     file = tmp_path / "labels.txt"
     file.write_text("1\n0.5\n-2\n")
-    assert _agreement.labels_of(file, 3) == [1, 0.5, -2]
+    assert labels_of(file, 3) == [1, 0.5, -2]
     with pytest.raises(ConfigError, match="3 lines for 2 files"):
-        _agreement.labels_of(file, 2)
+        labels_of(file, 2)
     file.write_text("1\n\ngood\ninf\n")
     with pytest.raises(ConfigError, match="line 2: '' is no number; 3 lines are none"):
-        _agreement.labels_of(file, 4)
+        labels_of(file, 4)
 
 
 def test_a_file_counts_for_the_scorer_that_it_was_written_of(tmp_path: Path):
     file = tmp_path / "agreement.json"
     file.write_text(agreement("judge", "v1", [*range(20)], [*range(20)]).model_dump_json())
-    assert _agreement.read(str(file), "judge", "v1").words() == (
+    assert read(str(file), "judge", "v1").words() == (
         "20 labelled files, 0 without a score, rank correlation 1.000, 1.000 of pairs in the order of their labels, "
         "1.000 equal"
     )
     with pytest.raises(ConfigError, match="is of judge, v1; this is judge, v2; write it with"):
-        _agreement.read(str(file), "judge", "v2")
+        read(str(file), "judge", "v2")
     file.write_text(agreement("judge", "v1", [*range(19), None], [*range(20)]).model_dump_json())
     with pytest.raises(ConfigError, match="has 19 files with a score, expected at least 20"):
-        _agreement.read(str(file), "judge", "v1")
+        read(str(file), "judge", "v1")
     file.write_text("{}")
     with pytest.raises(ConfigError, match="is none"):
-        _agreement.read(str(file), "judge", "v1")
+        read(str(file), "judge", "v1")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.rewards._answers import brief
+from cosmos_rl_core.rewards._base.answers import brief
 
 FORMAT = 1
 """Format of what services tell of their scorers."""

@@ -10,10 +10,11 @@ import pytest
 from cosmos_rl_core import outside_plugins, plugins
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.rewards import _exact, clip_score, geneval
+from cosmos_rl_core.rewards import clip_score, geneval
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._files import FileScorer
-from cosmos_rl_core.rewards._trial import trial_samples
+from cosmos_rl_core.rewards._batches.exact import exact, why_not_exact
+from cosmos_rl_core.rewards._batches.trial import trial_samples
+from cosmos_rl_core.rewards._files.scores import FileScorer
 from tests import tiny_scorers, uneven
 
 TORCH = [name for name in plugins.own("rewards") if plugins.load("rewards", name).Options.facts.torch]
@@ -29,7 +30,7 @@ def nothing(why: str) -> None:
 
 def test_a_scorer_with_even_kernels_keeps_its_batches_after_three_forwards():
     options = uneven.Options()
-    reward, alone = _exact.exact(uneven.Reward, options, nothing)
+    reward, alone = exact(uneven.Reward, options, nothing)
     assert isinstance(reward, uneven.Reward)
     assert (reward.options, reward.forwards, alone) == (options, 3, False)
 
@@ -38,7 +39,7 @@ def test_a_scorer_with_even_kernels_keeps_its_batches_after_three_forwards():
 def test_kernels_that_look_at_the_batch_are_given_one_item_each(kernel: str):
     said: list[str] = []
     options = uneven.Options.model_validate({"kernel": kernel})
-    reward, alone = _exact.exact(uneven.Reward, options, said.append)
+    reward, alone = exact(uneven.Reward, options, said.append)
     assert alone
     (why,) = said
     assert why.startswith("uneven scores in batches of 1: ")
@@ -50,26 +51,26 @@ def test_kernels_that_look_at_the_batch_are_given_one_item_each(kernel: str):
 
 def test_the_difference_is_shown():
     options = uneven.Options(kernel="neighbours")
-    why = _exact.why_not_exact(uneven.Reward(options), options)
+    why = why_not_exact(uneven.Reward(options), options)
     assert why is not None
     assert re.fullmatch(r"a test picture has \{.*2041\} alone and \{.*20415\} first among others", why)
 
 
 def test_a_scorer_that_no_batch_makes_repeatable_is_refused():
     with pytest.raises(ConfigError, match=r"gives the same picture .* its kernels are not repeatable here"):
-        _exact.exact(uneven.Reward, uneven.Options(kernel="chance"), lambda why: None)
+        exact(uneven.Reward, uneven.Options(kernel="chance"), lambda why: None)
 
 
 def test_a_scorer_that_cannot_score_the_test_pictures_is_not_trusted_with_batches():
     said: list[str] = []
-    _, alone = _exact.exact(uneven.Reward, uneven.Options(kernel="blind"), said.append)
+    _, alone = exact(uneven.Reward, uneven.Options(kernel="blind"), said.append)
     assert alone
     assert "(ValueError: nothing to see)" in said[0]
 
 
 def test_without_batches_nothing_is_tried():
     options = uneven.Options(kernel="place", batch_size=1)
-    reward, alone = _exact.exact(uneven.Reward, options, nothing)
+    reward, alone = exact(uneven.Reward, options, nothing)
     assert isinstance(reward, uneven.Reward)
     assert (reward.forwards, alone) == (0, False)
 
@@ -84,13 +85,13 @@ def test_a_scorer_of_clip_passes_here(tmp_path: Path):
     given = tiny_scorers.settings("clip_score", tmp_path)
     options = clip_score.Options.model_validate({**given, "batch_size": 3})
     reward: Any = clip_score.Reward(options)
-    assert _exact.why_not_exact(reward, options) is None
+    assert why_not_exact(reward, options) is None
 
 
 def test_of_geneval_the_bits_of_both_models_are_compared_because_test_pictures_may_show_nothing(tmp_path: Path):
     options = geneval.Options.model_validate(tiny_scorers.settings("geneval", tmp_path))
     reward: Any = geneval.Reward(options)
-    assert _exact.why_not_exact(reward, options) is None
+    assert why_not_exact(reward, options) is None
     one, other = reward.probe(trial_samples("image", 2))
     assert one != other
 

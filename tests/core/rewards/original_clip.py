@@ -1,7 +1,7 @@
 """What open_clip itself makes of random weights, pictures and texts: a program.
 
 It needs the packages open_clip and torchvision, whose folders are on ``PYTHONPATH`` with this tree:
-``python -m tests.core.original_clip FOLDER``. FOLDER gets ``weights.safetensors`` and ``found.npz``.
+``python -m tests.core.rewards.original_clip FOLDER``. FOLDER gets ``weights.safetensors`` and ``found.npz``.
 """
 
 import importlib

@@ -14,8 +14,8 @@ from pydantic import Field, TypeAdapter
 from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.http_client import client, without_secrets
 from cosmos_rl_core.processes import TRAFFIC
-from cosmos_rl_core.rewards._answers import brief
-from cosmos_rl_core.rewards._served import FORMAT, ServedScorer
+from cosmos_rl_core.rewards._base.answers import brief
+from cosmos_rl_core.rewards._base.served import FORMAT, ServedScorer
 
 ENQUEUE_URL, FETCH_URL = "REMOTE_REWARD_ENQUEUE_URL", "REMOTE_REWARD_FETCH_URL"
 TOKEN = "REMOTE_REWARD_TOKEN"

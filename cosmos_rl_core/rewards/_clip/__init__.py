@@ -1,0 +1,1 @@
+"""Scorers by CLIP models."""

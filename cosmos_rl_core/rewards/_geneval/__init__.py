@@ -1,0 +1,1 @@
+"""GenEval: its rule and its detector."""

@@ -1,0 +1,1 @@
+"""ImageReward: its model and its weights."""

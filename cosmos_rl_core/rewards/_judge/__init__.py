@@ -1,0 +1,1 @@
+"""Judges: what they are asked, and what their answers say."""

@@ -1,0 +1,1 @@
+"""The protocol of reward services, as their clients speak it."""

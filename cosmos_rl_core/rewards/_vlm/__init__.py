@@ -1,0 +1,1 @@
+"""Scorers by vision-language models (VLMs)."""
