@@ -1,4 +1,4 @@
-"""The command that writes and opens the report of a run."""
+"""The command that writes, opens and serves the reports of runs."""
 
 from importlib import import_module
 from pathlib import Path
@@ -8,36 +8,46 @@ import typer
 from typer import Argument, Option
 
 from cosmos_rl_core.errors import ConfigError
-from flows.cli.command import (
-    LOOK,
-    StoreOption,
-    command,
-    say,
-)
-from flows.defaults import DEFAULT_STORE
+from flows.cli.command import LOOK, JsonOption, StoreOption, command, print_json, say
+from flows.defaults import DEFAULT_STORE, REPORTS_PORT
 
 report_app = typer.Typer()
 
 
 @command(report_app, "report", LOOK)
 def report(
-    run_id: Annotated[str, Argument(metavar="RUN", help="Id of the run")],
+    run_id: Annotated[str | None, Argument(metavar="RUN", help="Id of the run; without it only --serve")] = None,
     store: StoreOption = DEFAULT_STORE,
     open_it: Annotated[bool, Option("--open", help="Open the page in the browser")] = False,
+    serve: Annotated[bool, Option("--serve", help="Serve the reports of all runs of the store until Ctrl-C")] = False,
+    host: Annotated[
+        str, Option(help="With --serve: the address to listen at; 0.0.0.0 for every network")
+    ] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="With --serve: 0 takes a free one")] = REPORTS_PORT,
+    as_json: JsonOption = False,
 ) -> None:
     """Write the report of a run that is at work, failed or finished, and print its address. Changes no artifact.
 
-    A run writes the same page after each iteration.
+    A run writes the same page after each iteration. With --serve, a read-only server shows all runs of the store on
+    one page, and the report of each as it is now. COSMOS_FLOWS_REPORTS names its address to flows, whose page in
+    Prefect then links it.
 
     Examples:
         cosmos-flows report RUN --open
         cosmos-flows report RUN --store s3://bucket/prefix
+        cosmos-flows report --serve --port 8090
     """
+    if serve:
+        if run_id is not None or open_it or as_json:
+            raise ConfigError("--serve shows all runs until it is stopped: use it without RUN, --open and --json")
+        import_module("flows.reporting.serving").serve(store, host, port, say)
+        return
+    if run_id is None:
+        raise ConfigError("name a run, or serve the reports of all runs with --serve")
     if open_it and "://" in store:
         raise ConfigError(f"--open needs a page on this machine, the store is {store}; leave --open out")
-    address = import_module("flows.reporting.report").write_report(
-        import_module("flows.library").open_run(run_id, store)
-    )
-    say(address)
+    opened = import_module("flows.library").open_run(run_id, store)
+    address = import_module("flows.reporting.report").write_report(opened)
+    print_json({"run": opened.id, "report": address}) if as_json else say(address)
     if open_it:
         import_module("webbrowser").open(Path(address).as_uri())

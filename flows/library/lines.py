@@ -12,9 +12,11 @@ from cosmos_rl_core.storage.lease import BEAT_S
 from flows.ledger.pages import Page, newest_page
 from flows.library.best import judged
 from flows.library.life import Life, Word, iterations_made, newest_first
+from flows.library.outlook import Score
 from flows.planning.plan import read_plan
 from flows.planning.run import Run, run_of
 from stages.artifacts.slots import standing
+from stages.scoring.summaries import known_error
 
 AT_ONCE = 16
 """Runs that are read in parallel. A run whose process is on another machine takes some seconds."""
@@ -37,8 +39,12 @@ class RunLine:
     has judged no policy, the first reward of its rollouts."""
     reward: float | None = None
     """That number of the newest policy that was judged, else the mean of the newest rollout; None without both."""
+    reward_error: float | None = None
+    """Its standard error over prompts; None if it was not recorded, and of a weighted sum."""
     first_reward: float | None = None
-    """The same of the policy before training."""
+    """The same number of the policy before training."""
+    first_reward_error: float | None = None
+    """The standard error of that one."""
     rewards: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     """Of every reward the mean scores of the same two policies or rollouts, one number if they are the same."""
     left_s: float | None = None
@@ -90,8 +96,7 @@ def _line(run: Run, labels: Sequence[str]) -> RunLine:
             iterations=iterations,
             num_iterations=run.recipe.train.num_iterations,
             reward_name=measured.name,
-            reward=measured.ends[-1] if measured.ends else None,
-            first_reward=measured.ends[0] if len(measured.ends) > 1 else None,
+            **measured.numbers(),
             rewards=measured.rewards,
             left_s=_left_s(run, iterations, newest),
             device_s=None if newest is None else newest.totals.device_s,
@@ -114,8 +119,17 @@ class _Measured:
     """The number that ranks policies, and every reward, of the first and the newest policy that was judged."""
 
     name: str = ""
-    ends: list[float] = field(default_factory=list[float])
+    ends: list[Score] = field(default_factory=list[Score])
     rewards: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+
+    def numbers(self) -> dict[str, float | None]:
+        """Return the fields of a line for the newest one and, if it is another one, the first."""
+        found: dict[str, float | None] = {}
+        if self.ends:
+            found |= {"reward": self.ends[-1].mean, "reward_error": self.ends[-1].standard_error}
+        if len(self.ends) > 1:
+            found |= {"first_reward": self.ends[0].mean, "first_reward_error": self.ends[0].standard_error}
+        return found
 
 
 def _held_out(run: Run) -> _Measured | None:
@@ -127,7 +141,7 @@ def _held_out(run: Run) -> _Measured | None:
     first = judged(run, versions[-1])
     ends = [newest] if first is None or first.k == newest.k else [first, newest]
     rewards = {name: [end.rewards[name] for end in ends if name in end.rewards] for name in newest.rewards}
-    return _Measured(newest.by, [end.figure for end in ends], rewards)
+    return _Measured(newest.by, [Score(end.k, end.figure, end.standard_error) for end in ends], rewards)
 
 
 def _of_rollouts(run: Run, labels: Sequence[str]) -> _Measured:
@@ -135,19 +149,20 @@ def _of_rollouts(run: Run, labels: Sequence[str]) -> _Measured:
     if not labels or not run.trains_on_rewards:
         return _Measured()
     rollouts = newest_first(run, "iterations")
-    found = {one: _first_and_newest([run.slots.iteration(k, f"reward-{one}") for k in rollouts], one) for one in labels}
-    return _Measured(labels[0], found[labels[0]], {name: means for name, means in found.items() if means})
+    found = {label: _first_and_newest(run, rollouts, label) for label in labels}
+    rewards = {name: [score.mean for score in scores] for name, scores in found.items() if scores}
+    return _Measured(labels[0], found[labels[0]], rewards)
 
 
-def _first_and_newest(slots: Sequence[str], reward: str) -> list[float]:
-    """Return the mean scores in the last and the first of the slots that have one, once if it is the same slot."""
-    newest = next(filter(None, (_score(slot, reward) for slot in slots)), None)
-    first = _score(slots[-1], reward) if slots else None
-    return [score for score, _ in dict.fromkeys(filter(None, (first, newest)))]
+def _first_and_newest(run: Run, rollouts: Sequence[int], reward: str) -> list[Score]:
+    """Return the mean scores of the last and the first of some iterations, once if they are the same."""
+    newest = next(filter(None, (_score(run, k, reward) for k in rollouts)), None)
+    first = _score(run, rollouts[-1], reward) if rollouts else None
+    return list(dict.fromkeys(filter(None, (first, newest))))
 
 
-def _score(slot: str, reward: str) -> tuple[float, str] | None:
-    """Return the mean score in a slot, and the slot."""
-    _, manifest = standing(slot)
+def _score(run: Run, k: int, reward: str) -> Score | None:
+    """Return the mean score of the samples of an iteration; None without any."""
+    _, manifest = standing(run.slots.iteration(k, f"reward-{reward}"))
     found = None if manifest is None else manifest.summary.get(reward)
-    return (found, slot) if isinstance(found, float) else None
+    return Score(k, found, known_error(manifest)) if manifest is not None and isinstance(found, float) else None

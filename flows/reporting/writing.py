@@ -118,7 +118,12 @@ def _weights(collected: Collected) -> Iterator[tuple[str, str]]:
         return
     run = collected.run
     yield "best policy", str(best)
-    if (far := moved(run, best.k, MOST_BYTES)) is not None:
+    try:
+        far = moved(run, best.k, MOST_BYTES)
+    except ArtifactError as error:
+        yield "its weights", first_line(error)
+        return
+    if far is not None:
         yield "its weights", str(far)
     if best.k in collected.exported:
         yield "export it", commands.about(run.store_url, "export", run.plan.run_id, "weights", "--policy", str(best.k))

@@ -157,11 +157,13 @@ def _plain(text: str) -> str:
     return html.escape(visible(re.sub(r"[\s|`*_\[\]()<>!\\]+", " ", text).strip()[:60]))
 
 
-def report_link(address: str) -> str:
-    """Return a link to the report as Markdown. Below one to a disk is its path.
+def report_link(address: str, served: str = "") -> str:
+    """Return a link to the report as Markdown: where it is ``served``, else its file. Below one to a disk is its path.
 
     Few browsers follow a link from the page of a server to a file of a disk.
     """
+    if served:
+        return f"[report]({served})\n\n`{address}`"
     if "://" in address:
         return f"[report]({address})"
     return f"[report]({Path(address).as_uri()})\n\n`{address}`: for browsers that follow no link to a file"

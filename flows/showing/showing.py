@@ -8,6 +8,7 @@ from typing import Self
 from prefect.context import FlowRunContext
 
 from cosmos_rl_core.errors import first_line
+from flows.defaults import served_report
 from flows.ledger.pages import iteration_of
 from flows.library.collected import Collected
 from flows.planning.run import Run
@@ -53,7 +54,7 @@ class Showing:
 
     def __enter__(self) -> Self:
         self._open.enter_context(self._board)
-        words = contents.report_link(address(self._run))
+        words = contents.report_link(address(self._run), served_report(self._run.plan.run_id))
         self._put("report", Shown("markdown", words, f"Report of {self._run.plan.run_id}, after each iteration"))
         return self
 

@@ -23,21 +23,25 @@ def rendered(lines: Sequence[RunLine], store_url: str) -> Iterator[str | Table]:
     table = Table(*(Column(title, overflow="fold") for title in titles), box=None, pad_edge=False, header_style="bold")
     for line in lines:
         of_all = f"{line.iterations}/{line.num_iterations}" if line.num_iterations else ""
-        reward = ", ".join(_rewards(line))
+        reward = ", ".join(changes(line))
         times = ("" if seconds is None else duration(seconds) for seconds in (line.left_s, line.device_s))
         table.add_row(line.run, line.algorithm, line.state, of_all, reward, *times)
     yield table
     yield from (f"{line.run} is {line.state}: {line.error}" for line in lines if line.error)
 
 
-def _rewards(line: RunLine) -> Iterator[str]:
-    """Yield the number that ranks policies, then every other reward."""
+def changes(line: RunLine) -> Iterator[str]:
+    """Yield in words the number that ranks policies, before and now with its errors, then every other reward."""
     if line.reward is None:
         return
-    ends = [line.reward] if line.first_reward is None else [line.first_reward, line.reward]
-    yield _change(line.reward_name, ends)
+    ends = [(line.first_reward, line.first_reward_error), (line.reward, line.reward_error)]
+    yield f"{line.reward_name} {' -> '.join(_shown(mean, error) for mean, error in ends if mean is not None)}"
     ranking = line.reward_name.removeprefix("held-out ")
     yield from (_change(name, means) for name, means in line.rewards.items() if name != ranking)
+
+
+def _shown(mean: float, error: float | None) -> str:
+    return f"{mean:.3f}" + ("" if error is None else f" ± {error:.3f}")
 
 
 def _change(name: str, means: Sequence[float]) -> str:
@@ -49,8 +53,8 @@ def settings_that_differ(store_url: str, names: Sequence[str]) -> Iterator[str]:
     first, *others = names
     for other in others:
         old, new = (read_plan(store_url, name).identity() for name in (first, other))
-        changes = [change for change in differences(old, new) if not change.startswith("run_id")]
-        yield f"\n{first} -> {other}:" if changes else f"\n{first} and {other} have equal settings"
-        yield from (f"  {change}" for change in changes[:SHOWN])
-        if (more := len(changes) - SHOWN) > 0:
+        found = [change for change in differences(old, new) if not change.startswith("run_id")]
+        yield f"\n{first} -> {other}:" if found else f"\n{first} and {other} have equal settings"
+        yield from (f"  {change}" for change in found[:SHOWN])
+        if (more := len(found) - SHOWN) > 0:
             yield f"  and {more} more"
