@@ -11,7 +11,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.errors import ArtifactError, ConfigError, UnreadableError, first_line
 from cosmos_rl_core.storage import store
-from cosmos_rl_core.storage.lease import PATIENCE_S
 from flows.auditing import beside, chain, contents, planned
 from flows.auditing.chain import Chain
 from flows.auditing.checks import numbers, page, samples, tars
@@ -23,10 +22,11 @@ from flows.heads.heads import HEADS
 from flows.ledger.pages import LEDGER, Totals, pages
 from flows.ledger.pages import numbers as page_numbers
 from flows.ledger.pages import url_of as url_of_page
+from flows.library.opened_run import OpenedRun
 from flows.planning.plan import METRICS_FILE, PLAN_FILE, run_url
 from flows.planning.run import Run
 from flows.planning.steps import Step, read_run
-from flows.post_train import TRAINERS, steps
+from flows.post_train import TRAINERS
 from stages.artifacts.files import BLOCK_BYTES
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.pool import INDEX
@@ -93,15 +93,15 @@ def _look(
     findings = Findings(store.absolute(store_url).rstrip("/"))
     url = store.join(run_url(store_url, run_id), PLAN_FILE)
     try:
-        run = read_run(store_url, run_id)
+        opened = OpenedRun(read_run(store_url, run_id))
     except ArtifactError as error:
         findings.add(url, "plan", first_line(error))
         return findings
     with one_look():
         try:
-            return Audit(run, findings, head, signed_by, quick=quick, right=right).look(iteration)
+            return Audit(opened, findings, head, signed_by, quick=quick, right=right).look(iteration)
         except UnreadableError as error:
-            findings.add(run.url, "file", f"{first_line(error)}; nothing was looked at after it")
+            findings.add(opened.url, "file", f"{first_line(error)}; nothing was looked at after it")
             return findings
 
 
@@ -110,7 +110,7 @@ class Audit:
 
     def __init__(
         self,
-        run: Run,
+        opened: OpenedRun,
         findings: Findings,
         kept: str | None,
         signed_by: Ed25519PublicKey | None,
@@ -118,13 +118,14 @@ class Audit:
         quick: bool,
         right: Right,
     ) -> None:
-        self._run, self._findings, self._kept, self._signed_by, self._quick = run, findings, kept, signed_by, quick
+        self._opened, self._run, self._quick = opened, opened.run, quick
+        self._findings, self._kept, self._signed_by = findings, kept, signed_by
         self._right = right
         self._slots: dict[str, Slot] = {}
 
     def look(self, iteration: int | None) -> Findings:
         """Look at all steps, or at those of one iteration, and return what was found."""
-        every = steps(self._run)
+        every = self._opened.steps
         chosen = [step for step in every if iteration in (None, step.k)]
         if not chosen:
             last = max(step.k for step in every if step.k is not None)
@@ -256,7 +257,7 @@ class Audit:
         report = self._slots[self._run.slots.report].standing
         if report is not None and _is_last(self._run, report) and not heads.names(report):
             # Nothing comes after this head, so that only the lease tells whether it is still to come.
-            if (holder := self._run.holder(PATIENCE_S)) is None:
+            if (holder := self._opened.life().holder) is None:
                 unnamed.append("the report")
             else:
                 self._findings.pending.append(

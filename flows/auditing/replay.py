@@ -12,8 +12,8 @@ from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.storage import store
 from flows.auditing import differing
 from flows.auditing.differing import Difference
+from flows.library.opened_run import OpenedRun
 from flows.planning.steps import find, read_run
-from flows.post_train import steps
 from flows.running.display import Display
 from flows.running.wave import Waves
 from flows.terminal.commands import about
@@ -94,8 +94,9 @@ def replay(
     ``launch`` replaces the run's launch settings. Raises :class:`ConfigError` if there is no such stage or sample,
     :class:`ArtifactError` if it has no artifact that stands, and :class:`StageError` if the stage fails.
     """
-    run = read_run(store_url, run_id)
-    step = find(steps(run), run_id, stage, iteration)
+    opened = OpenedRun(read_run(store_url, run_id))
+    run = opened.run
+    step = find(opened.steps, run_id, stage, iteration)
     _, made = standing(step.slot)
     if made is None:
         raise ConfigError(f"{step.name} has no artifact; `{about(store_url, 'status', run_id)}` shows what stands")

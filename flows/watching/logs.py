@@ -8,8 +8,8 @@ from rich.table import Table
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
-from flows.planning.steps import Step, find, read_run
-from flows.post_train import steps
+from flows.library.opened_run import open_run
+from flows.planning.steps import Step, find
 from flows.terminal.commands import about
 
 LOGS = "logs"
@@ -59,8 +59,7 @@ def logs(store_url: str, run_id: str, stage: str | None = None, iteration: int |
 
     Raises :class:`ConfigError` if there is no such run or stage.
     """
-    run = read_run(store_url, run_id)
-    every = steps(run)
+    every = open_run(run_id, store_url).steps
     if stage is not None:
         known = [step for step in every if step.stage == stage]
         every = known if iteration is None and known else [find(every, run_id, stage, iteration)]
