@@ -4,18 +4,28 @@ It is made from fragments, so its cost does not grow with the number of samples.
 equal inputs give equal bytes, and it needs no scripts, other files or addresses.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
-from stages.execution.context import Context
+from stages.execution.context import Context, Ranks
 from stages.reporting.book import Book, Piece, Trained
 from stages.reporting.contracts import Report
 from stages.reporting.page import report_page
 
 
-def run(request: Request, context: Context) -> dict[str, Any]:
+def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
     """Write ``index.html``. Return the number of iterations, and ``before`` and ``after`` of what ranks policies."""
+    book = book_of(request, context.progress)
+    context.attempt.put(Report.PAGE, report_page(book))
+    ends = [book.ranking(piece) for piece in (*book.judged[:1], *book.judged[1:][-1:])]
+    means = {name: one.mean for name, one in zip(("before", "after"), ends, strict=False) if one.n}
+    return {"iterations": book.num_iterations} | means
+
+
+def book_of(request: Request, progress: Callable[[str, int, int], None] = lambda *_: None) -> Book:
+    """Return what the page shows, read from the inputs of the Request."""
     config = request.settings(Report)
     total = sum(map(len, request.inputs.values())) + 1
     done = 0
@@ -24,7 +34,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         nonlocal done
         found: list[Artifact] = []
         for source in request.inputs.get(role, ()):
-            context.progress("reading", done, total)
+            progress("reading", done, total)
             found.append(Artifact(source))
             done += 1
         return found
@@ -43,8 +53,5 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         judged=[Piece.read(artifact, first=judged[0] if place else None) for place, artifact in enumerate(judged)],
         trained=[Trained.read(artifact) for artifact in artifacts("updates")],
     )
-    context.attempt.put(Report.PAGE, report_page(book))
-    context.progress("writing", total, total)
-    ends = [book.ranking(piece) for piece in (*book.judged[:1], *book.judged[1:][-1:])]
-    means = {name: one.mean for name, one in zip(("before", "after"), ends, strict=False) if one.n}
-    return {"iterations": book.num_iterations} | means
+    progress("writing", total, total)
+    return book

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import zip_longest
 from time import strftime, strptime
-from types import SimpleNamespace
-from typing import Any, cast
 
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.errors import first_line
@@ -27,6 +25,8 @@ from flows.reporting.writing import address, page
 from flows.terminal import commands
 from stages import registry, report
 from stages.artifacts.slots import standing
+from stages.reporting.contracts import Report
+from stages.reporting.page import report_page
 
 Part = tuple[str, list[str]]
 """A part of a page by its name, and its lines."""
@@ -134,10 +134,8 @@ def _of_other_code(every: Iterable[Step]) -> str:
     made = standing(step.slot)[1]
     if made is None:
         return ""
-    drawn: dict[str, bytes] = {}
-    context = SimpleNamespace(attempt=SimpleNamespace(put=drawn.__setitem__), progress=lambda *_: None)
-    report.run(step.request(), cast("Any", context))
-    same = all(sha256(data) == made.files[name].sha256 for name, data in drawn.items())
+    drawn = report_page(report.book_of(step.request()))
+    same = sha256(drawn) == made.files[Report.PAGE].sha256
     return "" if same else "this version draws the same report otherwise"
 
 
