@@ -24,7 +24,7 @@ from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import Check, cut
 from stages.artifacts.request import Request
-from stages.execution.context import Context
+from stages.execution.context import Context, Ranks
 from stages.formats.parts import CAPTIONS, REFUSED, Parts, table_of
 from stages.formats.tables import to_parquet
 
@@ -32,7 +32,7 @@ Rows = list[dict[str, Any]]
 _ANSWER = ["medium", "name", "caption", "reason", "final", "seconds"]
 
 
-def run(request: Request, context: Context) -> dict[str, int]:
+def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
     """Write ``captions.parquet``. Records hold the rest: ``refused.parquet`` and ``asked.parquet``.
 
     Raises :class:`DatasetError` if a file has changed since it was indexed, and if too many items have no caption.
@@ -81,7 +81,7 @@ def _media(config: contracts.Caption, asked: pd.DataFrame) -> dict[str, Medium]:
 
 
 def _answers(
-    context: Context, config: contracts.Caption, media: dict[str, Medium], refuse: Callable[[Rows], None]
+    context: Context[Ranks], config: contracts.Caption, media: dict[str, Medium], refuse: Callable[[Rows], None]
 ) -> Rows:
     """Return a row a medium, each shard asked for or adopted from an earlier attempt. Collective.
 
@@ -110,7 +110,11 @@ def _answers(
 
 
 def _ask(
-    context: Context, captioner: Captioner, media: Sequence[Medium], digests: Sequence[str], done: tuple[int, int]
+    context: Context[Ranks],
+    captioner: Captioner,
+    media: Sequence[Medium],
+    digests: Sequence[str],
+    done: tuple[int, int],
 ) -> Rows:
     rows: Rows = []
     before_s = time.monotonic()

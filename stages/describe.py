@@ -2,9 +2,9 @@
 
 from stages import caption
 from stages.artifacts.request import Request
-from stages.execution.context import Context
+from stages.execution.context import Context, Ranks
 
 
-def run(request: Request, context: Context) -> dict[str, int]:
+def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
     """Write what :mod:`stages.caption` writes, equal on any number of ranks."""
     return caption.run(request, context)

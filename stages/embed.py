@@ -5,6 +5,7 @@ from contextlib import closing
 
 from cosmos_rl_core.models._base import Conditioning, Model
 from cosmos_rl_core.models._loading import PREFIX
+from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.storage import store
 from stages import contracts
@@ -17,7 +18,7 @@ from stages.formats.parts import Parts
 from stages.training.loading import load_model
 
 
-def run(request: Request, context: Context) -> dict[str, int]:
+def run(request: Request, context: Context[Group]) -> dict[str, int]:
     """Encode the texts that the store's pool lacks, and write ``index.json``: the pool's file of each prompt."""
     config, ranks = request.settings(contracts.Embed), context.ranks
     texts = _texts(request, config)
@@ -33,7 +34,7 @@ def run(request: Request, context: Context) -> dict[str, int]:
     return {"prompts": sum(not text.is_negative for text in texts.values())}
 
 
-def _entries(config: contracts.Embed, texts: list[Text], pool: Pool, context: Context) -> dict[str, FileEntry]:
+def _entries(config: contracts.Embed, texts: list[Text], pool: Pool, context: Context[Group]) -> dict[str, FileEntry]:
     """Return the pool's files of these texts, by their names. What no process has made is made, written meanwhile."""
     found = dict(pool.find(texts))
     missing = [text for text, entry in found.items() if entry is None]
@@ -48,7 +49,9 @@ def _entries(config: contracts.Embed, texts: list[Text], pool: Pool, context: Co
     return {text.name: entry for text, entry in found.items() if entry is not None}
 
 
-def _encoded(config: contracts.Embed, texts: list[Text], context: Context) -> Iterator[tuple[Text, Conditioning]]:
+def _encoded(
+    config: contracts.Embed, texts: list[Text], context: Context[Group]
+) -> Iterator[tuple[Text, Conditioning]]:
     """Yield each text with its embedding. Loads the encoders if there is any."""
     if not texts:
         return

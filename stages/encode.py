@@ -12,6 +12,7 @@ from torch import Tensor
 from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.datasets._windows import Windows
 from cosmos_rl_core.errors import ConfigError, DatasetError, listed
+from cosmos_rl_core.parallel.distributed import Group
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
@@ -26,7 +27,7 @@ MAX_THREADS = 8
 """Files that a rank checks at once."""
 
 
-def run(request: Request, context: Context) -> dict[str, int]:
+def run(request: Request, context: Context[Group]) -> dict[str, int]:
     """Write ``latents/<n>.tar`` of ``<latents id>.safetensors``, and ``index.parquet``, a row each, in order.
 
     The latents are normalised and float32. They are encoded one by one, so that their bits depend on no other item.
@@ -59,7 +60,7 @@ class _Clips(Protocol):
     @property
     def ids(self) -> list[str]: ...
 
-    def check(self, context: Context) -> None: ...
+    def check(self, context: Context[Group]) -> None: ...
 
     def pixels(self, ids: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]: ...
 
@@ -96,7 +97,7 @@ class _MediaSet:
     def ids(self) -> list[str]:
         return list(self._media.item_ids)
 
-    def check(self, context: Context) -> None:
+    def check(self, context: Context[Group]) -> None:
         """Raise :class:`DatasetError` with every file that cannot be used. Each rank looks at a share. Collective."""
         ranks = context.ranks
         mine = range(ranks.rank, len(self._media), ranks.world_size)

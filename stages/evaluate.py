@@ -31,7 +31,7 @@ from stages.formats.samples import StoredSample
 from stages.training.loading import load_stock, prompt_options
 
 
-def run(request: Request, context: Context) -> dict[str, float]:
+def run(request: Request, context: Context[Group]) -> dict[str, float]:
     """Write units of samples, without tensors."""
     config = request.settings(contracts.Evaluate)
     pipeline = _load(request, config, context.ranks)

@@ -8,11 +8,11 @@ from cosmos_rl_core.weights.joined import Joined
 from cosmos_rl_core.weights.parts import INIT
 from stages import contracts
 from stages.artifacts.request import Request
-from stages.execution.context import Context
+from stages.execution.context import Context, Ranks
 from stages.formats.sample_tensors import part_tensors
 
 
-def run(request: Request, context: Context) -> dict[str, Any]:
+def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
     """Write ``lora/model.safetensors`` and ``lora/adapter_config.json``, or a whole pipeline under ``pipeline/``.
 
     An adapter on a frozen one becomes one adapter of both, with their ranks joined.

@@ -8,6 +8,7 @@ import torch
 from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._base import Batch, algorithm_of
 from cosmos_rl_core.models._base import generated, stack
+from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.pipelines.buckets import Size
 from cosmos_rl_core.training.noise_levels import FINE_GRID, DrawKey, sft_time, training_noise
 from cosmos_rl_core.weights.parts import EMA
@@ -24,7 +25,7 @@ from stages.training.stepper import check_clocks
 from stages.training.trainer import CPU, Make, MicroBatch, Trainer
 
 
-def run(request: Request, context: Context) -> dict[str, Any]:
+def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     """Write the next policy's parts and ``metrics.parquet``, a row an optimizer step."""
     config, group = request.settings(contracts.Finetune), context.ranks
     policy, iteration = request.one("policy"), request.iteration or 0

@@ -18,7 +18,7 @@ from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.contracts import Warn
-from stages.execution.context import Context
+from stages.execution.context import Context, Ranks
 from stages.formats.losses import item_losses, sums_of
 from stages.formats.samples import BY_GUARDRAIL, REFUSED
 from stages.formats.tables import read_table
@@ -79,7 +79,7 @@ class Scored:
         return cls(samples, artifacts, tables)
 
 
-def run(request: Request, context: Context) -> dict[str, Any]:
+def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
     """Write ``fragment.json`` and the full pictures. Return how many pictures there are, and failures if any."""
     excerpt = excerpt_of(request, context.attempt.put, context.progress)
     data = excerpt.encode()

@@ -21,7 +21,7 @@ from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import Check, cut
 from stages.artifacts.request import Request
-from stages.execution.context import Context
+from stages.execution.context import Context, Ranks
 from stages.formats import parts
 from stages.formats.tables import to_parquet
 
@@ -33,7 +33,7 @@ THREADS = 8
 """Units read at once: most of the time is spent in reading and hashing, which release the interpreter lock."""
 
 
-def run(request: Request, context: Context) -> dict[str, int]:
+def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
     """Write ``items.parquet``, ``removed.parquet`` and ``left_out.parquet``, and a record of the stamps.
 
     Raises :class:`DatasetError` if the sources have changed since the Request was made, and if too many items cannot be
@@ -81,7 +81,7 @@ def _same(before: parts.Parts, touched: set[str]) -> set[str]:
     return {*before.left_out.loc[before.left_out["reason"].str.startswith(SAME), "unit"]}
 
 
-def _read(context: Context, sources: Mapping[str, Source], units: list[str], config: contracts.Index) -> Rows:
+def _read(context: Context[Ranks], sources: Mapping[str, Source], units: list[str], config: contracts.Index) -> Rows:
     """Return the rows of all changed units, each shard read or adopted from an earlier attempt."""
     layout: list[list[str]] = context.layout({"units": cut(units, config.units_per_shard)})["units"]
     rows: Rows = []

@@ -4,9 +4,9 @@ from typing import Any
 
 from stages import reward
 from stages.artifacts.request import Request
-from stages.execution.context import Context
+from stages.execution.context import Context, Ranks
 
 
-def run(request: Request, context: Context) -> dict[str, Any]:
+def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
     """Write what :mod:`stages.reward` writes, equal on any number of ranks."""
     return reward.run(request, context)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER, initialise
+from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.pipelines.base_weights import BaseWeights
 from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES
@@ -25,7 +26,7 @@ from stages.training.loading import load_model
 Shapes = dict[str, tuple[int, ...]]
 
 
-def run(request: Request, context: Context) -> dict[str, Any]:
+def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     """Write the part ``current``: the base's weights, fresh adapters, fresh weights, or an init's.
 
     An init that the adapters are stacked on is the part ``init``. With ``keeps_base`` the part ``reference`` is the
@@ -64,7 +65,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
     return {"trainable": sum(math.prod(shape) for shape in shapes.values())} | began
 
 
-def _write(context: Context, part: str, shapes: Shapes, whole: Callable[[str], Tensor]) -> None:
+def _write(context: Context[Group], part: str, shapes: Shapes, whole: Callable[[str], Tensor]) -> None:
     sizes = {name: FLOAT32_BYTES * math.prod(shape) for name, shape in shapes.items()}
     write_files(context, part, sizes=sizes, whole=whole)
 

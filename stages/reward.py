@@ -19,7 +19,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import holds
 from stages.artifacts.request import Request
 from stages.contracts import RECORDS
-from stages.execution.context import Context
+from stages.execution.context import Context, Ranks
 from stages.formats.samples import all_rows
 from stages.formats.tables import to_parquet
 from stages.scoring.pinned import settle
@@ -29,7 +29,7 @@ from stages.scoring.scorer import CALL, LOST, REFUSED, Made, Rows, Scorer
 from stages.scoring.shards import Shards
 
 
-def run(request: Request, context: Context) -> dict[str, Any]:
+def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
     """Write ``scores.parquet``: ``sample_id, prompt_id, score, valid, scorer``.
 
     Records hold the rest: ``answers.parquet`` (``sample_id, error, details``), and ``calls.parquet`` with a row a call.
@@ -76,7 +76,7 @@ def _names(portion: Portion) -> tuple[str, str]:
     return f"scores/{portion.number:05d}.json", f"{RECORDS}answers/{portion.number:05d}.json"
 
 
-def _served(scorer: Scorer, context: Context) -> ServedScorer | None:
+def _served(scorer: Scorer, context: Context[Ranks]) -> ServedScorer | None:
     """Return the scorer of the service that the run keeps to; None for other rewards and services that name none."""
     if not isinstance(scorer.reward, NamedReward):
         return None
@@ -91,7 +91,12 @@ def _served(scorer: Scorer, context: Context) -> ServedScorer | None:
 
 
 def _score(
-    mine: list[Portion], scorer: Scorer, request: Request, context: Context, served: ServedScorer | None, ahead: Shards
+    mine: list[Portion],
+    scorer: Scorer,
+    request: Request,
+    context: Context[Ranks],
+    served: ServedScorer | None,
+    ahead: Shards,
 ) -> Rows:
     """Adopt portions that an earlier attempt finished, take those that were scored while the samples were made, score
     the others, and return a row a call.
@@ -117,7 +122,7 @@ def _score(
     return [row for _, rows in sorted(calls.items()) for row in rows]
 
 
-def _scored_ahead(waiting: list[Portion], ahead: Shards, context: Context) -> dict[int, tuple[Portion, Made]]:
+def _scored_ahead(waiting: list[Portion], ahead: Shards, context: Context[Ranks]) -> dict[int, tuple[Portion, Made]]:
     """Return the portions that were scored while the samples were made, by their numbers. Damaged ones are left out."""
     found: dict[int, tuple[Portion, Made]] = {}
     there = ahead.names

@@ -9,6 +9,7 @@ from torch import Tensor
 from cosmos_rl_core import seeds
 from cosmos_rl_core.models._base import CONDITIONAL_LATENTS, Conditioning, Model, generated, guided_velocity, stack
 from cosmos_rl_core.models._media import NotFiniteError
+from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.sampling.rollout import Trajectory, sample
 from cosmos_rl_core.sampling.solvers import kernel_of
@@ -31,7 +32,7 @@ from stages.training.given import GivenMedia
 from stages.training.loading import load_policy
 
 
-def run(request: Request, context: Context) -> dict[str, Any]:
+def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     """Write units of samples with their tensors; units that an earlier attempt finished are adopted."""
     config = request.settings(contracts.Rollout)
     generate = _Generator(request, config, context)
@@ -42,7 +43,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
 class _Generator:
     """Generates planned samples, one forward batch at a time. Of context-parallel peers, the leader decodes."""
 
-    def __init__(self, request: Request, config: contracts.Rollout, context: Context) -> None:
+    def __init__(self, request: Request, config: contracts.Rollout, context: Context[Group]) -> None:
         self.config, policy, ranks = config, request.one("policy"), context.ranks
         self.device, self.leads = ranks.device, ranks.leads
         components = ("vae", *config.model.guardrail) if self.leads else ()

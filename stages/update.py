@@ -11,6 +11,7 @@ from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._base import Algorithm, algorithm_of
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models._base import Model
+from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.training.noise_levels import FINE_GRID
 from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, INIT, OLD, REFERENCE
@@ -35,7 +36,7 @@ _STILL = (OLD, REFERENCE)
 """Copies that do not change before the last step is done."""
 
 
-def run(request: Request, context: Context) -> dict[str, Any]:
+def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     """Write the next policy's parts, ``advantages.parquet`` (what trained) and ``metrics.parquet`` (a row a step).
 
     Algorithms that train on recorded steps also leave ``transitions.parquet``, a row each.
@@ -90,7 +91,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
 
 
 def _add_behaviours(
-    request: Request, weights: PolicyWeights, copies: list[str], bare: list[bool], context: Context
+    request: Request, weights: PolicyWeights, copies: list[str], bare: list[bool], context: Context[Group]
 ) -> list[str]:
     """Add the weights that made each rollout, and return their names in the order of the rollouts.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.models._base import Conditioning, Model, stack
+from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.storage import store
 from stages import contracts
@@ -23,7 +24,7 @@ from stages.formats.tables import to_parquet
 from stages.training.loading import load_policy
 
 
-def run(request: Request, context: Context) -> dict[str, Any]:
+def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     """Write ``losses.parquet``: a row an item and noise level, ``item_id, medium, t, loss``.
 
     The loss is the mean squared error of the velocity, without guidance and without weights.

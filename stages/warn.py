@@ -17,7 +17,7 @@ from cosmos_rl_core.rewards._base.answers import finite
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
-from stages.execution.context import Context
+from stages.execution.context import Context, Ranks
 from stages.reporting.warnings import warning_page
 from stages.scoring.spreads import Spread, scored_numbers
 
@@ -62,7 +62,7 @@ class Level:
         return {"reward": self.reward, "score": self.score, **spreads, "z": finite(self.z), "drift": finite(self.drift)}
 
 
-def run(request: Request, context: Context) -> dict[str, Any]:
+def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
     """Write ``evidence.json`` and, if a limit tripped, a page with the samples that exceed it most.
 
     The evidence has ``scores`` and ``first``, the contents of the scores that were judged, by reward; ``numbers``, the

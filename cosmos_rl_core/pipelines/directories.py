@@ -69,7 +69,7 @@ def _spec_of(plugin: str) -> ModelSpec:
     return module.SPEC
 
 
-def scheduler(path: str | Path) -> tuple[str, dict]:
+def scheduler(path: str | Path) -> tuple[str, dict[str, Any]]:
     """Return the class of the pipeline's scheduler and the settings in its file, without the class's defaults.
 
     The class is the index's, like in diffusers, whatever class wrote the settings.
@@ -136,7 +136,7 @@ def transformer_files(path: str | Path) -> list[str]:
     raise ConfigError(f"{str(folder)!r} has no {WEIGHTS}; weights in other formats are not read")
 
 
-def read_json(path: str | Path, *names: str) -> dict:
+def read_json(path: str | Path, *names: str) -> dict[str, Any]:
     """Return a JSON file of the pipeline directory. Raises :class:`ConfigError` if it is absent or cannot be read."""
     file = Path(path, *names)
     try:

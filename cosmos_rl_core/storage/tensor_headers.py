@@ -5,7 +5,7 @@ import math
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.errors import ArtifactError
@@ -73,7 +73,7 @@ def read_header(stream: Readable) -> list[Entry]:
         (length,) = _LENGTH.unpack(stream.read(_LENGTH.size))
         if length > _MAX_LENGTH:
             raise ValueError(f"a header of {length} bytes")
-        header: dict[str, dict] = from_json(stream.read(length))
+        header: dict[str, dict[str, Any]] = from_json(stream.read(length))
         header.pop(_METADATA, None)
         begin = _LENGTH.size + length
         for name, about in header.items():

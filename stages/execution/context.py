@@ -1,12 +1,37 @@
 """Everything a stage receives besides its Request."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from cosmos_rl_core.canonical import require_exchangeable
 from stages.artifacts.attempt import Attempt
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
+
+
+class Ranks(Protocol):
+    """The processes that make an artifact together. Values are sent between them as JSON."""
+
+    @property
+    def rank(self) -> int:
+        """Return the number of this process, from 0."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of processes."""
+        ...
+
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's value on every rank. Collective."""
+        ...
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in rank order, on every rank. Collective."""
+        ...
+
+    def close(self) -> None:
+        """Leave the other ranks."""
 
 
 class Alone:
@@ -29,13 +54,19 @@ class Alone:
         """Do nothing: there is no process group."""
 
 
-@dataclass
-class Context:
-    """The attempt that a stage writes, the ranks that make it, and the outcome that it reports to."""
+Joined = TypeVar("Joined", bound=Ranks, covariant=True)
+
+
+@dataclass(frozen=True)
+class Context(Generic[Joined]):
+    """The attempt that a stage writes, the ranks that make it, and the outcome that it reports to.
+
+    A stage that computes with torch takes a ``Context[Group]``, whose ranks exchange tensors
+    (:class:`cosmos_rl_core.parallel.distributed.Group`); any other one a ``Context[Ranks]``.
+    """
 
     attempt: Attempt
-    ranks: Any
-    """:class:`Alone`; for stages with torch a :class:`cosmos_rl_core.parallel.distributed.Group`."""
+    ranks: Joined
     outcome: Outcome
     halvings: int = 0
     """How often earlier attempts ran out of memory."""

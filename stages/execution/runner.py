@@ -28,7 +28,7 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import FileEntry, Layout, Pinned
 from stages.artifacts.request import Request
 from stages.artifacts.slots import read_manifest
-from stages.execution.context import Alone, Context
+from stages.execution.context import Alone, Context, Ranks
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome, failure_of
 from stages.registry import module_of
@@ -145,7 +145,7 @@ def require_own_version(request: Request) -> None:
         )
 
 
-def _gather_files(ranks: Any, attempt: Attempt) -> dict[str, FileEntry]:
+def _gather_files(ranks: Ranks, attempt: Attempt) -> dict[str, FileEntry]:
     files: dict[str, FileEntry] = {}
     written = {name: entry.model_dump() for name, entry in attempt.files.items()}
     for name, entry in chain.from_iterable(found.items() for found in ranks.gather(written)):
@@ -155,7 +155,7 @@ def _gather_files(ranks: Any, attempt: Attempt) -> dict[str, FileEntry]:
     return files
 
 
-def _start(request: Request, execution: Execution) -> tuple[Any, dict[str, Any]]:
+def _start(request: Request, execution: Execution) -> tuple[Ranks, dict[str, Any]]:
     if not request.config.torch:
         return Alone(), numerics()
     # Imported here, so that light stages never load torch.

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from stages.artifacts.request import Request
 from stages.contracts import INDEX, MEDIA, TENSORS, MediaShape, Rollout, Samples
 from stages.execution.context import Context
 from stages.formats.samples import BY_GUARDRAIL, KB_PER_SAMPLE, REFUSED, StoredSample, unit_files, unit_name
+
+if TYPE_CHECKING:
+    from cosmos_rl_core.parallel.distributed import Group
 
 VAE_SAMPLE_BYTES = 32 * 2**20
 """Float32 pixels of a sample beyond which the VAE takes one at a time: a video of 480p from 8 frames on, an image from
@@ -111,7 +114,7 @@ def vae_batches(num_samples: int, shape: MediaShape) -> list[slice]:
 
 
 def write_samples(
-    context: Context,
+    context: Context["Group"],
     config: Samples,
     samples: list[SamplePlan],
     generate: Callable[[list[SamplePlan]], list[StoredSample]],
@@ -166,7 +169,7 @@ def write_samples(
     return _summary(context, samples, list(mine) if ranks.leads else [])
 
 
-def _summary(context: Context, samples: list[SamplePlan], mine: list[int]) -> dict[str, float]:
+def _summary(context: Context["Group"], samples: list[SamplePlan], mine: list[int]) -> dict[str, float]:
     """Count the samples without pixels and the refused ones, and measure the files, of all ranks. Collective."""
     indices = [context.attempt.read(unit_name(INDEX, number)) for number in mine]
     rows = [row for index in indices for row in json.loads(index)]

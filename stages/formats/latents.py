@@ -18,7 +18,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import cut, holds
 from stages.artifacts.request import Input, Request
 from stages.contracts import OnPolicy, Split, Training
-from stages.execution.context import Context
+from stages.execution.context import Context, Ranks
 from stages.formats.members import KEPT_BYTES, Members
 from stages.formats.parts import Parts, side_of
 from stages.formats.tables import read_table
@@ -35,7 +35,7 @@ SIZE = ("height", "width")
 
 
 def write_shards(
-    context: Context,
+    context: Context[Ranks],
     ids: list[str],
     per_shard: int,
     encode: Callable[[list[str]], Iterable[tuple[str, dict[str, Tensor]]]],

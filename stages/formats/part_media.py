@@ -14,7 +14,7 @@ from cosmos_rl_core.datasets._windows import Windows
 from cosmos_rl_core.errors import DatasetError
 from cosmos_rl_core.pipelines.buckets import Size, nearest
 from stages.artifacts.artifact import Artifact
-from stages.execution.context import Context
+from stages.execution.context import Context, Ranks
 from stages.formats.latents import SIZE
 from stages.formats.parts import Parts
 
@@ -50,7 +50,7 @@ class PartMedia:
         """Return the names of the clips."""
         return list(self._places)
 
-    def check(self, context: Context) -> None:
+    def check(self, context: Context[Ranks]) -> None:
         """Do nothing: the media were looked at when they were indexed."""
 
     def table(self, layout: Sequence[Sequence[str]]) -> pd.DataFrame:

@@ -13,16 +13,18 @@ from cosmos_rl_core.weights.policy_weights import cut, to_bytes
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.files import scan
 from stages.artifacts.request import Input
-from stages.execution.context import Context
+from stages.execution.context import Context, Ranks
 
 
-def write_part(context: Context, part: str, *, tensors: Mapping[str, Tensor], shards: Shards = WHOLE) -> None:
+def write_part(context: Context[Ranks], part: str, *, tensors: Mapping[str, Tensor], shards: Shards = WHOLE) -> None:
     """Write the files of one part. Collective: all ranks gather each file, and one of them writes it."""
     sizes = {name: math.prod(shards.shape(name, tensor)) * tensor.element_size() for name, tensor in tensors.items()}
     write_files(context, part, sizes=sizes, whole=lambda name: shards.whole(name, tensors[name]))
 
 
-def write_files(context: Context, part: str, *, sizes: Mapping[str, int], whole: Callable[[str], Tensor]) -> None:
+def write_files(
+    context: Context[Ranks], part: str, *, sizes: Mapping[str, int], whole: Callable[[str], Tensor]
+) -> None:
     """Write the files in rounds of one file a rank, so that all ranks write at the same time. Collective.
 
     If a rank wrote its file before the next one is gathered, the others would wait. A rank holds one file.

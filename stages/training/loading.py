@@ -76,7 +76,7 @@ def load_media(dataset: DatasetOptions, planned: str) -> Media:
 
 
 def load_policy(
-    request: Request, config: OnPolicy, *, components: tuple[str, ...], context: Context, reference: bool
+    request: Request, config: OnPolicy, *, components: tuple[str, ...], context: Context[Group], reference: bool
 ) -> tuple[Model, PolicyWeights]:
     """Load the model with ``components`` and its transformer, with the weights of the Request's input ``policy``.
 

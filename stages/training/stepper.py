@@ -9,6 +9,7 @@ from torch import Tensor
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.config.shared import OptimizerSteps
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError, DivergenceError
+from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.sharding import Shards
 from cosmos_rl_core.training.optimizer import (
     load_optimizer_state,
@@ -37,7 +38,7 @@ class Stepper:
     nonfinite_in_a_row: int = 0
     """Consecutive optimizer steps skipped until now because their gradients were not finite."""
 
-    def __init__(self, weights: PolicyWeights, steps: OptimizerSteps, context: Context) -> None:
+    def __init__(self, weights: PolicyWeights, steps: OptimizerSteps, context: Context[Group]) -> None:
         self.weights, self.context = weights, context
         self.steps, self.group = steps, context.ranks
         self.rows: list[dict[str, float]] = []

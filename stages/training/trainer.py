@@ -12,6 +12,7 @@ from torch import Tensor
 from cosmos_rl_core.algorithms._base import Algorithm, Batch, Loss, Transitions
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import Conditioning, Model, guided_velocity
+from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
 from cosmos_rl_core.training.optimizer import loss_share
 from cosmos_rl_core.weights.lora_dropout import DropoutKey, dropouts_of, dropping
@@ -88,7 +89,12 @@ class Trainer(Stepper):
     """A policy of a diffusion model that an algorithm trains."""
 
     def __init__(
-        self, model: Model, algorithm: Algorithm, weights: PolicyWeights, config: Update | Finetune, context: Context
+        self,
+        model: Model,
+        algorithm: Algorithm,
+        weights: PolicyWeights,
+        config: Update | Finetune,
+        context: Context[Group],
     ) -> None:
         super().__init__(weights, config.steps, context)
         self.model, self.algorithm = model, algorithm
@@ -106,7 +112,7 @@ class Trainer(Stepper):
         *,
         request: Request,
         components: tuple[str, ...],
-        context: Context,
+        context: Context[Group],
         copies: list[str],
     ) -> "Trainer":
         """Load the Request's policy to continue its training. Copies that it lacks start equal to ``current``."""

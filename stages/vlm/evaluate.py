@@ -11,6 +11,7 @@ import torch
 
 from cosmos_rl_core.conversations.encoding import IGNORED, Encoded
 from cosmos_rl_core.conversations.packing import packed, token_losses
+from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.vlms._model import Vlm
 from cosmos_rl_core.vlms._prompts import joined
@@ -30,7 +31,7 @@ from stages.vlm.tokens import Conversations, Tokens
 COLUMNS = ["number", "id", "source", "loss_sum", "label_tokens", "expected", "answer", "whole", "correct", "asked"]
 
 
-def run(request: Request, context: Context) -> dict[str, Any]:
+def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     """Write ``held_out.parquet`` and ``shown.json``. Each rank has the whole model, and shards of conversations.
 
     The loss is the mean over all labels. Answers are generated one at a time, always by the likeliest token: batches
@@ -79,7 +80,7 @@ def is_correct(answer: str, expected: str, parser: str | None) -> bool:
 class _Evaluator:
     """The losses and answers of one model."""
 
-    def __init__(self, config: VlmEvaluate, vlm: Vlm, conversations: Conversations, context: Context) -> None:
+    def __init__(self, config: VlmEvaluate, vlm: Vlm, conversations: Conversations, context: Context[Group]) -> None:
         self.config, self.vlm, self.conversations = config, vlm, conversations
         self.device = context.ranks.device
         self.about = conversations.tokens.index[["id", "source", "cut_labels"]].to_numpy().tolist()

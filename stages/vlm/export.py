@@ -4,13 +4,13 @@ from typing import Any
 
 from cosmos_rl_core.vlms._export import adapter_files, model_files
 from stages.artifacts.request import Request
-from stages.execution.context import Context
+from stages.execution.context import Context, Ranks
 from stages.formats.sample_tensors import part_tensors
 from stages.vlm.contracts import VlmExport
 from stages.vlm.loading import check_base
 
 
-def run(request: Request, context: Context) -> dict[str, Any]:
+def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
     """Write a whole model under ``model/``, or an adapter under ``adapter/``. Tensors are streamed one at a time."""
     config, source = request.settings(VlmExport), request.one("policy")
     check_base(config.vlm)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cosmos_rl_core.config.shared import OptimizerSteps
 from cosmos_rl_core.conversations.packing import Inputs, bins, fillers, packed, token_losses
+from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
 from cosmos_rl_core.vlms._base import Kind
 from cosmos_rl_core.weights.parts import CURRENT, EMA
@@ -26,7 +27,7 @@ from stages.vlm.loading import load, prompts_of
 from stages.vlm.tokens import Conversations, Tokens
 
 
-def run(request: Request, context: Context) -> dict[str, Any]:
+def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     """Write the next policy's parts and ``metrics.parquet``, a row an optimizer step."""
     config, policy, iteration = request.settings(VlmFinetune), request.one("policy"), request.iteration or 0
     check_clocks(policy, iteration, config.steps.first_step)
@@ -126,7 +127,12 @@ class VlmTrainer(Stepper):
     """A policy of a VLM. The loss of a step is the sum of ``factor`` times the losses of tokens, over all ranks."""
 
     def __init__(
-        self, model: Any, weights: PolicyWeights, steps: OptimizerSteps, param_dtype: ParamDtype, context: Context
+        self,
+        model: Any,
+        weights: PolicyWeights,
+        steps: OptimizerSteps,
+        param_dtype: ParamDtype,
+        context: Context[Group],
     ) -> None:
         super().__init__(weights, steps, context)
         self.model = model

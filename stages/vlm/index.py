@@ -19,7 +19,7 @@ from cosmos_rl_core.rewards._base.answers import brief
 from stages import contracts
 from stages.artifacts.layouts import Check, cut
 from stages.artifacts.request import Request
-from stages.execution.context import Context
+from stages.execution.context import Context, Ranks
 from stages.formats.tables import to_parquet
 from stages.vlm.contracts import VlmIndex
 from stages.vlm.media import stream_of
@@ -31,7 +31,7 @@ THREADS = 8
 """Rows whose media are read at once: most of the time is spent in reading and hashing."""
 
 
-def run(request: Request, context: Context) -> dict[str, int]:
+def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
     """Write ``conversations.parquet`` and ``unusable.parquet``.
 
     Raises :class:`DatasetError` if too many rows cannot be used.

@@ -8,6 +8,7 @@ from torch import nn
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.parallel import sharding
+from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import ParamDtype, half
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
 from cosmos_rl_core.pipelines.modules import align, read_module
@@ -32,7 +33,7 @@ def check_base(vlm: VlmRef) -> None:
 
 
 def load(
-    config: OfVlm, prompts: Prompts, context: Context, param_dtype: ParamDtype, *, sharded: bool = True
+    config: OfVlm, prompts: Prompts, context: Context[Group], param_dtype: ParamDtype, *, sharded: bool = True
 ) -> tuple[Any, PolicyWeights]:
     """Return the base model in float32, and its trainable weights: the base's, or adapters of zeros.
 

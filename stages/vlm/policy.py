@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.seeds import derive
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import initial_lora
@@ -13,7 +14,7 @@ from stages.vlm.contracts import VlmPolicy
 from stages.vlm.loading import load, prompts_of
 
 
-def run(request: Request, context: Context) -> dict[str, Any]:
+def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     """Write the part ``current``."""
     config = request.settings(VlmPolicy)
     _, weights = load(config, prompts_of(config.vlm), context, "float32")

@@ -15,7 +15,7 @@ from cosmos_rl_core.vlms._prompts import Prompts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import Check, cut
 from stages.artifacts.request import Request
-from stages.execution.context import Context
+from stages.execution.context import Context, Ranks
 from stages.formats.tables import read_table, to_parquet
 from stages.vlm.contracts import VlmIndex, VlmTokenize
 from stages.vlm.media import opened
@@ -28,7 +28,7 @@ COLUMNS = {"id": "string", "source": "string", "name": "string", "shard": "strin
 _ABOUT = ["id", "cut_tokens", "cut_labels", "cut_media", "reason"]
 
 
-def run(request: Request, context: Context) -> dict[str, int]:
+def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
     """Write shards of tokens, their index, and what is left out. Every rank makes its own shards.
 
     Raises :class:`DatasetError` if too many conversations cannot be used, or a medium has changed.
@@ -130,7 +130,7 @@ def _renamed(row: Row, conversation: dict[str, Any]) -> Row:
     return row._replace(media=[medium | named for medium, named in zip(row.media, now, strict=False)])
 
 
-def _facts(context: Context, config: VlmTokenize, number: int) -> list[dict[str, Any]]:
+def _facts(context: Context[Ranks], config: VlmTokenize, number: int) -> list[dict[str, Any]]:
     """Return what the index says of the conversations of a shard."""
     rows = {row.id: (place, row) for place, row in enumerate(rows_in(context.attempt.read(_shard(config, number))))}
     notes = pd.read_parquet(BytesIO(context.attempt.read(_about(number))))

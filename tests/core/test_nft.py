@@ -113,7 +113,9 @@ def test_the_error_of_x_0_is_a_velocity_error_weighted_by_t_and_by_its_own_size(
     assert torch.allclose(loss.per_sample, 5 * batch.t * wrong.square().mean(1) / wrong.abs().mean(1))
 
 
-def reference_loss(batch: Batch, current: np.ndarray, old: np.ndarray, ref: np.ndarray, beta: float, kl: float) -> list:
+def reference_loss(
+    batch: Batch, current: np.ndarray, old: np.ndarray, ref: np.ndarray, beta: float, kl: float
+) -> list[Any]:
     """The loss from its definition, sample by sample in numpy float64, by way of x_t and the estimates of x_0."""
     losses = []
     assert batch.advantages is not None

@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -47,7 +48,7 @@ def far_url(s3_url: str, proxy: FaultyProxy) -> str:
     return f"{s3_url}/{secrets.token_hex(8)}"
 
 
-def head(seaweed: SeaweedFS, url: str) -> dict:
+def head(seaweed: SeaweedFS, url: str) -> dict[str, Any]:
     """What the server says of an object, by another client."""
     bucket, _, key = url.removeprefix("s3://").partition("/")
     return seaweed.client().head_object(Bucket=bucket, Key=key)

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,7 +106,7 @@ def test_other_files_are_listed_by_folder_and_no_fault(forger: Forger):
 def test_a_shard_that_another_attempt_finished_first_leaves_a_file_of_its_name(forger: Forger):
     """Both attempts wrote it, and the artifact has the other one's."""
 
-    def theirs(body: dict) -> None:
+    def theirs(body: dict[str, Any]) -> None:
         for name, entry in body["files"].items():
             if name.startswith("media/"):
                 entry["path"] = f"attempts/{'0' * 16}/{name}"
