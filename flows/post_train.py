@@ -12,8 +12,6 @@ from stages.artifacts.request import Request
 
 Selection = Callable[[int], bool]
 """Whether a policy version is one of some."""
-TRAINERS = ("update", "finetune", "vlm_finetune")
-"""Stages that make a policy version. Each ends an iteration."""
 
 
 def post_train(run: Run, exported: Selection | None = None, judged: Selection | None = None) -> Iterator[Wave]:

@@ -13,7 +13,7 @@ from pydantic import Field
 from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.early_warning import Limit
 from cosmos_rl_core.config.policy import LoraConfig, SolverConfig, TimeDensity
-from cosmos_rl_core.config.shared import Init, MediaShape, ModelRef, OptimizerSteps, Split, StageConfig
+from cosmos_rl_core.config.shared import Init, MediaShape, ModelRef, Split, StageConfig, Trains
 from cosmos_rl_core.config.train import AnyCaptioner, AnyDataset, AnyReward, AnyRewarded, AnySupervised, Gate
 from cosmos_rl_core.datasets._base import Prompt
 
@@ -274,13 +274,9 @@ class Warn(StageConfig):
     limits: tuple[Limit, ...]
 
 
-class Training(OnPolicy):
-    """The settings of every stage that trains."""
+class Training(OnPolicy, Trains):
+    """The settings of every stage that trains the transformer."""
 
-    gradient_checkpointing: bool
-    steps: OptimizerSteps
-    keeps_ema: bool
-    """Whether the policy has the part ``ema``."""
     posterior: Literal["mode", "sample"] = Field(default="mode", json_schema_extra={"neutral": "mode"})
     """Whether latents of media are the mode of their posterior, or drawn from it in each pass."""
 
@@ -364,6 +360,7 @@ class Validate(OnPolicy):
     name = "validate"
     version = 2
     distributed = True
+    measures = "formats.losses"
     inputs = {"policy": "one", "init": "many", **_DATA}
     LOSSES: ClassVar[str] = "losses.parquet"
     """A row an item and noise level, with the medium that the item is a clip of."""

@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from cosmos_rl_core.config.shared import StageConfig
+from cosmos_rl_core.config.shared import StageConfig, Trains
 
 STAGES: dict[str, type[StageConfig]] = {}
 """The settings of each stage."""
@@ -26,8 +26,21 @@ def module_of(stage: str) -> str:
 
 def reader_of(stage: str) -> ModuleType | None:
     """Return the module that makes excerpts of a stage's artifacts for reports; None if a fragment has them."""
-    contract = STAGES[stage]
-    return None if contract.reader is None else import_module(f"{contract.package}.{contract.reader}")
+    return _beside(STAGES[stage], STAGES[stage].reader)
+
+
+def held_out_reader_of(stage: str) -> ModuleType | None:
+    """Return the module that reads what a stage measured on held-out data; None if it measures nothing there."""
+    return _beside(STAGES[stage], STAGES[stage].measures)
+
+
+def trains(stage: str) -> bool:
+    """Return whether a stage trains a policy version, which ends an iteration."""
+    return issubclass(STAGES[stage], Trains)
+
+
+def _beside(contract: type[StageConfig], module: str | None) -> ModuleType | None:
+    return None if module is None else import_module(f"{contract.package}.{module}")
 
 
 def _find() -> None:

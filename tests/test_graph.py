@@ -5,6 +5,7 @@ The nodes are folders, and files that lie directly in a layer. The edges are imp
 """
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -12,7 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_rules import LAYERS, NAME_MODELS, PARTS, READS_ENVIRONMENT, ROOT, UNPICKLES, dotted, nodes, sources
+from tests.test_rules import (
+    LAYERS,
+    NAME_MODELS,
+    PARTS,
+    READS_ENVIRONMENT,
+    ROOT,
+    UNPICKLES,
+    dotted,
+    nodes,
+    place,
+    refuse,
+    sources,
+)
 
 COMPOSES = (
     "cosmos_rl_core/models/_loading.py",  # libraries that a pipeline's index names
@@ -25,6 +38,13 @@ COMPOSES = (
     "stages/registry.py",  # contracts by their folders
 )
 """Files that compose the name of a module at run time. Their look-ups make no edge."""
+
+KIND_SLICES = ("flows/vlm/", "stages/vlm/")
+NAMES_A_KIND = (
+    "flows/vlm_sft.py",  # the entrypoint of deployments
+    "flows/sizes/memory.py",  # the folders of scorers that are VLMs
+)
+"""Files outside the slice of a kind of run that may name it."""
 
 Graph = Mapping[str, set[str]]
 
@@ -131,6 +151,20 @@ def test_names_of_modules_are_composed_where_it_is_known():
     assert found == {*COMPOSES}
 
 
+def test_shared_code_names_no_kind_of_run():
+    """A kind is a slice: its registration is all that shared code knows. Words in comments and docstrings count."""
+    word = re.compile("vlm|vision-language", re.IGNORECASE)
+    refuse(
+        [
+            f"{place(path, number)}: {line.strip()!r} names a kind of run; ask its registration or its contract"
+            for path in sources("stages", "flows")
+            if not str(path.relative_to(ROOT)).startswith((*KIND_SLICES, *NAMES_A_KIND))
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+            if word.search(line)
+        ]
+    )
+
+
 def test_what_a_rule_exempts_exists():
-    exempt = (*UNPICKLES, *READS_ENVIRONMENT, *NAME_MODELS, PARTS)
+    exempt = (*UNPICKLES, *READS_ENVIRONMENT, *NAME_MODELS, *KIND_SLICES, *NAMES_A_KIND, PARTS)
     assert [path for path in exempt if not (ROOT / path).exists()] == []

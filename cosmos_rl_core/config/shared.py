@@ -93,3 +93,15 @@ class StageConfig(Section):
     """Roles of the inputs."""
     reader: ClassVar[str | None] = None
     """Module of the package with ``excerpt_of`` and ``answers_of``, for reports of artifacts without a fragment."""
+    measures: ClassVar[str | None] = None
+    """Module of the package that reads what the stage measured of a policy on held-out data, as a
+    :class:`stages.scoring.held_out.Reader`; None for a stage that measures nothing there."""
+
+
+class Trains(StageConfig):
+    """The settings of every stage that trains a policy version, which ends an iteration."""
+
+    gradient_checkpointing: bool
+    steps: OptimizerSteps
+    keeps_ema: bool
+    """Whether the policy has the part ``ema``."""

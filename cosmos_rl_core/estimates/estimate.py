@@ -16,7 +16,7 @@ in print; it is never 0 nor infinite.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -159,6 +159,15 @@ class Sums:
         total = self.denominators.sum()
         above = self.numerators - self.numerators.sum() / total * self.denominators
         return above / total * math.sqrt(count / (count - 1))
+
+
+class Compared(NamedTuple):
+    """One number in two artifacts, by the sums that it is a ratio of."""
+
+    name: str
+    sums: tuple[Sums, Sums]
+    how: str
+    """What both share, such as ``item by item``."""
 
 
 def _length(influences: np.ndarray) -> float:

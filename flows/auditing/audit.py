@@ -26,13 +26,13 @@ from flows.library.opened_run import OpenedRun
 from flows.planning.plan import METRICS_FILE, PLAN_FILE, run_url
 from flows.planning.run import Run
 from flows.planning.steps import Step, read_run
-from flows.post_train import TRAINERS
 from stages.artifacts.files import BLOCK_BYTES
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.pool import INDEX
 from stages.artifacts.records import FileEntry, place_of
 from stages.artifacts.request import Input
 from stages.artifacts.slots import one_look
+from stages.registry import trains
 
 Right = dict[tuple[str, FileEntry], tars.Members | None]
 """Files whose bytes are right, with their members if they are tars."""
@@ -246,7 +246,7 @@ class Audit:
     def _look_for_missing_heads(self, every: Sequence[Step], heads: Chain) -> None:
         """Add heads that are missing after an iteration that others follow, and after the report."""
         begun = self._last_begun(every)
-        trained = {step.k: step for step in every if step.kind in TRAINERS}
+        trained = {step.k: step for step in every if trains(step.kind)}
         made = {k: found for k, step in trained.items() if (found := self._slots[step.slot].standing) is not None}
         unnamed: list[str] = []
         for k in sorted(k for k in made if k is not None):

@@ -14,27 +14,26 @@ from cosmos_rl_core.storage import store
 from flows.auditing.checks import drift, samples
 from flows.auditing.checks.faults import Findings
 from flows.auditing.checks.tars import Members
-from stages import contracts, warn
+from stages import contracts, registry, warn
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Input, Request
-from stages.formats.losses import item_losses, summary_of
 from stages.formats.samples import KB_PER_SAMPLE, REFUSED, read_index
 from stages.fragment import without_pictures
 from stages.reporting.contracts import Fragment
 from stages.reporting.excerpt import Excerpt
+from stages.scoring import held_out
 from stages.scoring.advantages import advantages
 from stages.scoring.rewards import held_back_prompts
 from stages.scoring.scorer import is_of
 from stages.scoring.summaries import OVER_SAMPLES
-from stages.vlm import evaluated
-from stages.vlm.contracts import VlmEvaluate
 
 Rows = list[dict[str, Any]]
 
 
 Place = Callable[[Input], Input]
 """Returns an input where it is now: the store may have been moved since it was written down."""
+Check = Callable[[Artifact, Request, Findings], None]
 
 
 def check(
@@ -46,18 +45,15 @@ def check(
 
     Files with wrong bytes are found where they are hashed; here they only stop the check of their artifact.
     """
-    checks = {"update": _check_advantages}
-    checks |= dict.fromkeys(("reward", "judge"), _check_scores) | {"warn": _check_warning, "fragment": _check_fragment}
-    checks |= dict.fromkeys(("finetune", "vlm_finetune"), _check_steps)
-    checks |= {"validate": _check_losses, "vlm_evaluate": _check_answers}
-    if made.stage not in ("rollout", "evaluate") and made.stage not in checks:
+    check_contents = _check_of(made.stage)
+    if made.stage not in ("rollout", "evaluate") and check_contents is None:
         return []
     if made.stage == "fragment" and _is_of_another_version(made, Fragment, findings):
         return []
     inputs = {role: tuple(map(at, sources)) for role, sources in made.inputs.items()}
     with findings.checking(_url_of(made), "contents"):
         artifact, request = Artifact(input_of(made)), planned.model_copy(update={"inputs": inputs})
-        if made.stage not in checks:
+        if check_contents is None:
             rows = samples.check(artifact, request, tars, findings)
             counts = {"samples": len(rows)} if "samples" in made.summary else {}
             counts |= {"nonfinite": sum(not row["finite"] for row in rows)}
@@ -66,8 +62,18 @@ def check(
                 counts |= {KB_PER_SAMPLE: sum(entry.size for entry in made.files.values()) / len(rows) / 1000}
             _check_summary(made, counts, "index", findings)
             return rows
-        checks[made.stage](artifact, request, findings)
+        check_contents(artifact, request, findings)
     return []
+
+
+def _check_of(stage: str) -> Check | None:
+    checks = {"update": _check_advantages, "warn": _check_warning, "fragment": _check_fragment}
+    checks |= dict.fromkeys(("reward", "judge"), _check_scores)
+    if stage in checks:
+        return checks[stage]
+    if registry.trains(stage):
+        return _check_steps
+    return None if held_out.reader_of(stage) is None else _check_held_out
 
 
 def input_of(manifest: Manifest) -> Input:
@@ -208,20 +214,11 @@ def _check_steps(policy: Artifact, request: Request, findings: Findings) -> None
     _check_summary(policy.manifest, finite, "last optimizer step", findings)
 
 
-def _check_losses(validation: Artifact, request: Request, findings: Findings) -> None:
-    """Check that a held-out loss is the mean over items."""
-    _check_summary(validation.manifest, summary_of(item_losses(validation)), "table", findings)
-
-
-def _check_answers(answers: Artifact, request: Request, findings: Findings) -> None:
-    """Check that loss and shares of correct answers of a VLM are those of its answers."""
-    generated = request.settings(VlmEvaluate).max_new_tokens > 0
-    found = evaluated.summary_of(_table(answers, VlmEvaluate.ANSWERS), generated=generated)
-    if answers.manifest.version < 3:  # made errors otherwise
-        found = {name: value for name, value in found.items() if not name.endswith("_error")}
-    if answers.manifest.version < 4:
-        found.pop("unfinished", None)  # not counted then
-    _check_summary(answers.manifest, found, "table", findings)
+def _check_held_out(measured: Artifact, request: Request, findings: Findings) -> None:
+    """Check that what was measured of a policy on held-out data follows from the table of its items."""
+    reader = held_out.reader_of(request.stage)
+    assert reader is not None
+    _check_summary(measured.manifest, reader.summary_from(measured), "table", findings)
 
 
 def _check_fragment(fragment: Artifact, request: Request, findings: Findings) -> None:

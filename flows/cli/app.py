@@ -113,11 +113,11 @@ def run(
     plan = _plan_of(recipe, store, run_id, iterations, overrides or (), cluster)
     algorithm = plan.recipe.train.train_policy.type
     options = (iterations, overrides, cluster, allow_numerics_change, remake, accept_scorer)
-    tags = import_module("flows.running.tags").tags_of(plan.recipe, plan.model.adapter)
+    tags = import_module("flows.running.tags").tags_of(algorithm, plan.model.adapter)
     with import_module("flows.running.server").prefect_server():
         # Prefect reads its settings when it is imported.
         session = import_module("flows.session.session")
-        flow = session.flow_of(algorithm, session.described(algorithm), algorithm)
+        flow = session.flow_of(algorithm, session.described(plan), algorithm)
         suspension = import_module("prefect.exceptions").Pause
         try:
             with import_module("prefect").tags(*tags):

@@ -1,7 +1,6 @@
 """Rewards, losses and answers of two runs. What both measured on the same prompts, media or conversations is paired."""
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -9,12 +8,9 @@ from cosmos_rl_core.estimates.estimate import Estimate, Sums
 from flows.comparing.side import Side, shared
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of, standing
-from stages.formats.losses import item_losses, sums_of
+from stages.scoring import held_out
 from stages.scoring.spreads import scored_numbers
-from stages.vlm.contracts import VlmEvaluate
-from stages.vlm.evaluated import answer_table, asked_of, correct_sums, loss_sums
 
-PAIRED, APART = "item by item", "other items"
 SAME_SAMPLES, SAME_PROMPTS, OTHER_PROMPTS = "sample by sample", "prompt by prompt, other seeds", "other prompts"
 
 
@@ -68,63 +64,20 @@ def _of_samples(label: str, where: str, a: Any, b: Any) -> Difference:
 
 def _losses(a: Side, b: Side) -> Iterator[Difference]:
     """Yield what was measured on held-out media or conversations, at the newest policy that both runs judged."""
-    found = [_validated(one) for one in (a, b)]
-    if not (both := found[0].keys() & found[1].keys()):
+    sides = [_validated(one) for one in (a, b)]
+    if not (both := sides[0].keys() & sides[1].keys()):
         return
     version = max(both)
-    one, other = (side[version] for side in found)
-    if one.manifest.stage == other.manifest.stage:
-        compared = _of_answers if one.manifest.stage == VlmEvaluate.name else _of_items
-        yield from compared(one, other, f"held-out, policy {version}")
+    one, other = (side[version] for side in sides)
+    reader = held_out.reader_of(one.manifest.stage) if one.manifest.stage == other.manifest.stage else None
+    for found in () if reader is None else reader.compared(one, other):
+        yield Difference.of(f"val/{found.name}", f"held-out, policy {version}", found.sums, found.how)
 
 
 def _validated(side: Side) -> dict[int, Artifact]:
     """Return the held-out losses of a run by policy version."""
     slots = {k: side.run.slots.version(k, "validate") for k in side.collected.judged}
     return {k: Artifact(input_of(slot)) for k, slot in slots.items() if standing(slot)[1] is not None}
-
-
-def _of_items(a: Artifact, b: Artifact, where: str) -> Iterator[Difference]:
-    tables = [item_losses(one) for one in (a, b)]
-    shared_items = tables[0].index.intersection(tables[1].index)
-    if not shared_items.empty:
-        tables = [table.loc[shared_items] for table in tables]
-    sums = [sums_of(table) for table in tables]
-    if all(math.isfinite(one.estimate.mean) for one in sums):
-        same_noise = a.manifest.seed == b.manifest.seed and _levels(a) == _levels(b)
-        how = (PAIRED if same_noise else f"{PAIRED}, other noise") if not shared_items.empty else APART
-        yield Difference.of("val/avg_loss", where, sums, how)
-
-
-def _levels(validated: Artifact) -> Any:
-    return validated.manifest.config.get("num_levels")
-
-
-def _of_answers(a: Artifact, b: Artifact, where: str) -> Iterator[Difference]:
-    tables = [_named(one) for one in (a, b)]
-    same = tables[0].index.intersection(tables[1].index)
-    if not same.empty:
-        tables = [table.loc[same] for table in tables]
-    how = APART if same.empty else "conversation by conversation"
-    yield from _if_known("val/avg_loss", where, loss_sums, tables, how)
-    asked = [asked_of(table) for table in tables]
-    for source in sorted({*asked[0]["source"]} & {*asked[1]["source"]}):
-        rows = [table[table["source"] == source] for table in asked]
-        yield from _if_known(f"val/correct_{source}", where, correct_sums, rows, how)
-
-
-def _named(answers: Artifact) -> Any:
-    """Return answers by dataset and id of the conversation: its number is that of one dataset of tokens."""
-    table = answer_table(answers)
-    return table.assign(number=table["source"] + "/" + table["id"]).set_index("number", drop=False)
-
-
-def _if_known(
-    name: str, where: str, sums_in: Callable[[Any], Sums], tables: list[Any], how: str
-) -> Iterator[Difference]:
-    sums = [sums_in(table) for table in tables]
-    if all(math.isfinite(one.estimate.mean) for one in sums):
-        yield Difference.of(name, where, sums, how)
 
 
 def _training(a: Side, b: Side) -> Iterator[Difference]:

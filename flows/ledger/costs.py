@@ -9,8 +9,6 @@ import humanize
 from rich.table import Table
 
 from cosmos_rl_core.config.clusters import PricesConfig
-from cosmos_rl_core.config.train import SupervisedOptions
-from cosmos_rl_core.config.vlm.recipe import VlmSftOptions
 from cosmos_rl_core.errors import counted
 from flows.ledger.pages import AT_WORK, HOUR_S, Entry, Page, entries
 from flows.planning.run import Run
@@ -226,9 +224,8 @@ def cost_of(run: Run, found: Sequence[Page], prices: PricesConfig | None) -> Run
 def _samples(run: Run) -> int:
     """Return the number of samples of an iteration: those of a rollout, or those of all its optimizer steps."""
     train = run.recipe.train
-    options = train.train_policy
-    supervised = isinstance(options, SupervisedOptions | VlmSftOptions)
-    return train.train_batch_per_replica * (options.steps_per_iteration if supervised else 1)
+    options: Any = train.train_policy
+    return train.train_batch_per_replica * (1 if options.rewarded else options.steps_per_iteration)
 
 
 def _sum(name: str, found: Sequence[Page], prices: PricesConfig | None) -> Cost:

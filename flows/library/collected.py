@@ -64,7 +64,7 @@ class Collected:
     damaged: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """Stages whose files are damaged, each with what is wrong."""
     _first: Artifact | None = None
-    """The answers of version 0 of a VLM."""
+    """The answers of version 0, of a stage whose artifacts reports read themselves."""
     _seen: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
@@ -79,11 +79,11 @@ class Collected:
         if made.stage == "fragment":
             pieces = self.judged if made.config["held_out"] else self.iterations
             pieces[k] = Piece.read(Artifact(_input(made)), self._folder(made))
-        elif made.stage == "vlm_evaluate":
+        elif registry.STAGES[made.stage].reader is not None:
             artifact = Artifact(_input(made))
             self._first = self._first or artifact
             self.judged[k] = Piece.read(artifact, first=self._first if k else None)
-        elif made.stage in ("update", "finetune", "vlm_finetune"):
+        elif registry.trains(made.stage):
             self.trained[k] = Trained.read(Artifact(_input(made)))
         elif made.stage == "warn" and made.summary.get("tripped"):
             self.tripped.append(made)

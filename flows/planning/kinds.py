@@ -27,6 +27,8 @@ class Kind:
     """Resolves a recipe: run id, source, known mistakes and ``without_weights`` follow it."""
     run: Callable[[Any, str], Any]
     """Makes a run of a plan and the address of the store."""
+    summary: str
+    """Sentence on what its runs do, the description of their flow in Prefect."""
     waves: Callable[..., Iterator[Any]]
     """Yields the waves of a run, as :func:`flows.post_train.post_train` does."""
     stages: Callable[[Any], list[str]]

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from cosmos_rl_core import plugins
+from cosmos_rl_core.config.shared import OptimizerSteps
 from cosmos_rl_core.config.train import RewardConfig, RewardedOptions, SupervisedOptions
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.training.schedules import ema_decay, lr_factor
@@ -15,7 +16,7 @@ from flows.sizes import costs
 from stages import contracts
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import input_of
-from stages.contracts import INDEX, MEDIA, TENSORS, OptimizerSteps
+from stages.contracts import INDEX, MEDIA, TENSORS
 from stages.reporting.contracts import Fragment, Report
 
 

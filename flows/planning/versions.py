@@ -4,19 +4,46 @@ Without a record, those of its plan count.
 """
 
 import itertools
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any, Protocol, Self, TypeVar
 
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.early_warning import EarlyWarningConfig
-from cosmos_rl_core.config.recipe import Recipe
-from cosmos_rl_core.config.vlm.recipe import VlmRecipe
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import RESTORE, seal, unseal
 from stages.artifacts.records import parsed
 
 KIND = "versions"
-Ranked = TypeVar("Ranked", Recipe, VlmRecipe)
+
+
+class Changeable(Protocol):
+    """A section of a recipe."""
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
+        """Return the section with other values."""
+        ...
+
+
+class Ranking(Changeable, Protocol):
+    """The held-out evaluation of a recipe."""
+
+    @property
+    def best_by(self) -> str | None:
+        """Return the name of the number that ranks policies; None for the default."""
+        ...
+
+
+class Ranked(Changeable, Protocol):
+    """A recipe of any kind of run."""
+
+    @property
+    def validation(self) -> Ranking | None:
+        """Return its held-out evaluation, if it has one."""
+        ...
+
+
+AnyRanked = TypeVar("AnyRanked", bound=Ranked)
 
 
 class Versions(Section):
@@ -34,7 +61,7 @@ class Versions(Section):
         versions, warning = self.versions, self.early_warning
         return {"stage_versions": versions, "early_warning": warning, "recipe": self.ranking(recipe)}
 
-    def ranking(self, recipe: Ranked) -> Ranked:
+    def ranking(self, recipe: AnyRanked) -> AnyRanked:
         """Return a recipe with the number that ranks policies now."""
         if "best_by" not in self.model_fields_set or self.best_by == best_by_of(recipe):
             return recipe
@@ -43,7 +70,7 @@ class Versions(Section):
         return recipe.model_copy(update={"validation": validation})
 
 
-def best_by_of(recipe: Recipe | VlmRecipe) -> str | None:
+def best_by_of(recipe: Ranked) -> str | None:
     """Return ``validation.best_by``; None without it."""
     return None if recipe.validation is None else recipe.validation.best_by
 

@@ -24,6 +24,7 @@ from flows.planning.plan import METRICS_FILE, PLAN_FILE
 from flows.planning.ranking import ranked_by
 from flows.planning.run import Run
 from flows.terminal import commands
+from stages import registry
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.reporting.book import Book, Now
@@ -53,7 +54,7 @@ def page(collected: Collected, state: str, error: str = "", wave: str = "") -> b
         about=facts.about(run.plan),
         settings=facts.settings(run.plan, identity=False),
         roles=facts.roles(run.plan),
-        # Recipes of VLMs have none.
+        # Recipes of other kinds have none.
         staleness=getattr(run.recipe.train, "staleness", 0),
         iterations=[piece for _, piece in sorted(collected.iterations.items())],
         judged=[piece for _, piece in sorted(collected.judged.items())],
@@ -229,7 +230,7 @@ class Pages:
     def _add(self, pairs: Sequence[tuple[Request, Manifest]]) -> None:
         for request, manifest in pairs:
             self.collected.add(request.slot, manifest)
-        ends = any(request.stage in ("fragment", "finetune", "vlm_finetune") for request, _ in pairs)
+        ends = any(request.stage == "fragment" or registry.trains(request.stage) for request, _ in pairs)
         if ends and time.monotonic() - self._written_s >= SHARE * self._took_s:
             self._write("running")
 

@@ -7,8 +7,9 @@ from itertools import groupby
 from flows.heads.heads import Heads
 from flows.planning.run import Run
 from flows.planning.steps import Wave
-from flows.post_train import TRAINERS, post_train
+from flows.post_train import post_train
 from stages.artifacts.manifest import Manifest
+from stages.registry import trains
 
 NameOf = Callable[[Wave], str]
 Grouped = Callable[[str, Callable[[], None]], None]
@@ -33,7 +34,7 @@ def make(run: Run, launch: Callable[..., list[Manifest]], grouped: Grouped = _pl
         manifests[:] = launch(wave.name, *(step.request() for step in wave.steps))
         heads.add(manifests)
         trained = wave.steps[0]
-        if trained.kind in TRAINERS and trained.k is not None:
+        if trains(trained.kind) and trained.k is not None:
             heads.touch(run.drop_old_state(trained.k + 1))
             heads.write(trained.k)
 

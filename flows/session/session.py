@@ -20,7 +20,6 @@ from pydantic import Field
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.config.vlm.recipe import VLM_SFT
 from cosmos_rl_core.errors import ApprovalError, ConfigError, CosmosRLError, StageError, StoppedError, visible
 from cosmos_rl_core.rewards._base import ServedReward
 from flows.defaults import store_of
@@ -30,7 +29,7 @@ from flows.ledger.budget import Budget
 from flows.ledger.ledger import Ledger
 from flows.ledger.shape import shape_of
 from flows.operations.upgrades import settled
-from flows.planning import requests
+from flows.planning import kinds, requests
 from flows.planning.plan import Plan, Settings, freeze, plan_of
 from flows.planning.run import Run, run_of
 from flows.running import gpus, pauses
@@ -98,7 +97,7 @@ def working_on(
 def _tag(plan: Plan) -> None:
     """Add the recipe's tags to those of the deployment, whose default recipe may have been replaced."""
     tags = set(flow_run.get_tags())
-    if missing := tags_of(plan.recipe, plan.model.adapter) - tags:
+    if missing := tags_of(plan.recipe.train.train_policy.type, plan.model.adapter) - tags:
         with get_client(sync_client=True) as client:
             client.update_flow_run(UUID(str(flow_run.get_id())), tags=sorted(tags | missing))
 
@@ -139,11 +138,11 @@ def any_training_flow(named: Callable[[], None]) -> Flow[..., Any]:
     return flow_of(named.__name__, named.__doc__)
 
 
-def described(algorithm: str) -> str | None:
-    """Return the description of the flow of an algorithm."""
-    if algorithm == VLM_SFT:
-        return "Fine-tune a vision-language model on conversations."
-    return plugins.load("algorithms", algorithm).__doc__
+def described(plan: Plan) -> str | None:
+    """Return the description of the flow of a plan."""
+    if (kind := kinds.of(plan)) is not None:
+        return kind.summary
+    return plugins.load("algorithms", plan.recipe.train.train_policy.type).__doc__
 
 
 def flow_of(title: str, description: str | None, algorithm: str | None = None) -> Flow[..., Any]:

@@ -26,7 +26,7 @@ IN_PASSING = "largest tensor twice"
 SCORER = "weights of the scorer"
 STEP = "optimizer's buffers"
 MODEL, LOGITS, READING = "model", "logits", "base, to be read"
-"""Of vision-language models (:mod:`flows.vlm.memory`)."""
+"""Of models of transformers, which are read whole."""
 _HELD = (TRANSFORMER, MODEL, OTHERS, *PARTS, GRADIENTS, OPTIMIZER, SAMPLES, BATCH, LOGITS, IN_PASSING, READING, SCORER)
 ROWS = (*_HELD, VISITING, STEP)
 """Kinds of memory. The last two are never held at the same time."""

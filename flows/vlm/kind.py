@@ -46,6 +46,7 @@ KIND = Kind(
     plan=VlmPlan,
     make_plan=make_plan,
     run=VlmRun,
+    summary="Fine-tune a vision-language model on conversations.",
     waves=vlm_sft,
     stages=_stages,
     shape=_shape,

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from cosmos_rl_core.config.shared import OptimizerSteps
 from cosmos_rl_core.training.schedules import ema_decay, lr_factor
 from cosmos_rl_core.weights.parts import CURRENT, EMA, STATE
 from flows.planning import facts
@@ -9,7 +10,6 @@ from flows.planning.ranking import ranked_by
 from flows.vlm.run import VlmRun
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import input_of
-from stages.contracts import OptimizerSteps
 from stages.reporting.contracts import Report
 from stages.vlm.contracts import VlmEvaluate, VlmExport, VlmFinetune, VlmPolicy
 

@@ -55,14 +55,15 @@ import pandas as pd
 
 from cosmos_rl_core.algorithms._advantages import HELD, floor_share
 from cosmos_rl_core.algorithms._base import algorithm_of
+from cosmos_rl_core.config.shared import Trains
 from cosmos_rl_core.storage import store
 from stages import contracts
 from stages.artifacts.files import read_entry
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.contracts import METRICS
+from stages.scoring import held_out
 from stages.scoring.rewards import placed
-from stages.vlm.contracts import VlmEvaluate, VlmFinetune
 
 """Name of the file, beside ``plan.json``."""
 
@@ -73,8 +74,6 @@ _AS_STORED = 1
 
 Lines of its artifacts stay as they were written, so that an audit of older runs holds.
 """
-_ANSWERS_COUNTED = 4
-"""Version of ``vlm_evaluate`` from which errors are over conversations, and unfinished answers are counted."""
 TRAINED = {
     "loss": "train/loss_avg",
     "policy_loss": "train/policy_loss_avg",
@@ -162,7 +161,7 @@ class Line:
 
 def steps_after(request: Request) -> int | None:
     """Return the policy's optimizer steps after this Request; None if its stage trains nothing."""
-    if isinstance(request.config, contracts.Update | contracts.Finetune | VlmFinetune):
+    if isinstance(request.config, Trains):
         return request.config.steps.first_step + len(request.config.steps.lrs)
     return None
 
@@ -193,12 +192,8 @@ def lines_of(request: Request, manifest: Manifest, step: int, headline: str) -> 
     if isinstance(config, contracts.Reward):
         prefix = "val" if stage.startswith("evaluate-") else "reward"
         yield Line(stage, k, step, _scores(manifest, config.reward.label, prefix, headline))
-    elif isinstance(config, contracts.Validate):
-        keys = {"avg_loss": "loss", "avg_loss_standard_error": "standard_error", "seconds": "seconds"}
-        found = {f"val/{name}": manifest.summary.get(key) for name, key in keys.items()}
-        yield Line(stage, k, step, found)
-    elif isinstance(config, VlmEvaluate):
-        yield Line(stage, k, step, _answered(config, manifest))
+    elif (reader := held_out.reader_of(config.name)) is not None:
+        yield Line(stage, k, step, {f"val/{name}": value for name, value in reader.numbers_of(manifest).items()})
     elif isinstance(config, contracts.Rollout):
         found = {f"rollout/{name}": value for name, value in manifest.summary.items()}
         yield Line(stage, k, step, {k: v for k, v in found.items() if not isinstance(v, str)})
@@ -240,20 +235,6 @@ def _scores(manifest: Manifest, name: str, prefix: str, headline: str) -> dict[s
         found = {} if table.empty else _statistics(table[table["valid"]], "score")
         numbers |= {f"val/reward_{key}": value for key, value in found.items() if key != "mean"}
     return numbers
-
-
-def _answered(config: VlmEvaluate, manifest: Manifest) -> dict[str, Any]:
-    """Return the numbers of a VLM's losses and answers; before version 4 of its stage without what was not counted.
-
-    The order of those is that of the lines which runs wrote then, so that an audit finds them.
-    """
-    said, names = manifest.summary, {"avg_loss": "loss"}
-    names |= {name: name for name in said if name.startswith("correct_")} | {"seconds": "seconds"}
-    found = {f"val/{name}": said.get(key) for name, key in names.items()}
-    if manifest.version < _ANSWERS_COUNTED:
-        return found
-    found["val/avg_loss_standard_error"] = said.get("standard_error")
-    return found | ({"val/unfinished": said.get("unfinished", 0)} if config.max_new_tokens else {})
 
 
 def _rewarded(weights: Mapping[str, float], manifest: Manifest) -> Any:

@@ -1,14 +1,20 @@
 """Held-out losses: the table of `validate`, and what it says of a policy."""
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from cosmos_rl_core.estimates.estimate import Sums
+from cosmos_rl_core.estimates.estimate import Compared, Sums
 from stages import contracts
 from stages.artifacts.artifact import Artifact
+from stages.artifacts.manifest import Manifest
 from stages.formats.tables import read_table
+
+PAIRED, APART = "item by item", "other items"
+"""What two validations share."""
 
 
 def item_losses(artifact: Artifact) -> Any:
@@ -46,3 +52,31 @@ def summary_of(items: Any) -> dict[str, float | int | None]:
     found = sums_of(items).estimate
     error = found.error if np.isfinite(found.error) else None
     return {"loss": found.mean, "standard_error": error, "items": len(items)}
+
+
+def summary_from(artifact: Artifact) -> dict[str, Any]:
+    """Return the numbers of the summary that follow from the table."""
+    return summary_of(item_losses(artifact))
+
+
+def numbers_of(manifest: Manifest) -> dict[str, Any]:
+    """Return the numbers of its line in ``metrics.jsonl`` by their names after ``val/``."""
+    keys = {"avg_loss": "loss", "avg_loss_standard_error": "standard_error", "seconds": "seconds"}
+    return {name: manifest.summary.get(key) for name, key in keys.items()}
+
+
+def compared(a: Artifact, b: Artifact) -> Iterator[Compared]:
+    """Yield the losses of both, over the items that both have; over all of each if they share none."""
+    tables = [item_losses(one) for one in (a, b)]
+    shared = tables[0].index.intersection(tables[1].index)
+    if not shared.empty:
+        tables = [table.loc[shared] for table in tables]
+    one, other = (sums_of(table) for table in tables)
+    if all(math.isfinite(sums.estimate.mean) for sums in (one, other)):
+        same_noise = a.manifest.seed == b.manifest.seed and _levels(a) == _levels(b)
+        how = (PAIRED if same_noise else f"{PAIRED}, other noise") if not shared.empty else APART
+        yield Compared("avg_loss", (one, other), how)
+
+
+def _levels(validated: Artifact) -> Any:
+    return validated.manifest.config.get("num_levels")

@@ -30,7 +30,7 @@ class Score(Section):
     mean: float | None
     deviation: float | None
     error: float | None
-    """Standard error over prompts, whose samples are alike; over conversations for answers of a VLM."""
+    """Standard error over prompts, whose samples are alike; over conversations for answers."""
     clusters: int
     """Prompts or conversations."""
     quantiles: tuple[float, ...] = ()
@@ -68,7 +68,7 @@ class PromptScore(Section):
 
 
 class Failure(Section):
-    """Samples without a score, or held back, or answers of a VLM that were cut off, for one reason."""
+    """Samples without a score, or held back, or answers that were cut off, for one reason."""
 
     what: str
     """``not finite``, ``refused``, ``no score``, ``gated``, or ``answer``."""
@@ -159,7 +159,7 @@ def _numbers(estimate: Estimate) -> dict[str, Any]:
 
 
 class Question(Section):
-    """A held-out question to a VLM, with a small picture of what it is about."""
+    """A held-out question, with a small picture of what it is about."""
 
     number: int
     """Of the conversation in its dataset of tokens."""

@@ -105,7 +105,7 @@ def _held_out(book: Book) -> list[HeldOut]:
 def _headlines(book: Book, held_out: Sequence[HeldOut]) -> list[HeldOut]:
     """Return the held-out numbers in large digits: the headline, and the loss beside a reward, or a reward beside it.
 
-    Of the answers of a VLM all, as far as there is room.
+    Of answers to questions all, as far as there is room.
     """
     beside = book.reward if book.headline == LOSS else LOSS
     shown = {book.headline, beside} if book.reward else {one.name for one in held_out}
@@ -160,7 +160,7 @@ def _film(book: Book) -> list[tuple[str, list[tuple[Piece, Picture]]]]:
 
 
 def _answers(book: Book) -> Iterator[tuple[str, list[Answered]]]:
-    """Yield titles and answers of the newest judged policy of a VLM."""
+    """Yield titles and answers to questions of the newest judged policy."""
     shown = book.judged[-1].answers if book.judged else ()
     yield "The same questions for every judged policy", [one for one in shown if one.question.fixed]
     yield "More wrong answers", [one for one in shown if not one.question.fixed]

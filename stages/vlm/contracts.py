@@ -7,7 +7,7 @@ from pydantic import Field
 
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.config.shared import OptimizerSteps, StageConfig
+from cosmos_rl_core.config.shared import StageConfig, Trains
 from cosmos_rl_core.config.vlm.chat_datasets import AnyChatDataset
 from cosmos_rl_core.errors import DatasetError
 
@@ -112,7 +112,7 @@ class VlmPolicy(OfVlm):
     version = 1
 
 
-class VlmFinetune(OfVlm):
+class VlmFinetune(OfVlm, Trains):
     """Policy k to policy k + 1 by a range of supervised steps on conversations."""
 
     name = "vlm_finetune"
@@ -122,10 +122,6 @@ class VlmFinetune(OfVlm):
     inputs = {"policy": "one", "tokens": "one"}
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type that the model computes in; weights, losses and sums of gradients are float32."""
-    gradient_checkpointing: bool
-    steps: OptimizerSteps
-    keeps_ema: bool
-    """Whether the policy has the part ``ema``."""
     sources: dict[str, AnyChatDataset] = Field(json_schema_extra=NOT_IDENTITY)
     """Where the media are, by the names of their datasets."""
     weights: dict[str, float] = Field(default={}, json_schema_extra={"neutral": {}})
@@ -146,7 +142,7 @@ class VlmEvaluate(OfVlm):
     version = 4
     distributed = True
     inputs = {"policy": "one", "tokens": "one"}
-    reader = "evaluated"
+    reader = measures = "evaluated"
     ANSWERS: ClassVar[str] = "held_out.parquet"
     """A row a conversation: the sum of its losses, its last answer, and the one that the policy gives."""
     SHOWN: ClassVar[str] = "shown.json"

@@ -1,20 +1,27 @@
-"""Excerpts of the answers and losses of a policy of a VLM, for reports. Imports no torch."""
+"""Answers and losses of a policy of a VLM: excerpts for reports, numbers, comparisons. Imports no torch."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from cosmos_rl_core.estimates.estimate import Sums
+from cosmos_rl_core.estimates.estimate import Compared, Sums
 from cosmos_rl_core.rewards._base.answers import finite
 from stages.artifacts.artifact import Artifact
+from stages.artifacts.manifest import Manifest
+from stages.formats.losses import APART
 from stages.formats.tables import read_table
 from stages.reporting.excerpt import HELD_OUT_LOSS, Answered, Change, Excerpt, Failure, Loss, Question, Score
 from stages.vlm.contracts import VlmEvaluate
 
 CORRECT = "correct answers: "
 """Beginning of the names of the shares of correct answers."""
+_ERRORS_AS_NOW = 3
+"""Version of the stage from which errors are made as they are now."""
+_UNFINISHED_COUNTED = 4
+"""Version of the stage from which lines have the error of the loss, and unfinished answers are counted."""
 
 
 def summary_of(table: Any, *, generated: bool) -> dict[str, Any]:
@@ -38,6 +45,56 @@ def summary_of(table: Any, *, generated: bool) -> dict[str, Any]:
         found[f"correct_{source}"] = share.mean
         found[f"correct_{source}_error"] = finite(share.error)
     return found
+
+
+def summary_from(artifact: Artifact) -> dict[str, Any]:
+    """Return the numbers of the summary that follow from the table, as its version of the stage made them."""
+    made = artifact.manifest
+    found = summary_of(read_table(artifact, VlmEvaluate.ANSWERS), generated=made.config["max_new_tokens"] > 0)
+    if made.version < _ERRORS_AS_NOW:
+        found = {name: value for name, value in found.items() if not name.endswith("_error")}
+    if made.version < _UNFINISHED_COUNTED:
+        found.pop("unfinished", None)
+    return found
+
+
+def numbers_of(manifest: Manifest) -> dict[str, Any]:
+    """Return the numbers of its line in ``metrics.jsonl`` by their names after ``val/``.
+
+    A line of an earlier version of the stage has the order in which it was written, so that an audit finds it.
+    """
+    said, names = manifest.summary, {"avg_loss": "loss"}
+    names |= {name: name for name in said if name.startswith("correct_")} | {"seconds": "seconds"}
+    found = {name: said.get(key) for name, key in names.items()}
+    if manifest.version < _UNFINISHED_COUNTED:
+        return found
+    found["avg_loss_standard_error"] = said.get("standard_error")
+    return found | ({"unfinished": said.get("unfinished", 0)} if manifest.config["max_new_tokens"] else {})
+
+
+def compared(a: Artifact, b: Artifact) -> Iterator[Compared]:
+    """Yield losses and shares of correct answers, over the conversations that both have.
+
+    They are over all conversations of each side if both share none.
+    """
+    tables = [_named(one) for one in (a, b)]
+    same = tables[0].index.intersection(tables[1].index)
+    if not same.empty:
+        tables = [table.loc[same] for table in tables]
+    asked = [asked_of(table) for table in tables]
+    found = [("avg_loss", [loss_sums(table) for table in tables])]
+    for source in sorted({*asked[0]["source"]} & {*asked[1]["source"]}):
+        sums = [correct_sums(table[table["source"] == source]) for table in asked]
+        found.append((f"correct_{source}", sums))
+    for name, (one, other) in found:
+        if all(math.isfinite(sums.estimate.mean) for sums in (one, other)):
+            yield Compared(name, (one, other), APART if same.empty else "conversation by conversation")
+
+
+def _named(answers: Artifact) -> Any:
+    """Return answers by dataset and id of the conversation: its number is that of one dataset of tokens."""
+    table = answer_table(answers)
+    return table.assign(number=table["source"] + "/" + table["id"]).set_index("number", drop=False)
 
 
 def excerpt_of(artifact: Artifact, first: Artifact | None = None) -> Excerpt:

@@ -10,6 +10,7 @@ from torch import Tensor
 from cosmos_rl_core import plugins
 from cosmos_rl_core.algorithms._base import Batch, Transitions
 from cosmos_rl_core.config.policy import LoraConfig, SolverConfig
+from cosmos_rl_core.config.shared import OptimizerSteps
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.models._base import guided_velocity
 from cosmos_rl_core.parallel.distributed import Group
@@ -20,7 +21,6 @@ from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import initial_lora, prepare
-from stages.contracts import OptimizerSteps
 from stages.training.trainer import MicroBatch, Trainer
 from tests.benchmarks.models import Shape
 

@@ -125,11 +125,11 @@ def test_the_file_names_every_deployment_once_and_its_recipes_resolve():
         if algorithm == VLM_SFT:
             recipe, idle = vlm_recipe.checked(read_values(recipe, cluster=parameters.get("cluster")), recipe)
             assert not idle
-            assert set(entry["tags"]) == tags_of(recipe, "qwen_vl")
+            assert set(entry["tags"]) == tags_of(algorithm, "qwen_vl")
         elif entry["name"].startswith("tiny-"):
             plan = plan_of(Settings(recipe, cluster=parameters.get("cluster")))
             assert plan.recipe.train.train_policy.type == algorithm
-            assert set(entry["tags"]) == tags_of(plan.recipe, plan.model.adapter)
+            assert set(entry["tags"]) == tags_of(algorithm, plan.model.adapter)
 
 
 def test_every_deployment_is_on_the_server_and_refuses_what_it_does_not_know(deployed: Deployed):

@@ -47,6 +47,7 @@ KIND = kinds.Kind(
     plan=BarePlan,
     make_plan=make_plan,
     run=Run,
+    summary="Export a base.",
     waves=waves,
     stages=lambda recipe: ["policy", "export"],
     shape=lambda plan, launch: {"kind": BARE},

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from cosmos_rl_core.config.policy import SolverConfig
+from cosmos_rl_core.config.shared import OptimizerSteps
 from cosmos_rl_core.datasets._base import Prompt
 from stages import contracts
 from stages.artifacts.artifact import Artifact
@@ -15,7 +16,7 @@ from stages.artifacts.attempt import Attempt
 from stages.artifacts.layouts import cut
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import input_of
-from stages.contracts import METRICS, MediaShape, ModelRef, OptimizerSteps
+from stages.contracts import METRICS, MediaShape, ModelRef
 from stages.formats.generating import plan_samples, with_media
 from stages.formats.samples import StoredSample, unit_files
 from stages.formats.tables import to_parquet

@@ -18,6 +18,7 @@ from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.algorithms._base import Batch, Loss
 from cosmos_rl_core.config.parallelism import Parallelism
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.config.shared import OptimizerSteps
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.errors import ConfigError, DivergenceError
 from cosmos_rl_core.models._base import Conditioning, stack
@@ -31,7 +32,6 @@ from cosmos_rl_core.weights.policy_weights import prepare
 from flows.planning import requests
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
-from stages.contracts import OptimizerSteps
 from stages.formats.policies import read_part
 from stages.training.trainer import MicroBatch, Trainer, Watcher
 from tests import tiny_pipelines

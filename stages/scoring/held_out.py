@@ -1,0 +1,30 @@
+"""Measurements of policies on held-out data, whatever stage made them."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol, cast
+
+from cosmos_rl_core.estimates.estimate import Compared
+from stages import registry
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.manifest import Manifest
+
+
+class Reader(Protocol):
+    """A module that reads the artifacts of one stage, whichever version of it made them."""
+
+    def summary_from(self, artifact: Artifact) -> dict[str, Any]:
+        """Return the numbers of the summary that follow from its table."""
+        ...
+
+    def numbers_of(self, manifest: Manifest) -> dict[str, Any]:
+        """Return the numbers of its line in ``metrics.jsonl``, in their order, by their names after ``val/``."""
+        ...
+
+    def compared(self, a: Artifact, b: Artifact) -> Iterator[Compared]:
+        """Yield each number that both have. What both measured on the same items is paired."""
+        ...
+
+
+def reader_of(stage: str) -> Reader | None:
+    """Return the reader of a stage's artifacts; None for a stage that measures nothing on held-out data."""
+    return cast("Reader | None", registry.held_out_reader_of(stage))
