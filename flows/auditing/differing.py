@@ -11,7 +11,8 @@ import pandas as pd
 
 from cosmos_rl_core.canonical import differences, from_json
 from cosmos_rl_core.storage import media, shards
-from cosmos_rl_core.storage.tensor_headers import TYPES, read_header
+from cosmos_rl_core.storage.tensor_headers import read_header
+from cosmos_rl_core.weights.arrays import array
 
 RELATIVE, LEVELS = 1e-3, 2.0
 """Tolerances under other numerics: of numbers, relative to the largest of their tensor or column; of pixels, in levels
@@ -72,16 +73,6 @@ def _tensor_files(old: bytes, new: bytes) -> Found:
 def _tensors(data: bytes) -> dict[str, np.ndarray]:
     """Return the tensors of a safetensors file."""
     return {one.name: array(data[one.start : one.end], one.dtype, one.shape) for one in read_header(io.BytesIO(data))}
-
-
-def array(data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a tensor's bytes as numbers of a type that numpy has."""
-    if dtype == "BF16":
-        # The upper half of a float32.
-        return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4").reshape(shape)
-    # Bytes stand for types that numpy does not have.
-    name = TYPES[dtype][0] if not dtype.startswith("F8") else "uint8"
-    return np.frombuffer(data, name).reshape(shape)
 
 
 def _numbers(old: np.ndarray, new: np.ndarray) -> Iterator[tuple[str, bool]]:

@@ -10,8 +10,8 @@ import numpy as np
 
 from cosmos_rl_core.estimates.digits import number
 from cosmos_rl_core.storage.tensor_headers import Entry, read_header
+from cosmos_rl_core.weights.arrays import array
 from cosmos_rl_core.weights.parts import CURRENT
-from flows.auditing.differing import array
 from flows.comparing.side import Side
 from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
