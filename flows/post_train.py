@@ -5,6 +5,7 @@ from functools import partial
 
 from cosmos_rl_core.config.train import RewardConfig
 from flows.planning import kinds, requests
+from flows.planning.base import AnyRun
 from flows.planning.run import Run
 from flows.planning.steps import Step, Wave
 from stages.artifacts.generations import has_begun
@@ -14,7 +15,7 @@ Selection = Callable[[int], bool]
 """Whether a policy version is one of some."""
 
 
-def post_train(run: Run, exported: Selection | None = None, judged: Selection | None = None) -> Iterator[Wave]:
+def post_train(run: AnyRun, exported: Selection | None = None, judged: Selection | None = None) -> Iterator[Wave]:
     """Yield the waves of a run, in order. The stages of a wave run side by side.
 
     ``exported`` and ``judged`` select the policy versions that are exported and evaluated. By default the recipe does.
@@ -22,6 +23,7 @@ def post_train(run: Run, exported: Selection | None = None, judged: Selection | 
     if (kind := kinds.of(run.plan)) is not None:
         yield from kind.waves(run, exported, judged)
         return
+    assert isinstance(run, Run)
     slots, num_iterations = run.slots, run.recipe.train.num_iterations
     yield Wave(Step("policy", "policy", slots.policy(0), partial(requests.policy, run)))
     # Text embeddings and latents, which runs share. Prompts of a large set are embedded when iterations need them.
@@ -100,7 +102,7 @@ def evaluation(run: Run, k: int) -> Iterator[Wave]:
         yield Wave(step("fragment", "fragment", partial(requests.judged, run, k)))
 
 
-def steps(run: Run) -> list[Step]:
+def steps(run: AnyRun) -> list[Step]:
     """Return every stage of the run, and the exports and evaluations of its earlier ends and of other settings."""
     judges = [stage for stage, runs in (("validate", run.validates), ("evaluate", run.evaluates)) if runs]
 

@@ -19,6 +19,7 @@ from flows.checking import checks
 from flows.devices import fitting
 from flows.ledger import estimates
 from flows.planning import estimate, kinds
+from flows.planning.base import AnyPlan
 from flows.planning.plan import Plan, run_url
 from flows.planning.run import Run, run_of
 from flows.post_train import post_train
@@ -154,7 +155,7 @@ def missing_files(plan: Plan) -> list[str]:
     return [] if plan.model.digest else weight_files.damages(costs.base_path(plan.recipe))
 
 
-def as_json(plan: Plan, store_url: str, *, slots: int | None = None) -> dict[str, Any]:
+def as_json(plan: AnyPlan, store_url: str, *, slots: int | None = None) -> dict[str, Any]:
     """Return the plan for scripts. ``slots`` are those of ``launch.gpu_limit``, if they are known.
 
     ``recipe`` has every setting, resolved. ``init`` says what policy version 0 begins with, "" for the base model.
@@ -168,6 +169,7 @@ def as_json(plan: Plan, store_url: str, *, slots: int | None = None) -> dict[str
     """
     if (kind := kinds.of(plan)) is not None:
         return kind.as_json(plan, store_url)
+    assert isinstance(plan, Plan)
     recipe = plan.recipe
     total, trained = costs.parameters(recipe)
     rewarded = recipe.train.train_policy.rewarded
@@ -199,7 +201,7 @@ def as_json(plan: Plan, store_url: str, *, slots: int | None = None) -> dict[str
     }
 
 
-def described(plan: Plan, store_url: str, named_by: str = "", *, slots: int | None = None) -> Iterator[str | Table]:
+def described(plan: AnyPlan, store_url: str, named_by: str = "", *, slots: int | None = None) -> Iterator[str | Table]:
     """Yield what a run would do, a table of the memory of one rank, a column a stage, and notes.
 
     ``named_by`` says what the store was taken from, ``slots`` how many ``launch.gpu_limit`` has, if that is known.
@@ -212,6 +214,7 @@ def described(plan: Plan, store_url: str, named_by: str = "", *, slots: int | No
             yield _memory_table(found)
             yield f"\n{uncounted}"
         return
+    assert isinstance(plan, Plan)
     yield f"{describe_plan(plan, store_url, named_by, slots=slots)}\n"
     yield _memory_table(_memory(plan, store_url))
     yield "\nActivations are not counted, nor files in transit, nor CUDA itself: leave room."

@@ -15,8 +15,8 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import unseal
 from flows.ledger.pages import numbers
 from flows.ledger.pages import url_of as page_url
+from flows.planning.base import AnyRun
 from flows.planning.plan import PLAN_FILE
-from flows.planning.run import Run
 from flows.planning.versions import KIND as VERSIONS
 from flows.running.wave import NUMERICS, SCORERS
 from flows.warning.decisions import DECISIONS
@@ -79,7 +79,7 @@ def read_heads(run_url: str) -> Iterator[tuple[Head, str]]:
 class Heads:
     """The heads of a run that is made: :meth:`add` what was made, :meth:`write` a head."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: AnyRun) -> None:
         """Read the heads that there are. Raises like :func:`read_heads`."""
         self._run = run
         self._number, self._previous = 0, None

@@ -9,7 +9,8 @@ from cosmos_rl_core.storage import store
 from flows.ledger.costs import duration
 from flows.ledger.pages import HOUR_S, Page, iteration_of, some_pages, url_of, work_of
 from flows.ledger.shape import shape_of
-from flows.planning.plan import Plan, run_url
+from flows.planning.base import AnyPlan
+from flows.planning.plan import run_url
 from flows.planning.run import Run, run_of
 from flows.post_train import post_train
 
@@ -99,7 +100,7 @@ def _first_page(url: str) -> Page | None:
         return None
 
 
-def estimate(plan: Plan, store_url: str) -> Estimate | None:
+def estimate(plan: AnyPlan, store_url: str) -> Estimate | None:
     """Return what a run of this plan will take from its beginning; None if the store has no other run like it."""
     run = run_of(plan, store_url)
     if (like := like_run(run, shape_of(plan))) is None:

@@ -5,6 +5,7 @@ from typing import Any
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.pipelines import directories
 from flows.planning import estimate, kinds
+from flows.planning.base import AnyPlan
 from flows.planning.plan import Plan
 from flows.planning.run import Run
 from flows.sizes import costs
@@ -22,15 +23,16 @@ _LAUNCH = {
 }
 
 
-def shape_of(plan: Plan) -> str:
+def shape_of(plan: AnyPlan) -> str:
     """Return a digest of the arithmetic of an iteration, its samples, its scorers, and how processes share them.
 
     Seeds, learning rates and the number of iterations are no part of it.
     """
-    recipe = plan.recipe
-    launch = recipe.launch.model_dump(mode="json", include=_LAUNCH, exclude_none=True)
+    launch = plan.recipe.launch.model_dump(mode="json", include=_LAUNCH, exclude_none=True)
     if (kind := kinds.of(plan)) is not None:
         return digest(kind.shape(plan, launch))[:32]
+    assert isinstance(plan, Plan)
+    recipe = plan.recipe
     shape = {
         "model": plan.model.adapter,
         "architecture": _architecture(plan),

@@ -5,14 +5,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from flows.planning import kinds
+from flows.planning.base import AnyPlan
 from flows.planning.kinds import Rows
 from flows.planning.plan import Plan
 
 
-def about(plan: Plan) -> Rows:
+def about(plan: AnyPlan) -> Rows:
     """Return what was run. Equal plans give equal rows: there is no path of a machine in them."""
     if (kind := kinds.of(plan)) is not None:
         return kind.about(plan)
+    assert isinstance(plan, Plan)
     recipe, model = plan.recipe, plan.model
     lora, sample = recipe.policy.lora, recipe.policy.diffusers.sample
     height, width = plan.media.size
@@ -34,7 +36,7 @@ def about(plan: Plan) -> Rows:
     return tuple((name, value) for name, value in rows.items() if value)
 
 
-def settings(plan: Plan, *, identity: bool) -> Rows:
+def settings(plan: AnyPlan, *, identity: bool) -> Rows:
     """Return the settings of the recipe that differ from their defaults, sorted by name.
 
     A plan that was read has the keys of free tables, such as those of media, in another order than the recipe.
@@ -45,7 +47,7 @@ def settings(plan: Plan, *, identity: bool) -> Rows:
     return tuple(sorted((name, json.dumps(value)) for name, value in changed if not identity or name in decides))
 
 
-def roles(plan: Plan) -> dict[str, str]:
+def roles(plan: AnyPlan) -> dict[str, str]:
     """Return the role in training of each reward of the recipe."""
     return {reward.fn.label: reward.role for reward in plan.recipe.rewards}
 

@@ -10,6 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from flows.planning.base import BasePlan
+
 Rows = tuple[tuple[str, str], ...]
 
 
@@ -21,7 +23,7 @@ class Kind:
     """Returns whether the values of a recipe are of this kind."""
     check: Callable[[dict[str, Any], str], tuple[Any, list[str]]]
     """Builds the recipe from its values, as :func:`cosmos_rl_core.recipes.reading.checked` does."""
-    plan: type[Any]
+    plan: type[BasePlan[Any]]
     """Class of its plans, which no other kind has."""
     make_plan: Callable[..., Any]
     """Resolves a recipe: run id, source, known mistakes and ``without_weights`` follow it."""

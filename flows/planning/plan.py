@@ -4,22 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from cosmos_rl_core import outside_plugins, seeds, shipped
 from cosmos_rl_core.canonical import differences, digest
-from cosmos_rl_core.config.base import NOT_IDENTITY, Section
-from cosmos_rl_core.config.early_warning import EarlyWarningConfig
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import SnapshotOptions
 from cosmos_rl_core.datasets import _shares
 from cosmos_rl_core.datasets._base import Prompt
-from cosmos_rl_core.datasets._shares import Share
 from cosmos_rl_core.errors import ArtifactError, ConfigError, Mistakes
-from cosmos_rl_core.outside_plugins import Pin
 from cosmos_rl_core.pipelines import directories, guidance, weight_files
 from cosmos_rl_core.recipes import effects
 from cosmos_rl_core.recipes.reading import checked, read_values
@@ -29,11 +23,11 @@ from flows.checking import checks
 from flows.checking.misplaced import misplaced
 from flows.defaults import DEFAULT_STORE
 from flows.planning import inits, kinds, versions
-from flows.planning.datasets import Pinned, read_datasets
+from flows.planning.base import AnyPlan, BasePlan, Slots, run_url
+from flows.planning.datasets import read_datasets
 from flows.sizes import costs
 from stages.artifacts.records import parsed
-from stages.artifacts.request import FORMAT, Input, Request
-from stages.contracts import Init, MediaShape, ModelRef, StageConfig
+from stages.contracts import MediaShape, ModelRef
 from stages.registry import STAGES
 
 PLAN = "plan"
@@ -60,49 +54,8 @@ class Settings:
     """Go on with another scorer of a reward service than the run began with."""
 
 
-class Plan(Section):
+class Plan(BasePlan[Recipe]):
     """A recipe with the digests of its base model and media, and its prompts."""
-
-    format: Literal[1] = FORMAT
-    run_id: str
-    recipe: Recipe
-    model: ModelRef
-    prompts: tuple[Prompt, ...]
-    """Training prompts; for supervised training, those of the media unless they are in the store."""
-    shares: tuple[Share, ...] = Field(default=(), json_schema_extra={"neutral": []})
-    """The sets of a mixture, in the order of their prompts; none if all prompts are one set."""
-    validation_prompts: tuple[Prompt, ...] = ()
-    data_prompts: tuple[Prompt, ...] = Field(default=(), json_schema_extra={"neutral": []})
-    """Prompts of the media that an algorithm with rewards reads besides its prompts."""
-    data_digest: str = Field(default="", json_schema_extra={"neutral": ""})
-    """Digest of the files of the media that are trained on; ``""`` for media that are generated, and for no media."""
-    held_out_prompts: tuple[Prompt, ...] = Field(default=(), json_schema_extra={"neutral": []})
-    """Prompts of the held-out media."""
-    held_out_digest: str = Field(default="", json_schema_extra={"neutral": ""})
-    """Digest of the files of the held-out media."""
-    init: Init | None = Field(default=None, json_schema_extra={"neutral": None})
-    """The trained weights that policy version 0 begins with; None if it begins as the base or with fresh ones."""
-    init_inputs: tuple[Input, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
-    """The policy of another run that ``init`` names, and the frozen adapter below it, if there is one."""
-    data_snapshot: Pinned | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
-    """The prepared dataset that is trained on. A run keeps it, so a newer one does not change the default run id."""
-    held_out_snapshot: Pinned | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
-    """The prepared dataset whose media are held out."""
-    prefixed: bool = Field(default=False, json_schema_extra=NOT_IDENTITY)
-    """Whether text embeddings are stored behind a frozen prefix of the transformer. Pinned, so that all embeddings of
-    a run have one format."""
-    buckets: tuple[tuple[int, int], ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
-    """Heights and widths that media are cut to, each to the nearest; none if all have one size."""
-    plugins: tuple[Pin, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
-    """Plugins from outside the package, with the digests of their files. They do not change the default run id: an
-    edited file is refused, and does not start another run."""
-    early_warning: EarlyWarningConfig | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
-    """Limits on the scores of rollouts: those of the last recipe of the run that had any, else the default ones when
-    the run was planned. None in plans from before there were any."""
-    stage_versions: dict[str, int] = Field(json_schema_extra=NOT_IDENTITY)
-    """Stage versions of its Requests: those of the code that planned it, or that last took ``--remake``."""
-    races_decided: bool
-    """Whether the store lets only the first of several writers create a file. If not, one process may write a run."""
 
     @property
     def embedded_prompts(self) -> tuple[Prompt, ...]:
@@ -127,11 +80,6 @@ class Plan(Section):
     def num_prompts(self) -> int:
         """Return the number of prompts that rollouts or supervised training use."""
         return len(self.prompts) or (self.data_snapshot.prompts if self.data_snapshot else 0)
-
-    @property
-    def snapshots(self) -> list[Pinned]:
-        """Return the prepared datasets that the run reads."""
-        return [pinned for pinned in (self.data_snapshot, self.held_out_snapshot) if pinned is not None]
 
     @property
     def base(self) -> ModelRef:
@@ -169,26 +117,6 @@ class Plan(Section):
         """Return the shape of generated and encoded media."""
         diffusers = self.recipe.policy.diffusers
         return MediaShape(size=diffusers.inference_size, frames=diffusers.train_frames)
-
-    def request(
-        self,
-        slot: str,
-        config: StageConfig,
-        k: int | None = None,
-        inputs: dict[str, tuple[Input, ...]] | None = None,
-        seed: int | None = None,
-    ) -> Request:
-        """Return a Request with the stage version, the plugins and, if ``seed`` is None, the seed of this plan."""
-        return Request(
-            stage=config.name,
-            version=self.stage_versions.get(config.name, config.version),
-            slot=slot,
-            iteration=k,
-            seed=self.recipe.train.seed if seed is None else seed,
-            config=config,
-            inputs=inputs or {},
-            plugins=self.plugins,
-        )
 
 
 def plan_of(settings: Settings, *, without_weights: bool = False, misfits: checks.Misfits | None = None) -> Plan:
@@ -303,39 +231,7 @@ def _origin(store_url: str, run_id: str) -> inits.Origin:
     return inits.Origin(plan.recipe, plan.model, plan.below, slots.policy)
 
 
-def run_url(store_url: str, run_id: str) -> str:
-    """Return the root of a run."""
-    return store.join(store.absolute(store_url), "runs", run_id)
-
-
-@dataclass(frozen=True)
-class Slots:
-    """URLs of the slots below the root of a run."""
-
-    root: str
-    rewarded: bool
-    """Whether policy version k + 1 is made by ``update`` (True) or ``finetune`` (False)."""
-
-    def iteration(self, k: int, stage: str) -> str:
-        """Return the slot of a stage in iteration k."""
-        return store.join(self.root, "iterations", f"{k:04d}", stage)
-
-    def version(self, k: int, stage: str) -> str:
-        """Return the slot of a stage that judges policy version k: its export, held-out samples or their scores."""
-        return store.join(self.root, "exports", f"{k:04d}", stage)
-
-    def policy(self, k: int) -> str:
-        """Return the slot of policy version k. The stage ``policy`` makes version 0."""
-        trainer = "update" if self.rewarded else "finetune"
-        return store.join(self.root, "policy") if k == 0 else self.iteration(k - 1, trainer)
-
-    @property
-    def report(self) -> str:
-        """Return the slot of the report."""
-        return store.join(self.root, "report")
-
-
-def freeze(plan: Plan, store_url: str) -> Plan:
+def freeze(plan: AnyPlan, store_url: str) -> Plan:
     """Write ``plan.json`` unless it is there, and return it with the recipe of ``plan``.
 
     Settings that decide no result may change, such as the number of iterations and the launch settings. Raises
@@ -354,7 +250,7 @@ def freeze(plan: Plan, store_url: str) -> Plan:
     return frozen.model_copy(update=now)
 
 
-def require_same(frozen: Plan, plan: Plan) -> None:
+def require_same(frozen: AnyPlan, plan: AnyPlan) -> None:
     """Raise :class:`ConfigError`, naming the fields, if a new plan of a run differs from the written one."""
     outside_plugins.check_same(frozen.plugins, plan.plugins)
     changes = differences(frozen.identity(), plan.identity())
@@ -394,7 +290,7 @@ def every_plan(store_url: str, run_id: str) -> list[Plan]:
     return [plan, *(plan.model_copy(update=record.replaced(plan.recipe)) for record in records)]
 
 
-def _kind_of(body: dict[str, Any]) -> type[Plan]:
+def _kind_of(body: dict[str, Any]) -> type[Any]:
     """Return the class of a written plan."""
     kind = kinds.claiming(body.get("recipe", {}))
     return Plan if kind is None else kind.plan

@@ -10,7 +10,7 @@ from stages.reporting.contracts import WEIGHTED
 
 if TYPE_CHECKING:
     from cosmos_rl_core.config.train import Gate
-    from flows.planning.run import Run
+    from flows.planning.base import AnyRun
 
 HELD_OUT = "held-out "
 """Beginning of the names of the numbers that rank policies."""
@@ -40,7 +40,7 @@ class Judge:
         return self.by.removeprefix(HELD_OUT)
 
 
-def weights_of(run: Run) -> dict[str, float]:
+def weights_of(run: AnyRun) -> dict[str, float]:
     """Return the weights of the rewards that train, if their sum ranks policies unless the recipe says otherwise.
 
     Empty if there is none, or if it is the score of a single reward.
@@ -49,12 +49,12 @@ def weights_of(run: Run) -> dict[str, float]:
     return {} if not run.evaluates or (not gates_of(run) and [*weights.values()] == [1.0]) else weights
 
 
-def gates_of(run: Run) -> dict[str, Gate]:
+def gates_of(run: AnyRun) -> dict[str, Gate]:
     """Return the gates that samples must pass to count in that sum."""
     return {reward.fn.label: reward.gate for reward in run.recipe.rewards if reward.role == "gate"}
 
 
-def judge_of(run: Run) -> Judge | None:
+def judge_of(run: AnyRun) -> Judge | None:
     """Return what ranks policy versions: what ``validation.best_by`` says, else its default; None if nothing does."""
     validation, rewards = run.recipe.validation, run.recipe.rewards
     best_by = getattr(validation, "best_by", None)
@@ -78,7 +78,7 @@ def judge_of(run: Run) -> Judge | None:
     return Judge(tuple(f"evaluate-{label}" for label in (*weights, *gates)), f"{HELD_OUT}{WEIGHTED}", weights, gates)
 
 
-def ranked_by(run: Run) -> str:
+def ranked_by(run: AnyRun) -> str:
     """Return the name of the number that ranks policies in the report; "" if nothing does."""
     judge = judge_of(run)
     return "" if judge is None else judge.name

@@ -1,7 +1,7 @@
 """A run: its plan, the store that it runs in, and where its artifacts go."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -12,15 +12,14 @@ from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import DatasetOptions, RewardConfig, SnapshotOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.storage import store
-from cosmos_rl_core.storage.lease import Lease, holder_of
-from cosmos_rl_core.weights.parts import TRAINING_ONLY
 from flows.planning import kinds
+from flows.planning.base import AnyPlan, BaseRun
 from flows.planning.datasets import Pinned, data_of, held_out_of
-from flows.planning.plan import Plan, Slots, run_url
+from flows.planning.plan import Plan
 from flows.sizes import costs
 from stages import contracts
 from stages.artifacts.request import Input, Request
-from stages.artifacts.slots import drop, input_of, standing
+from stages.artifacts.slots import input_of, standing
 from stages.contracts import MEDIA, TENSORS, StageConfig
 
 
@@ -198,21 +197,8 @@ def inputs_of(requests: Iterable[Request]) -> tuple[Input, ...]:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A plan and the store that it runs in."""
-
-    plan: Plan
-    store_url: str
-
-    @property
-    def url(self) -> str:
-        """Return the root of the run."""
-        return run_url(self.store_url, self.plan.run_id)
-
-    @cached_property
-    def slots(self) -> Slots:
-        """Return where the artifacts of this run alone go."""
-        return Slots(self.url, self.trains_on_rewards)
+class Run(BaseRun[Plan]):
+    """A plan of a diffusion model and the store that it runs in."""
 
     @cached_property
     def prepared(self) -> Prepared:
@@ -229,11 +215,6 @@ class Run:
         """Return what the algorithm needs."""
         return costs.needs_of(self.recipe)
 
-    @property
-    def trains_on_rewards(self) -> bool:
-        """Return whether iterations are rollout, reward, update (True) or finetune (False)."""
-        return self.recipe.train.train_policy.rewarded
-
     @cached_property
     def scored(self) -> tuple[RewardConfig, ...]:
         """Return the rewards that score every rollout: the recipe's, and the statistics that are monitored."""
@@ -244,85 +225,23 @@ class Run:
         return (*self.recipe.rewards, RewardConfig(fn=statistics, role="monitor"))
 
     @property
-    def warns(self) -> bool:
-        """Return whether the scores of a rollout are judged before its update."""
-        return self.trains_on_rewards and bool(self.plan.early_warning and self.plan.early_warning.limits)
-
-    @property
-    def headline_reward(self) -> str:
-        """Return the label of the first reward that trains, else of the first reward, else ``""``."""
-        ordered = sorted(self.recipe.rewards, key=lambda reward: reward.role != "train")
-        return ordered[0].fn.label if ordered else ""
-
-    @property
-    def evaluates(self) -> bool:
-        """Return whether exported policies generate samples from held-out prompts."""
-        return self.recipe.evaluates
-
-    @property
     def validates(self) -> bool:
         """Return whether the diffusion loss of policies is measured on held-out media."""
         return self.recipe.validation is not None and self.recipe.validation.data is not None
 
-    def is_due(self, k: int) -> bool:
-        """Return whether policy version k is exported and judged."""
-        freq = self.recipe.validation.freq if self.recipe.validation else 0
-        return k in (0, self.recipe.train.num_iterations) or bool(freq and k % freq == 0)
-
-    def exports(self, k: int) -> bool:
-        """Return whether policy version k is exported, judged or not."""
-        every = self.recipe.train.ckpt.export_every
-        return self.is_due(k) or bool(every and k % every == 0)
-
-    @property
-    def is_made(self) -> bool:
-        """Return whether its last wave was made: the report on all of its policy versions.
-
-        Raises :class:`ArtifactError` if the report's manifest is damaged.
-        """
-        _, report = standing(self.slots.report)
-        return report is not None and len(report.inputs.get("updates", ())) >= self.recipe.train.num_iterations
-
-    def going_to(self, iterations: int) -> "Run":
-        """Return the same run with another number of iterations."""
-        train = self.recipe.train.model_copy(update={"num_iterations": iterations})
-        recipe = self.recipe.model_copy(update={"train": train})
-        return replace(self, plan=self.plan.model_copy(update={"recipe": recipe}))
-
-    def lease(self) -> Lease:
-        """Return the lease, held by at most one process, that allows to make or delete artifacts of this run."""
-        return Lease(self.lease_url)
-
-    def holder(self, patience_s: float) -> dict[str, Any] | None:
-        """Return ``pid`` and ``host`` of the process that holds the lease; None if nobody does.
-
-        Waits up to ``patience_s`` for a heartbeat of a process on another machine.
-        """
-        return holder_of(self.lease_url, patience_s)
-
-    @property
-    def lease_url(self) -> str:
-        """Return where its lease is."""
-        return store.join(self.url, "lease")
-
-    def drop_old_state(self, newest: int) -> list[str]:
-        """Delete training state and parts of rollouts that the recipe does not keep, now that ``newest`` is there.
-
-        Returns the slots that lost something.
-        """
-        keep, kept = self.recipe.train.ckpt.max_keep, self.recipe.rollout.keep
-        gone = dict[str, list[str]]()
-        if keep is not None and newest > keep:
-            gone[self.slots.policy(newest - keep)] = [*TRAINING_ONLY]
+    def not_kept(self, newest: int) -> dict[str, list[str]]:
+        """Return training state, and parts of rollouts, by their slots."""
+        gone, kept = super().not_kept(newest), self.recipe.rollout.keep
         for part, keep in ((TENSORS, kept.tensors), (MEDIA, kept.media)):
             if self.trains_on_rewards and keep is not None and newest > keep:
                 gone.setdefault(self.slots.iteration(newest - 1 - keep, "rollout"), []).append(part)
-        for slot, parts in gone.items():
-            drop(slot, *parts)
-        return [*gone]
+        return gone
 
 
-def run_of(plan: Plan, store_url: str) -> Run:
+def run_of(plan: AnyPlan, store_url: str) -> Run:
     """Return the run of a plan, with the waves of its kind."""
     kind = kinds.of(plan)
-    return Run(plan, store_url) if kind is None else kind.run(plan, store_url)
+    if kind is not None:
+        return kind.run(plan, store_url)
+    assert isinstance(plan, Plan)
+    return Run(plan, store_url)

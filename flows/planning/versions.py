@@ -4,46 +4,20 @@ Without a record, those of its plan count.
 """
 
 import itertools
-from collections.abc import Mapping
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, TypeVar
 
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.early_warning import EarlyWarningConfig
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import RESTORE, seal, unseal
+from flows.planning.base import AnyRecipe
 from stages.artifacts.records import parsed
 
 KIND = "versions"
 
 
-class Changeable(Protocol):
-    """A section of a recipe."""
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
-        """Return the section with other values."""
-        ...
-
-
-class Ranking(Changeable, Protocol):
-    """The held-out evaluation of a recipe."""
-
-    @property
-    def best_by(self) -> str | None:
-        """Return the name of the number that ranks policies; None for the default."""
-        ...
-
-
-class Ranked(Changeable, Protocol):
-    """A recipe of any kind of run."""
-
-    @property
-    def validation(self) -> Ranking | None:
-        """Return its held-out evaluation, if it has one."""
-        ...
-
-
-AnyRanked = TypeVar("AnyRanked", bound=Ranked)
+OfKind = TypeVar("OfKind", bound=AnyRecipe)
 
 
 class Versions(Section):
@@ -56,12 +30,12 @@ class Versions(Section):
     best_by: str | None = None
     """``validation.best_by`` of the recipe; that of the plan counts if a record was written without the field."""
 
-    def replaced(self, recipe: Ranked) -> dict[str, Any]:
+    def replaced(self, recipe: AnyRecipe) -> dict[str, Any]:
         """Return the fields of a plan with this recipe that the record replaces."""
         versions, warning = self.versions, self.early_warning
         return {"stage_versions": versions, "early_warning": warning, "recipe": self.ranking(recipe)}
 
-    def ranking(self, recipe: AnyRanked) -> AnyRanked:
+    def ranking(self, recipe: OfKind) -> OfKind:
         """Return a recipe with the number that ranks policies now."""
         if "best_by" not in self.model_fields_set or self.best_by == best_by_of(recipe):
             return recipe
@@ -70,7 +44,7 @@ class Versions(Section):
         return recipe.model_copy(update={"validation": validation})
 
 
-def best_by_of(recipe: Ranked) -> str | None:
+def best_by_of(recipe: AnyRecipe) -> str | None:
     """Return ``validation.best_by``; None without it."""
     return None if recipe.validation is None else recipe.validation.best_by
 

@@ -5,7 +5,7 @@ from functools import partial
 from itertools import groupby
 
 from flows.heads.heads import Heads
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from flows.planning.steps import Wave
 from flows.post_train import post_train
 from stages.artifacts.manifest import Manifest
@@ -21,7 +21,7 @@ def _plainly(name: str, work: Callable[[], None]) -> None:
     work()
 
 
-def make(run: Run, launch: Callable[..., list[Manifest]], grouped: Grouped = _plainly) -> Manifest:
+def make(run: AnyRun, launch: Callable[..., list[Manifest]], grouped: Grouped = _plainly) -> Manifest:
     """Take the base policy through every wave. ``launch(name, *requests)`` makes a wave and returns its manifests.
 
     Each iteration ends with a head, which names all that was made. ``grouped`` is called with the name of each group of
@@ -54,7 +54,7 @@ def _walk(waves: Iterable[Wave], levels: Sequence[NameOf], work: Callable[[Wave]
         grouped(name, inside) if name else inside()
 
 
-def _block(run: Run, wave: Wave) -> str:
+def _block(run: AnyRun, wave: Wave) -> str:
     """Return the iterations that a wave is shown with, such as ``iterations-0050-0099``; "" in short runs."""
     k, last = wave.steps[0].k, run.recipe.train.num_iterations - 1
     if last < BLOCK or k is None:
@@ -65,7 +65,7 @@ def _block(run: Run, wave: Wave) -> str:
     return f"iterations-{first:04d}-{min(first + BLOCK - 1, last):04d}" if k >= 0 else ""
 
 
-def _group(run: Run, wave: Wave) -> str:
+def _group(run: AnyRun, wave: Wave) -> str:
     """Return the iteration or the policy version of a wave; "" where an iteration is a single stage."""
     alone = wave.group.startswith("iteration-") and not run.trains_on_rewards
     return "" if alone else wave.group

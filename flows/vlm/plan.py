@@ -23,7 +23,7 @@ from cosmos_rl_core.vlms._base import architecture, serving
 from cosmos_rl_core.vlms._settings import CONFIG, json_object
 from flows.checking import checks
 from flows.checking.misplaced import misplaced
-from flows.planning.plan import Plan
+from flows.planning.base import BasePlan
 from flows.vlm import memory
 from stages.registry import STAGES
 from stages.vlm.contracts import VlmRef
@@ -32,10 +32,9 @@ SHOWN = 5
 """Rows that an error lists."""
 
 
-class VlmPlan(Plan):
+class VlmPlan(BasePlan[VlmRecipe]):
     """A recipe with the digests of its base model and of the files of its conversations."""
 
-    recipe: VlmRecipe  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
     prompts: tuple[Prompt, ...] = ()
     conversations: dict[str, int] = Field(default={}, json_schema_extra=NOT_IDENTITY)
     """Number of conversations of each dataset that is trained on, media unread."""
@@ -50,11 +49,6 @@ class VlmPlan(Plan):
     def num_prompts(self) -> int:
         """Return the number of conversations that are trained on."""
         return sum(self.conversations.values())
-
-    @property
-    def lineage(self) -> str:
-        """Return ``""``: policy version 0 is the base model, or has fresh adapters on it."""
-        return ""
 
     @property
     def vlm(self) -> VlmRef:

@@ -7,32 +7,24 @@ from cosmos_rl_core.config.vlm.chat_datasets import ChatDatasetOptions
 from cosmos_rl_core.config.vlm.recipe import VlmRecipe
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.storage import store
-from cosmos_rl_core.weights.parts import TRAINING_ONLY
+from flows.planning.base import BaseRun
 from flows.planning.plan import read_plan
-from flows.planning.run import Run
 from flows.vlm.plan import VlmPlan, place_of
 from flows.vlm.shared_tokens import EARLIER, earlier_of
 from stages.artifacts.request import Input, Request
-from stages.artifacts.slots import drop, input_of
+from stages.artifacts.slots import input_of
 from stages.contracts import StageConfig
 from stages.vlm.contracts import VlmIndex, VlmTokenize
 
 
 @dataclass(frozen=True)
-class VlmRun(Run):
+class VlmRun(BaseRun[VlmPlan]):
     """A plan of a VLM and the store that it runs in."""
 
-    plan: VlmPlan  # pyright: ignore[reportIncompatibleVariableOverride]
-
     @property
-    def recipe(self) -> VlmRecipe:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def recipe(self) -> VlmRecipe:
         """Return the recipe of the plan."""
         return self.plan.recipe
-
-    @property
-    def validates(self) -> bool:
-        """Return whether losses and answers of policies are measured on held-out conversations."""
-        return self.recipe.validation is not None
 
     def index(self, *, held_out: bool = False) -> Request:
         """Return the Request that lists the conversations that are trained on, or the held-out ones."""
@@ -81,15 +73,6 @@ class VlmRun(Run):
             max_left_out=limit,
         )
         return self._shared(config, {"index": (self.index(held_out=held_out).expected(),)})
-
-    def drop_old_state(self, newest: int) -> list[str]:
-        """Delete training state that the recipe does not keep, now that ``newest`` is there; return its slot."""
-        keep = self.recipe.train.ckpt.max_keep
-        if keep is None or newest <= keep:
-            return []
-        slot = self.slots.policy(newest - keep)
-        drop(slot, *TRAINING_ONLY)
-        return [slot]
 
     def _data(self, *, held_out: bool) -> tuple[Mapping[str, ChatDatasetOptions], float]:
         validation = self.recipe.validation

@@ -16,7 +16,7 @@ from flows.library.best import best_of
 from flows.library.exports import export
 from flows.library.states import states
 from flows.operations.upgrades import settled
-from flows.planning.plan import Plan, Settings, freeze, plan_of, read_plan
+from flows.planning.plan import Settings, freeze, plan_of, read_plan
 from flows.planning.run import Run, run_of
 from flows.planning.steps import read_run
 from flows.post_train import steps
@@ -283,7 +283,7 @@ def test_a_dataset_called_loss_is_not_taken_for_the_loss(tmp_path: Path, values)
 
 
 def test_the_number_that_ranks_policies_is_no_part_of_a_runs_identity(tmp_path: Path, values):
-    made = list[Plan]()
+    made = list[VlmPlan]()
     for chosen in ({}, {"best_by": "loss"}, {"best_by": "mine"}):
         values["validation"] |= {"max_new_tokens": 4, **chosen}
         made.append(plan(tmp_path, values))

@@ -7,11 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, PositiveFloat, model_validator
 
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section, UserPath
+from cosmos_rl_core.config.early_warning import EarlyWarningConfig
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.policy import ALL_LINEAR, LoraConfig, Regex
 from cosmos_rl_core.config.reading import Values, validated
 from cosmos_rl_core.config.recipe import CkptConfig, LoggingConfig
-from cosmos_rl_core.config.train import EmaConfig, OptimizerConfig
+from cosmos_rl_core.config.train import EmaConfig, OptimizerConfig, RewardConfig
 from cosmos_rl_core.config.vlm.chat_datasets import AnyChatDataset
 from cosmos_rl_core.recipes import effects
 
@@ -195,16 +196,22 @@ class VlmRecipe(Section):
     """Processes and machines."""
     logging: LoggingConfig = Field(default=LoggingConfig(), json_schema_extra=NOT_IDENTITY)
     """Destinations of metrics."""
-    rewards: ClassVar[tuple[()]] = ()
-    """Supervised training has no rewards."""
-    early_warning: ClassVar[None] = None
-    """Supervised training has no scores to judge."""
 
     @model_validator(mode="after")
     def _check(self) -> "VlmRecipe":
         if mistakes := list(_mistakes(self)):
             raise ValueError("\n".join(mistakes))
         return self
+
+    @property
+    def rewards(self) -> tuple[RewardConfig, ...]:
+        """Return none: supervised training has no rewards."""
+        return ()
+
+    @property
+    def early_warning(self) -> EarlyWarningConfig | None:
+        """Return None: supervised training has no scores to judge."""
+        return None
 
     @property
     def evaluates(self) -> bool:
