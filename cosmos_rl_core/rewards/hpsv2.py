@@ -3,7 +3,6 @@
 import html
 from dataclasses import replace
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +14,7 @@ from pydantic import Field
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._base.packages import version
 from cosmos_rl_core.rewards._clip.scorers import H14, Clip, ClipOptions, ClipReward
 
 

@@ -2,7 +2,6 @@
 
 from functools import cached_property
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +15,7 @@ from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._base.packages import version
 from cosmos_rl_core.rewards._base.pixels import frames_of
 from cosmos_rl_core.rewards._batches import each, in_batches
 from cosmos_rl_core.rewards._clip.scorers import CONFIG, packages

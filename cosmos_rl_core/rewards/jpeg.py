@@ -4,7 +4,6 @@ Source: DDPO, arXiv:2305.13301, section 5.1.
 """
 
 import io
-from importlib.metadata import version
 from typing import Literal
 
 import numpy as np
@@ -15,6 +14,7 @@ from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._base.packages import version
 
 
 class Options(RewardOptions):

@@ -7,7 +7,6 @@ are mostly the word, not large scenes with a small word.
 import importlib
 import itertools
 from functools import cache, cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._base.packages import version
 from cosmos_rl_core.rewards._base.pixels import frames_of
 from cosmos_rl_core.storage.file_digests import Remembered
 

@@ -20,7 +20,6 @@ All sums are of whole numbers, so a picture has the same statistics on every mac
 
 import math
 from collections.abc import Sequence
-from importlib.metadata import version
 from itertools import pairwise, product
 from typing import Literal
 
@@ -32,6 +31,7 @@ from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._base.packages import version
 from cosmos_rl_core.rewards._base.pixels import frames_of
 from cosmos_rl_core.rewards._batches import each
 

@@ -7,7 +7,6 @@ no answer depends on other samples.
 
 from functools import cached_property
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -19,6 +18,7 @@ from cosmos_rl_core.datasets._base import ItemError, Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._base.answers import brief
+from cosmos_rl_core.rewards._base.packages import version
 from cosmos_rl_core.rewards._base.pixels import frames_of
 from cosmos_rl_core.rewards._files import agreement
 from cosmos_rl_core.rewards._judge.rubric import RubricOptions

@@ -6,7 +6,6 @@ Torch is loaded with the model, for the first sample that is scored.
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +18,7 @@ from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.rewards._base.packages import version
 from cosmos_rl_core.rewards._base.pixels import frames_of
 from cosmos_rl_core.rewards._batches import each, in_batches
 from cosmos_rl_core.storage.file_digests import files_digest

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._base.answers import brief, finite
+from cosmos_rl_core.rewards._base.packages import version
 from cosmos_rl_core.rewards._base.pixels import frames_of
 
 PROMPT = "{prompt}"

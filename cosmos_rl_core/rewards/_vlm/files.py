@@ -5,7 +5,6 @@ Torch is loaded with the model, for the first sample that is scored. Each sample
 
 from functools import cached_property
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ from pydantic import Field
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.rewards._base.packages import version
 from cosmos_rl_core.storage.file_digests import files_digest
 from cosmos_rl_core.vlms import _folders
 
