@@ -114,7 +114,7 @@ def _figures() -> Iterator[Figure]:
     yield from _of_vlms()
     yield from _of_early_warning()
     yield "docs/from-demo-to-sd3.5.md", r"```\ntrains  [^`]*```", _printed("plan-sd3_5"), 1
-    yield "docs/commands.md", r"```\nddrl-tiny-[^`]*```", _printed("status"), 1
+    yield "docs/commands.md", r"```\nrun      ddrl-tiny-[^`]*```", _printed("status"), 1
 
 
 def _of_the_demo(runs: Sequence[HeldOut]) -> Iterator[Figure]:

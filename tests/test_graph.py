@@ -31,6 +31,7 @@ COMPOSES = (
     "cosmos_rl_core/models/_loading.py",  # libraries that a pipeline's index names
     "cosmos_rl_core/plugins.py",  # plugins by kind and name
     "cosmos_rl_core/tiny/qwen3_vl.py",  # libraries
+    "flows/cli/base/lazy.py",  # commands by their modules, which tables name
     "flows/planning/kinds.py",  # kinds of runs by their folders
     "flows/launchers/__init__.py",  # launchers by name
     "stages/execution/fork_server.py",  # what the stages before have imported

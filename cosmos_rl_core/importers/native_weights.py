@@ -18,7 +18,6 @@ from cosmos_rl_core.errors import ConfigError, CosmosRLError, visible
 from cosmos_rl_core.importers import pickled_tensors
 from cosmos_rl_core.pipelines import directories
 
-ORIGIN = "imported_from.json"
 PIPELINE_CLASS = "Cosmos2_5_PredictBasePipeline"
 _SHOWN = 1000
 """Maximum characters of PyTorch's list of names and shapes that differ."""
@@ -55,7 +54,7 @@ def import_weights(weights: Path, base: str, target: Path) -> str:
     shutil.copytree(source, partial, ignore=lambda at, names: names if Path(at) == replaced else [])
     transformer.save_pretrained(partial / "transformer")
     origin = json.dumps({"file": weights.name, "sha256": digest})
-    (partial / ORIGIN).write_text(origin, encoding="utf-8")
+    (partial / directories.ORIGIN).write_text(origin, encoding="utf-8")
     partial.rename(target)
     return digest
 

@@ -19,6 +19,8 @@ INDEX = "model_index.json"
 TRANSFORMER = "transformer"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 """Name of a component's weights in one file. With ``.index.json`` appended: the list of several files."""
+ORIGIN = "imported_from.json"
+"""File of a converted pipeline: name and sha256 of the file with the weights of cosmos's own code."""
 REVISIONS = {f"nvidia/Cosmos-Predict2.5-{size}": "diffusers/base/post-trained" for size in ("2B", "14B")}
 """Revisions that hold the pipeline in repositories of the Hugging Face hub whose main branch holds other weights."""
 

@@ -6,6 +6,7 @@ of the bytes of one head, and by the chain of digests of everything up to it.
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -23,8 +24,22 @@ SIGNATURE = re.compile(r"\d{5,}\.([0-9a-f]{16})\.sig")
 MAKE = "openssl genpkey -algorithm ed25519 -out key.pem && openssl pkey -in key.pem -pubout -out public.pem"
 
 
-def sign(store_url: str, run_id: str, key_file: Path) -> str:
-    """Sign the newest head of a run, and return the line to print. An equal signature is left as it is.
+@dataclass(frozen=True)
+class Signature:
+    """A signature in a store."""
+
+    url: str
+    head: int
+    """Number of the head that is signed."""
+    sha256: str
+    """Digest of the head, to keep."""
+
+    def __str__(self) -> str:
+        return f"{self.url}: signs head {self.head}, {self.sha256}"
+
+
+def sign(store_url: str, run_id: str, key_file: Path) -> Signature:
+    """Sign the newest head of a run. An equal signature is left as it is.
 
     Raises :class:`ConfigError` if there is no such run, no head yet, or no private key in the file, and
     :class:`ArtifactError` if heads are damaged.
@@ -37,7 +52,7 @@ def sign(store_url: str, run_id: str, key_file: Path) -> str:
     data = store.read(url_of(root, newest))
     url = signature_url(root, newest, key.public_key())
     store.put_if_absent(url, key.sign(data))
-    return f"{url}: signs head {newest}, {sha256(data)}"
+    return Signature(url, newest, sha256(data))
 
 
 def signed_up_to(

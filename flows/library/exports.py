@@ -4,8 +4,9 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -28,8 +29,39 @@ Which = int | Literal["newest", "best", "all"]
 """A policy version, or how to choose one."""
 
 
-def export(store_url: str, run_id: str, output_dir: str, which: Which = "newest") -> list[str]:
-    """Copy exports and check every byte. Return the lines to print.
+@dataclass(frozen=True)
+class Copied:
+    """A policy whose exported weights lie in a directory."""
+
+    policy: int
+    directory: str
+    files: int
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Weights of a run that were copied."""
+
+    run: str
+    copied: list[Copied]
+    best: Best | None = None
+    """What is ranked first; None unless it was asked for."""
+    judged: list[int] = field(default_factory=list[int])
+    """The versions that it was ranked among."""
+    to_come: list[str] = field(default_factory=list[str])
+    """Stages of later versions that were not made yet."""
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines to print."""
+        if self.best is not None:
+            yield f"best of {_listed(self.judged)}: {self.best}"
+        for one in self.copied:
+            yield f"policy {one.policy} of {self.run}: {counted(one.files, 'file')} in {one.directory}"
+        yield from (f"{name} was not made yet" for name in self.to_come)
+
+
+def export(store_url: str, run_id: str, output_dir: str, which: Which = "newest") -> Exported:
+    """Copy exports and check every byte.
 
     A LoRA goes to ``safetensors/step_<N>/lora/`` below ``output_dir``, a whole pipeline to ``safetensors/step_<N>/``;
     N is the number of optimizer steps. ``best`` is what ``validation.best_by`` ranks first. Raises
@@ -53,15 +85,15 @@ def export(store_url: str, run_id: str, output_dir: str, which: Which = "newest"
         _check_stands(run, found, made[k], f"{name}, the newest export," if which == "newest" else name)
     judge = judge_of(run)
     ranks = judge.stages[0] if judge is not None else ""
-    lines = [] if best is None else [f"best of {_listed(_made(found, ranks)[1])}: {best}"]
+    copied: list[Copied] = []
     for k in wanted:
         target = Path(output_dir, "safetensors", f"step_{optimizer_steps(run, k)}")
-        count = _copy(Artifact(input_of(made[k].step.slot)), target)
-        lines.append(f"policy {k} of {run_id}: {counted(count, 'file')} in {target}")
+        copied.append(Copied(k, str(target), _copy(Artifact(input_of(made[k].step.slot)), target)))
     if isinstance(which, int):
-        return lines
-    to_come = exports if best is None else _made(found, ranks)[0]
-    return [*lines, *(f"{state.step.name} was not made yet" for k, state in to_come.items() if k > max(made))]
+        return Exported(run_id, copied)
+    every, judged = (exports, {}) if best is None else _made(found, ranks)
+    to_come = [state.step.name for k, state in every.items() if k > max(made)]
+    return Exported(run_id, copied, best, [*judged], to_come)
 
 
 def _version(which: Which, best: Best | None, newest: int) -> int:
@@ -76,7 +108,7 @@ def _made(found: list[State], stage: str) -> tuple[dict[int, State], dict[int, S
     return every, {k: state for k, state in every.items() if state.word != "missing"}
 
 
-def _listed(known: dict[int, State]) -> str:
+def _listed(known: Iterable[int]) -> str:
     return ", ".join(map(str, known))
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from cosmos_rl_core.errors import ConfigError
@@ -19,8 +20,26 @@ class NoMediaError(ConfigError):
         self.own_exit_code = EXIT_CODES[folder.name]
 
 
-def write_captions(folder: str, prompt: str, *, is_image: bool) -> Iterator[str]:
-    """Write ``metas/<stem>.txt`` beside ``videos/*.mp4`` or ``images/*.jpg`` where there is none; yield lines to print.
+@dataclass(frozen=True)
+class Written:
+    """Captions in files of a folder."""
+
+    prompt: str
+    folder: str
+    created: int
+    """New files."""
+    total: int
+    """All files of captions there."""
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines to print, as the script does."""
+        yield f"Creating prompt files with text: {self.prompt}"
+        yield f"Created {self.created} prompt files in {self.folder}"
+        yield f"Total prompt files: {self.total}"
+
+
+def write_captions(folder: str, prompt: str, *, is_image: bool) -> Written:
+    """Write ``metas/<stem>.txt`` next to ``videos/*.mp4`` or ``images/*.jpg`` where there is none.
 
     The file is the prompt, without a newline. Raises :class:`NoMediaError` if the folder of media is missing.
     """
@@ -33,11 +52,9 @@ def write_captions(folder: str, prompt: str, *, is_image: bool) -> Iterator[str]
         raise ConfigError(f"the prompt is no text that can be encoded: {error}") from error
     metas = Path(folder, "metas")
     metas.mkdir(exist_ok=True)
-    yield f"Creating prompt files with text: {prompt}"
     created = 0
     for medium in sorted(media.glob("*.jpg" if is_image else "*.mp4")):
         file = metas / f"{medium.stem}.txt"
         if not os.path.lexists(file) and store.put_if_absent(str(file), data):
             created += 1
-    yield f"Created {created} prompt files in {metas}"
-    yield f"Total prompt files: {len([*metas.glob('*.txt')])}"
+    return Written(prompt, str(metas), created, len([*metas.glob("*.txt")]))

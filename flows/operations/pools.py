@@ -1,6 +1,8 @@
 """Set-up of a Prefect server for deployments: work pool, queues, GPU limit and automation."""
 
 from collections import ChainMap
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -28,8 +30,29 @@ WAITING = ("Scheduled", "Late", "Pending", "AwaitingRetry", "AwaitingConcurrency
 """States that wait for a worker, for the first time or again, and have no process yet."""
 
 
-def set_up(gpus: int | None, pool_type: str) -> list[str]:
-    """Create missing objects and correct different ones. Return a line about each. Safe to repeat.
+@dataclass(frozen=True)
+class Objects:
+    """Objects of a server that deployments need."""
+
+    pool: str
+    pool_type: str
+    queues: dict[str, int]
+    """Priorities by queue."""
+    limit: str
+    slots: int
+    """Slots of the limit."""
+    automation: str
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line about each."""
+        yield f"work pool {self.pool!r} of type {self.pool_type}"
+        yield from (f"queue {name!r} with priority {priority}" for name, priority in self.queues.items())
+        yield f"global concurrency limit {self.limit!r} of {self.slots}"
+        yield f"automation {self.automation!r}"
+
+
+def set_up(gpus: int | None, pool_type: str) -> Objects:
+    """Create missing objects and correct different ones. Safe to repeat.
 
     With ``gpus`` None an existing limit stays unchanged. Raises :class:`ConfigError` if the pool exists with another
     type, or the server has no such type.
@@ -40,12 +63,7 @@ def set_up(gpus: int | None, pool_type: str) -> list[str]:
             _queue(client, name, priority)
         limit = _limit(client, gpus)
         _automation(client)
-    return [
-        f"work pool {POOL!r} of type {pool_type}",
-        *(f"queue {name!r} with priority {priority}" for name, priority in QUEUES.items()),
-        f"global concurrency limit {GPUS!r} of {limit}",
-        f"automation {ZOMBIES!r}",
-    ]
+    return Objects(POOL, pool_type, QUEUES, GPUS, limit, ZOMBIES)
 
 
 def _pool(client: SyncPrefectClient, kind: str) -> None:

@@ -143,6 +143,34 @@ def described(snapshot: Snapshot, added: Added | None) -> str:
     return found
 
 
+def as_json(store_url: str, dataset: str, before: int) -> dict[str, Any]:
+    """Return what has become of a dataset since a snapshot, 0 for none, for scripts.
+
+    Keys: ``dataset``, ``snapshot`` (number of the newest), ``url`` and ``digest`` of its file, ``items`` in it, ``new``
+    and ``removed`` items since, ``captioned`` (items with a caption by a captioner), and ``left_out``: ``unit`` and
+    ``reason`` of each file without an item.
+    """
+    head, old = snapshots.newest(store_url, dataset), Snapshot.read(store_url, dataset, before, removed=True)
+    assert head is not None, "it was prepared"
+    now, then = _parts_of(head), None if old is None else _parts_of(old)
+    items, earlier = set(now.items["item"]), set() if then is None else set(then.items["item"])
+    return {
+        "dataset": dataset,
+        "snapshot": head.number,
+        "url": snapshots.url_of(store_url, dataset, head.number),
+        "digest": head.digest,
+        "items": len(items),
+        "new": len(items - earlier),
+        "removed": len(earlier - items),
+        "captioned": int(now.items["captioner"].notna().sum()),
+        "left_out": now.left_out[["unit", "reason"]].to_dict("records"),
+    }
+
+
+def _parts_of(snapshot: Snapshot) -> Parts:
+    return Parts([Artifact(one) for one in snapshot.parts], [Artifact(one) for one in snapshot.captions])
+
+
 def left_out(added: Added) -> list[tuple[str, str]]:
     """Return the items of the newest part that are left out, and why."""
     if added.index is None or contracts.Index.LEFT_OUT not in added.index.files:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,33 @@ THREADS = 4
 _SNAPSHOT = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)(?:@([1-9][0-9]{0,8}))?")
 
 
-def show(store_url: str, name: str, output: str | None, first: int, *, all_pages: bool) -> Iterator[str]:
-    """Write ``1.html``, with the first items, and with ``all_pages`` the pages after it; yield lines to print.
+@dataclass(frozen=True)
+class Shown:
+    """Pages of a snapshot."""
+
+    dataset: str
+    snapshot: int
+    facts: list[str]
+    """Numbers of items, media, captions and sizes, in words."""
+    items: int
+    left_out: int
+    pages: list[str]
+    """Files that were written, in order."""
+    items_a_page: int
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines to print."""
+        yield from self.facts
+        to = min(self.items_a_page, self.items)
+        yield f"{self.pages[0]}: items 1 to {to} of {self.items}" if self.items else self.pages[0]
+        if len(self.pages) > 1:
+            yield f"{len(self.pages)} pages of {self.items_a_page} items"
+        elif self.items > self.items_a_page:
+            yield "--all writes pages of the others"
+
+
+def show(store_url: str, name: str, output: str | None, first: int, *, all_pages: bool) -> Shown:
+    """Write ``1.html``, with the first items, and with ``all_pages`` the pages after it.
 
     Media are read from where they were when the snapshot was made; a page says which are not there any more.
     """
@@ -56,10 +82,9 @@ def show(store_url: str, name: str, output: str | None, first: int, *, all_pages
             "left_out_total": len(parts.left_out) if page == 0 else 0,
         }
         (folder / _file(page)).write_text(_template().render(values), encoding="utf-8")
-    yield from _facts(snapshot, parts)
-    yield f"{folder / _file(0)}: items 1 to {min(first, len(rows))} of {len(rows)}" if rows else f"{folder / _file(0)}"
-    if len(rows) > first:
-        yield f"{len(starts)} pages of {first} items" if all_pages else "--all writes pages of the others"
+    pages = [str(folder / _file(page)) for page in range(len(starts))]
+    left_out = len(parts.left_out)
+    return Shown(snapshot.dataset, snapshot.number, _facts(snapshot, parts), len(rows), left_out, pages, first)
 
 
 def find(store_url: str, name: str) -> Snapshot:

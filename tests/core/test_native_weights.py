@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers import native_weights
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from cosmos_rl_core.pipelines import directories
+from flows.cli.app import app
 from tests import tiny_pipelines
 
 NATIVE = {
@@ -84,13 +87,25 @@ def test_the_pipeline_has_the_files_weights_and_the_bases_other_parts(
     assert all(torch.equal(found[name], other[name]) for name in other)
     before = transformer_of(base)
     assert not any(torch.equal(found[name], before[name]) for name in NATIVE.values() if "norm.weight" not in name)
-    origin = json.loads((tmp_path / "new" / native_weights.ORIGIN).read_text(encoding="utf-8"))
+    origin = json.loads((tmp_path / "new" / directories.ORIGIN).read_text(encoding="utf-8"))
     assert origin == {"file": "model.pt", "sha256": digest}
     names = {name for name in directories.pipeline_files(base) if not name.startswith("transformer/")}
     assert all((tmp_path / "new" / name).read_bytes() == (base / name).read_bytes() for name in names)
     assert directories.pipeline_class(tmp_path / "new") == directories.pipeline_class(base)
     with pytest.raises(ConfigError, match="exists already"):
         native_weights.import_weights(tmp_path / "model.pt", str(base), tmp_path / "new")
+
+
+@pytest.mark.processes
+def test_the_command_tells_as_json_what_it_made(base: Path, other: dict[str, torch.Tensor], tmp_path: Path):
+    torch.save(native(other), tmp_path / "model.pt")
+    words = ["import-weights", str(tmp_path / "model.pt"), str(base), str(tmp_path / "new"), "--json"]
+    ended = CliRunner().invoke(app, words)
+    digest = sha256((tmp_path / "model.pt").read_bytes())
+    told = {"directory": f"{tmp_path}/new", "base": str(base), "file": "model.pt", "sha256": digest}
+    assert json.loads(ended.stdout) == told
+    again = CliRunner().invoke(app, words)
+    assert (again.exit_code, again.stdout) == (64, "")
 
 
 def test_only_the_bases_own_transformer_folder_is_left_out(base: Path, other: dict[str, torch.Tensor], tmp_path: Path):
@@ -100,7 +115,7 @@ def test_only_the_bases_own_transformer_folder_is_left_out(base: Path, other: di
     (named / "tokenizer" / "transformer" / "notes.txt").write_text("kept", encoding="utf-8")
     torch.save(native(other), tmp_path / "model.pt")
     native_weights.import_weights(tmp_path / "model.pt", str(named), tmp_path / "new")
-    written = {*directories.pipeline_files(named), native_weights.ORIGIN}
+    written = {*directories.pipeline_files(named), directories.ORIGIN}
     assert set(directories.pipeline_files(tmp_path / "new")) == written
     found = transformer_of(tmp_path / "new")
     assert all(torch.equal(found[name], other[name]) for name in other)

@@ -163,7 +163,7 @@ def test_infra_init_may_be_given_again(deployed: Deployed):
     queue = deployed.ask("GET", "/work_pools/cosmos/queues/checks")
     deployed.ask("PATCH", "/work_pools/cosmos/queues/checks", {"priority": 7})
     with temporary_settings({PREFECT_API_URL: deployed.environment["PREFECT_API_URL"]}):
-        lines = pools.set_up(None, "process")
+        lines = [*pools.set_up(None, "process").lines()]
     assert "global concurrency limit 'gpus' of 3" in lines
     assert "queue 'checks' with priority 1" in lines
     assert deployed.ask("GET", "/work_pools/cosmos/queues/checks")["priority"] == queue["priority"] == 1

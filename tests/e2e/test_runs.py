@@ -14,7 +14,17 @@ from stages.artifacts.generations import invalidate
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing
 from stages.execution.execution import Execution
-from tests.e2e.flow_process import COLD, ITERATIONS, ROOT, Flows, Started, metrics, require_same_run, require_untouched
+from tests.e2e.flow_process import (
+    COLD,
+    ITERATIONS,
+    ROOT,
+    RUN_ID,
+    Flows,
+    Started,
+    metrics,
+    require_same_run,
+    require_untouched,
+)
 from tests.hand_made import rewards
 
 REWARD = "iterations/0002/reward-ocr"
@@ -47,6 +57,23 @@ def test_the_same_command_again_runs_nothing(flows: Flows, reference: Flows) -> 
     assert (flows.root / METRICS_FILE).read_bytes() == numbers
     steps = [line["step"] for line in metrics(flows) if "train/loss_avg" in line]
     assert steps == list(range(1, 2 * ITERATIONS + 1))
+
+
+@pytest.mark.usefixtures("with_prefect")
+def test_a_run_prints_as_json_what_its_status_says_and_its_progress_to_stderr(flows: Flows) -> None:
+    flows.forget(REWARD)
+    place = ("--store", flows.store, "--json")
+    command = [sys.executable, "-m", "flows", "run", flows.recipe, "--run-id", RUN_ID, *place]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=flows.directory, env=flows.environment
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "iteration-0002/reward-ocr" in ended.stderr
+    status = [sys.executable, "-m", "flows", "status", RUN_ID, *place]
+    said = subprocess.run(status, capture_output=True, check=True, cwd=flows.directory, env=flows.environment).stdout
+    found = json.loads(ended.stdout)
+    assert found == json.loads(said)
+    assert (found["state"], found["standing"]) == ("done", len(found["stages"]))
 
 
 def test_a_rerun_is_made_again_shows_in_the_status_and_leaves_equal_artifacts_below_alone(

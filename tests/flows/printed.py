@@ -3,11 +3,12 @@
 The plan of SD3.5 Medium follows from its published configs, the status is of a run made by hand, without processes.
 """
 
+import contextlib
+import io
 import json
 import shutil
 import tempfile
 import tomllib
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,11 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal
 from docs.figures import MEASURED
 from flows.cli import app as cli
+from flows.library.opened_run import open_run
 from flows.session import loop
+from flows.terminal.commands import COMMAND
+from flows.terminal.console import VisibleConsole
+from flows.watching import status_table
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing_manifest
@@ -80,17 +85,22 @@ def plan(folder: Path) -> str:
 
 
 def status(folder: Path) -> str:
-    """Return what `status` prints for a run whose first update was killed."""
+    """Return what `status` shows on a terminal of 80 x 24 for a run whose first update was killed."""
     run_id = "ddrl-tiny-be4e1a9f"
     run = planned(str(ROOT / "configs/tiny/ddrl.toml"), folder, run_id=run_id, iterations=1)
     wave = "iteration-0000/update+fragment"
     written(run, SECONDS, until=wave)
-    with suppress(InterruptedError):
+    with contextlib.suppress(InterruptedError):
         loop.make(run, lambda _, *requests: [_made(request) for request in requests])
     store.write(store.join(run.url, "progress.json"), seal("progress", {"end": "failed", "error": WHY, "wave": wave}))
+    command = f"cosmos-flows run package:tiny/ddrl --store /home/me/outputs --run-id {run_id}"
+    store.write(store.join(run.url, f"{COMMAND}.json"), seal(COMMAND, {"command": command}))
     store.write(store.join(run.slots.report, "index.html"), b"<html>")
-    said = _said("status", run_id, "--store", run.store_url).replace(str(folder / "store"), "outputs")
-    return "\n".join(line.rstrip() for line in said.splitlines())
+    file = io.StringIO()
+    with contextlib.chdir(folder):
+        terminal = VisibleConsole(file=file, force_terminal=True, width=80, height=24, color_system=None)
+        status_table.show(open_run(run_id, run.store_url).now(), terminal)
+    return file.getvalue().replace("store/runs", "outputs/runs").rstrip("\n")
 
 
 def _made(request: Request) -> Manifest:

@@ -85,7 +85,7 @@ def test_several_rewards_rank_policies_by_their_weighted_sum_over_samples_that_p
     assert found is not None
     assert found.rewards.keys() == HELD_OUT.keys()
     assert found.passed == ((2, 4) if "weighted" in found.by else None)
-    (said, *_) = export(run.store_url, run.plan.run_id, str(tmp_path / "out"), "best")
+    (said, *_) = export(run.store_url, run.plan.run_id, str(tmp_path / "out"), "best").lines()
     assert said == f"best of 0, 1, 2: {found}"
     if best_by == "":
         assert str(found) == (
@@ -196,7 +196,7 @@ def test_a_finished_run_exports_other_versions_when_it_is_asked_to_and_remakes_n
     before = {state.step.name for state in states(again) if state.word == "stands"}
     make_with(again, {})
     assert {state.step.name for state in states(again)} - before == {"policy-0003/export"}
-    (said,) = export(again.store_url, "hand", str(tmp_path / "out"), 3)
+    (said,) = export(again.store_url, "hand", str(tmp_path / "out"), 3).lines()
     assert said == f"policy 3 of hand: 2 files in {tmp_path}/out/safetensors/step_6"
 
 
@@ -251,7 +251,7 @@ def test_of_a_run_at_work_the_best_so_far_is_given_and_what_is_to_come_is_said(t
     run = run_of(tmp_path, "validation.freq=2", HELD_OUT_MEDIA)
     with pytest.raises(KeyboardInterrupt):
         make_with(run, {0: 0.5, 2: 0.125}, until="iteration-0002/finetune")
-    best_line, copied, to_come = export(run.store_url, "hand", str(tmp_path / "out"), "best")
+    best_line, copied, to_come = export(run.store_url, "hand", str(tmp_path / "out"), "best").lines()
     assert best_line == "best of 0, 2: policy 2, held-out loss 0.125"
     assert copied.startswith("policy 2 of hand: 2 files in ")
     assert to_come == "policy-0004/validate was not made yet"

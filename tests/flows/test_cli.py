@@ -113,7 +113,8 @@ def test_status_as_json_names_every_stage(recipe, tmp_path):
         "slot": run.slots.iteration(1, "reward-ocr"),
     }
     rewards = {"jpeg": 0.25, "ocr": 0.25}
-    assert found["best"] == {"k": 0, "by": "held-out ocr", "figure": 0.25, "rewards": rewards, "passed": None}
+    best = {"k": 0, "by": "held-out ocr", "figure": 0.25, "standard_error": None, "rewards": rewards, "passed": None}
+    assert found["best"] == best
     assert invoke("status", "hand", "--store", run.store_url, "--json", "--watch").exit_code == 64
 
 
@@ -187,7 +188,9 @@ def test_status_without_a_run_lists_those_of_the_store(recipe, tmp_path):
         "num_iterations": 2,
         "reward_name": "held-out ocr",
         "reward": 0.25,
+        "reward_error": None,
         "first_reward": 0.25,
+        "first_reward_error": None,
         "rewards": {"ocr": [0.25, 0.25], "jpeg": [0.25, 0.25]},
         "left_s": None,
         "device_s": None,
@@ -256,14 +259,41 @@ def imported(*names: str) -> set[str]:
     return set(ended.stdout.split())
 
 
-def test_help_and_completion_import_little():
-    assert not imported("flows.cli.app") & {"numpy", "pydantic", "httpx", "fsspec", "rich.markdown", "flows.planning"}
+LITTLE = {"numpy", "httpx", "fsspec", "flows.planning", "flows.cli.looking.status"}
+
+
+@pytest.mark.parametrize("words", ["--help", "data --help", "reward-service --help", "--version"])
+def test_the_help_imports_no_command(words):
+    """Help is printed by the process that tells what it has imported."""
+    code = (
+        f"import sys; from flows.cli.app import app; app({words.split()}, standalone_mode=False); print(*sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not set(ended.stdout.splitlines()[-1].split()) & LITTLE
+
+
+def test_completion_imports_little():
+    assert not imported("flows.cli.app") & {*LITTLE, "pydantic", "rich.markdown"}
+
+
+def test_the_help_of_all_commands_has_the_line_of_each_command():
+    for names, group in EVERY.items():
+        context = typer.Context(group)
+        for name in getattr(group, "commands", {}):
+            assert group.get_command(context, name).help == EVERY[(*names, name)].help
+
+
+def test_no_command_imports_at_its_start_what_takes_seconds():
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "flows/cli").glob("*/*.py")]
+    assert len(modules) > len(LEAVES)
+    heavy = {"torch", "prefect", "pandas", "pyarrow", "matplotlib", "fastapi", "transformers", "huggingface_hub.hf_api"}
+    assert not imported(*modules) & heavy
 
 
 def test_status_imports_neither_torch_nor_what_takes_long():
     """pandas and the client of the hub took half of its time."""
     plugins = ("cosmos_rl_core.algorithms.nft", "cosmos_rl_core.algorithms.ddrl")
-    found = imported("flows.watching.status_table", "flows.library.lines", *plugins)
+    found = imported("flows.cli.looking.status", *plugins)
     assert not found & {"torch", "pandas", "pyarrow", "huggingface_hub.hf_api", "prefect"}
 
 

@@ -20,7 +20,7 @@ PROMPT = "A video of sks teal robot."
 def shown(tmp_path: Path, name: str = "clips", first: int = 100, *, all_pages: bool = False) -> tuple[str, list[str]]:
     """The first page and the lines that are printed."""
     output = tmp_path / "shown"
-    lines = list(show(str(tmp_path / "store"), name, str(output), first, all_pages=all_pages))
+    lines = list(show(str(tmp_path / "store"), name, str(output), first, all_pages=all_pages).lines())
     return (output / "1.html").read_text(encoding="utf-8"), lines
 
 
@@ -119,14 +119,14 @@ def test_captions_go_into_files_where_there_are_none_byte_for_byte(tmp_path: Pat
     ]
     assert (tmp_path / "metas/a.txt").read_bytes() == PROMPT.encode()
     assert (tmp_path / "metas/b.txt").read_bytes() == b"by hand"
-    assert list(write_captions(str(tmp_path), PROMPT, is_image=False))[1].startswith("Created 0 prompt files")
+    assert write_captions(str(tmp_path), PROMPT, is_image=False).created == 0
 
 
 def test_a_disk_that_is_full_leaves_no_caption_that_is_cut_short(tmp_path: Path):
     (tmp_path / "videos").mkdir()
     (tmp_path / "videos/a.mp4").touch()
     with little_room(4), pytest.raises(NoSpaceError):
-        list(write_captions(str(tmp_path), PROMPT, is_image=False))
+        write_captions(str(tmp_path), PROMPT, is_image=False)
     assert list((tmp_path / "metas").iterdir()) == []
 
 

@@ -36,12 +36,12 @@ def test_they_lie_below_their_step_and_a_pipeline_without_a_folder_of_its_own(re
     rerun(run.store_url, "hand", "export", 2)
     make(requests.export(run, 2), {prefix + name: data for name, data in FILES.items()})
     out = tmp_path / "out"
-    (said,) = export(run.store_url, "hand", str(out))
+    (said,) = export(run.store_url, "hand", str(out)).lines()
     step = out / "safetensors" / f"step_{optimizer_steps(run, 2)}"
     assert said == f"policy 2 of hand: 2 files in {step}"
     found = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert found == {str((step / name).relative_to(out)): data for name, data in FILES.items()}
-    assert export(run.store_url, "hand", str(out)) == [said]
+    assert [*export(run.store_url, "hand", str(out)).lines()] == [said]
     (step / "lora" / "adapter_config.json").write_bytes(b"{ }")
     with pytest.raises(ConfigError, match="exists and holds other files"):
         export(run.store_url, "hand", str(out))
@@ -64,7 +64,7 @@ def test_a_full_disk_is_told_from_a_wrong_folder_and_the_same_command_goes_on(re
     with little_room(0), pytest.raises(NoSpaceError, match=f"no space left to write {out}/safetensors/step_"):
         export(run.store_url, "hand", str(out))
     assert not [path for path in out.rglob("*") if path.is_file()]
-    assert "1 file in" in export(run.store_url, "hand", str(out))[0]
+    assert export(run.store_url, "hand", str(out)).copied[0].files == 1
 
 
 @contextmanager
@@ -125,12 +125,12 @@ def test_where_the_newest_is_to_be_made_again_no_older_one_is_given(recipe, tmp_
     with pytest.raises(ConfigError, match="policy-0002/export, the newest export, is invalidated; run the recipe"):
         export(run.store_url, "hand", str(tmp_path / "out"))
     make_one(requests.export(run, 2))
-    assert export(run.store_url, "hand", str(tmp_path / "out"))[0].startswith("policy 2 of hand")
+    assert export(run.store_url, "hand", str(tmp_path / "out")).copied[0].policy == 2
 
 
 def test_of_a_run_at_work_the_newest_that_was_made_is_given(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     shutil.rmtree(run.slots.version(2, "export"))
-    said, to_come = export(run.store_url, "hand", str(tmp_path / "out"))
+    said, to_come = export(run.store_url, "hand", str(tmp_path / "out")).lines()
     assert said.startswith("policy 0 of hand: 1 file in ")
     assert to_come == "policy-0002/export was not made yet"

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError
 from flows.auditing.replay import replay
-from flows.cli import app as cli
+from flows.cli.base.planned import slots_of
 from flows.devices import fitting
 from flows.devices.devices import VISIBLE, device_of
 from flows.ledger import pages
@@ -184,9 +184,9 @@ def test_a_limit_that_does_not_exist_stops_a_run_and_no_plan(monkeypatch: pytest
     config = launch(gpu_limit="gpus", device="cpu")
     assert fitting.misfits_of(config, ["rollout"], slots, runs_here=True) == ["there is no limit"]
     with pytest.raises(ConfigError, match="there is no limit"):
-        cli.slots_of(config, required=True)
-    assert cli.slots_of(config, required=False) is None
-    assert cli.slots_of(launch(), required=True) is None
+        slots_of(config, required=True)
+    assert slots_of(config, required=False) is None
+    assert slots_of(launch(), required=True) is None
 
 
 def test_a_plan_counts_this_machines_devices_only_if_the_profile_does_not_say_how_many_there_are(

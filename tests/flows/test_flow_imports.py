@@ -17,7 +17,7 @@ def modules_after(statement: str, *names: str) -> str:
 
 def test_status_is_imported_without_what_it_does_not_need():
     unneeded = (*TABLES_AND_MEDIA, "torch", "prefect", "httpx", "huggingface_hub.errors")
-    assert modules_after("import flows.watching.status_table, flows.library.lines", *unneeded) == "[]\n"
+    assert modules_after("import flows.cli.looking.status", *unneeded) == "[]\n"
 
 
 @pytest.mark.processes

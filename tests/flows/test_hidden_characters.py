@@ -10,7 +10,7 @@ import pytest
 from cosmos_rl_core import command
 from cosmos_rl_core.errors import ConfigError, StageError, StoppedError
 from cosmos_rl_core.importers import native_weights
-from flows.cli.command import print_json
+from flows.cli.base.printing import print_json
 from flows.library.collected import Collected
 from flows.planning.run import Run
 from flows.session.session import ends_in_state

@@ -1,5 +1,6 @@
 """The command that converts pickled embeddings."""
 
+import json
 import pickle
 from pathlib import Path
 
@@ -23,3 +24,5 @@ def test_the_command_says_what_it_wrote_or_what_is_wrong(tmp_path: Path):
     ended = CliRunner().invoke(cli.app, command)
     assert ended.exit_code == 64
     assert "out exists already" in ended.output
+    ended = CliRunner().invoke(cli.app, [*command[:2], str(tmp_path / "other"), "--json"])
+    assert json.loads(ended.stdout) == {"directory": f"{tmp_path}/other", "embeddings": 2, "captioned": 1}

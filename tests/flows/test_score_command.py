@@ -115,6 +115,9 @@ def test_published_weights_are_prepared_once(tmp_path: Path):
     assert ended.exit_code == 0, ended.stderr
     made = safetensors.numpy.load_file(tmp_path / "made" / HEAD)
     assert {name: values.tolist() for name, values in made.items()} == {n: v.tolist() for n, v in tensors.items()}
+    published = ("aesthetic", tmp_path / "head.pth", tmp_path / "told")
+    told = {"reward": "aesthetic", "source": f"{tmp_path}/head.pth", "directory": f"{tmp_path}/told"}
+    assert json.loads(run("reward-service", "prepare", *published, "--json").stdout) == told
     again = run("reward-service", "prepare", "aesthetic", tmp_path / "head.pth", tmp_path / "made")
     assert (again.exit_code, "exists already" in again.stderr) == (64, True)
     other = run("reward-service", "prepare", "jpeg", tmp_path / "head.pth", tmp_path / "other")

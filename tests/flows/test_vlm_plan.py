@@ -261,7 +261,7 @@ def test_policies_are_ranked_by_the_loss_or_by_the_correct_answers_to_a_dataset(
     found = best_of(run, states(run))
     assert found is not None
     assert (found.k, found.by, found.figure) == expected
-    said = export(run.store_url, "judged", str(tmp_path / "out"), "best")[0]
+    said = next(export(run.store_url, "judged", str(tmp_path / "out"), "best").lines())
     assert said == "best of 0, 1, 2: policy {}, {} {:.4g}".format(*expected)
 
 

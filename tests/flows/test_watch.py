@@ -180,14 +180,6 @@ def test_watching_a_run_at_rest_ends_at_once_and_says_by_its_exit_code_whether_i
     assert CliRunner().invoke(cli.app, command).exit_code == 0
 
 
-def test_a_small_terminal_shows_the_rows_about_what_is_left(recipe, tmp_path):
-    run = planned(recipe(), tmp_path, run_id="hand", iterations=30)
-    found = open_run("hand", run.store_url).now()
-    (table,) = [part for part in status_table.rendered(found, 5) if not isinstance(part, str)]
-    assert table.row_count == 5
-    assert table.caption == "5 of 34 rows"
-
-
 def test_progress_in_other_words_is_none(recipe, tmp_path):
     run = begun(recipe, tmp_path)
     assert read_progress(run.url) is None

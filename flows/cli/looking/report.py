@@ -1,20 +1,19 @@
 """The command that writes, opens and serves the reports of runs."""
 
+import webbrowser
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from cosmos_rl_core.errors import ConfigError
-from flows.cli.command import LOOK, JsonOption, StoreOption, command, print_json, say
+from flows.cli.base.options import JsonOption, StoreOption
+from flows.cli.base.printing import print_found, say
 from flows.defaults import DEFAULT_STORE, REPORTS_PORT
+from flows.library import open_run
 
-report_app = typer.Typer()
 
-
-@command(report_app, "report", LOOK)
 def report(
     run_id: Annotated[str | None, Argument(metavar="RUN", help="Id of the run; without it only --serve")] = None,
     store: StoreOption = DEFAULT_STORE,
@@ -40,14 +39,15 @@ def report(
     if serve:
         if run_id is not None or open_it or as_json:
             raise ConfigError("--serve shows all runs until it is stopped: use it without RUN, --open and --json")
-        import_module("flows.reporting.serving").serve(store, host, port, say)
+        import_module("flows.reporting.serving").serve(store, host, port, say)  # brings the server along
         return
     if run_id is None:
         raise ConfigError("name a run, or serve the reports of all runs with --serve")
     if open_it and "://" in store:
         raise ConfigError(f"--open needs a page on this machine, the store is {store}; leave --open out")
-    opened = import_module("flows.library").open_run(run_id, store)
-    address = import_module("flows.reporting.report").write_report(opened)
-    print_json({"run": opened.id, "report": address}) if as_json else say(address)
+    opened = open_run(run_id, store)
+    reporting: Any = import_module("flows.reporting.report")  # reads tables with pandas
+    address = reporting.write_report(opened)
+    print_found({"run": opened.id, "report": address}, [address], as_json=as_json)
     if open_it:
-        import_module("webbrowser").open(Path(address).as_uri())
+        webbrowser.open(Path(address).as_uri())

@@ -1,16 +1,17 @@
 """The command that lets a suspended run go on."""
 
-from importlib import import_module
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Option
 
-from flows.cli.command import JsonOption, StoreOption, print_json, print_parts
+from flows.cli.base.options import JsonOption, RunArgument, StoreOption
+from flows.cli.base.printing import print_found
 from flows.defaults import DEFAULT_STORE
+from flows.warning import approve as operation
 
 
 def approve(
-    run_id: Annotated[str, Argument(help="Id of the run")],
+    run_id: RunArgument,
     store: StoreOption = DEFAULT_STORE,
     note: Annotated[str, Option(help="Why: kept with the decision")] = "",
     as_json: JsonOption = False,
@@ -21,5 +22,5 @@ def approve(
         cosmos-flows approve nft-1a2b3c4d
         cosmos-flows approve nft-1a2b3c4d --note "brighter, as the prompts ask for"
     """
-    found = import_module("flows.warning.approve").approve(store, run_id, note)
-    print_json(found.as_json()) if as_json else print_parts(*found.lines())
+    found = operation.approve(store, run_id, note)
+    print_found(found, found.lines(), as_json=as_json)

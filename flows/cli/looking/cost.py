@@ -1,21 +1,21 @@
 """The command that shows what a run cost."""
 
-from importlib import import_module
 from typing import Annotated
 
-import typer
-from typer import Argument, Option
+from typer import Option
 
-from flows.cli.command import LOOK, JsonOption, StoreOption, command, print_json, print_parts
+from cosmos_rl_core.config.clusters import PricesConfig
+from cosmos_rl_core.recipes import reading
+from flows.cli.base.options import JsonOption, RunArgument, StoreOption
+from flows.cli.base.printing import print_found
 from flows.defaults import DEFAULT_STORE
+from flows.library import open_run
 
-cost_app = typer.Typer()
 EXAMPLE = "one with the line device_hour = 2.5"
 
 
-@command(cost_app, "cost", LOOK)
 def cost(
-    run_id: Annotated[str, Argument(metavar="RUN", help="Id of the run")],
+    run_id: RunArgument,
     store: StoreOption = DEFAULT_STORE,
     prices: Annotated[str | None, Option(help="TOML file with the fields of launch.prices, in their place")] = None,
     as_json: JsonOption = False,
@@ -29,9 +29,8 @@ def cost(
         cosmos-flows cost nft-1a2b3c4d --prices prices.toml
         cosmos-flows cost nft-1a2b3c4d --store s3://bucket/prefix --json
     """
-    config, table = None, import_module("cosmos_rl_core.config.clusters").PricesConfig
+    config = None
     if prices is not None:
-        recipe = import_module("cosmos_rl_core.recipes.reading")
-        config = recipe.validated(table, recipe.read_toml(prices, EXAMPLE), prices)
-    found = import_module("flows.library").open_run(run_id, store).cost(config)
-    print_json(found.as_json()) if as_json else print_parts(*found.parts())
+        config = reading.validated(PricesConfig, reading.read_toml(prices, EXAMPLE), prices)
+    found = open_run(run_id, store).cost(config)
+    print_found(found, found.parts(), as_json=as_json)

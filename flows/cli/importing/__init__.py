@@ -1,0 +1,1 @@
+"""Commands that take over recipes, weights and embeddings from elsewhere."""

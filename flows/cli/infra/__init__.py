@@ -1,0 +1,1 @@
+"""Commands for what runs need: Prefect, GPUs, stores, services."""

@@ -1,0 +1,54 @@
+"""The command that plans a recipe."""
+
+from typer import Context
+
+from flows.cli.base.options import (
+    ClusterOption,
+    IterationsOption,
+    JsonOption,
+    OverridesOption,
+    RecipeArgument,
+    RunIdOption,
+    StoreOption,
+)
+from flows.cli.base.planned import planned, slots_of
+from flows.cli.base.printing import print_json, print_parts
+from flows.defaults import DEFAULT_STORE, STORE_VARIABLE
+from flows.describing import describe
+from flows.planning.steps import require_same_as_written
+
+
+def plan(
+    context: Context,
+    recipe: RecipeArgument,
+    store: StoreOption = DEFAULT_STORE,
+    run_id: RunIdOption = None,
+    iterations: IterationsOption = None,
+    overrides: OverridesOption = None,
+    cluster: ClusterOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a recipe and show what a run would do, with its sizes, its memory and an estimate of its time.
+
+    All mistakes are reported at once. Nothing is started or written. Only config files of the base model are needed.
+
+    Examples:
+        cosmos-flows plan configs/tiny/nft.toml
+        cosmos-flows plan configs/tiny/nft.toml --set rollout.n_generation=8
+        cosmos-flows plan configs/tiny/nft.toml --json
+    """
+    asked = (recipe, store, run_id, iterations, overrides or (), cluster)
+    found = planned(*asked, without_weights=True)
+    require_same_as_written(found, store)
+    named_by, slots = _store_named_by(context), slots_of(found.recipe.launch, required=False)
+    if as_json:
+        print_json(describe.as_json(found, store, slots=slots) | {"store_from": named_by})
+    else:
+        print_parts(*describe.described(found, store, f" (store from {named_by})", slots=slots))
+
+
+def _store_named_by(context: Context) -> str:
+    """Return what the store was taken from: ``--store``, the environment variable or ``the default``."""
+    source = context.get_parameter_source("store")
+    names = {"COMMANDLINE": "--store", "ENVIRONMENT": STORE_VARIABLE}
+    return names.get("" if source is None else source.name, "the default")

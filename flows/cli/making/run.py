@@ -1,0 +1,63 @@
+"""The command that runs a recipe."""
+
+from importlib import import_module
+from typing import Annotated
+
+from typer import Option
+
+from cosmos_rl_core.errors import StageError
+from flows.cli.base.options import (
+    ClusterOption,
+    IterationsOption,
+    JsonOption,
+    OverridesOption,
+    RecipeArgument,
+    RunIdOption,
+    StoreOption,
+)
+from flows.cli.base.planned import planned
+from flows.cli.base.printing import notes_on_stderr, print_json, say
+from flows.defaults import DEFAULT_STORE
+from flows.library import open_run
+from flows.running.server import prefect_server
+from flows.running.tags import tags_of
+
+
+def run(
+    recipe: RecipeArgument,
+    store: StoreOption = DEFAULT_STORE,
+    run_id: RunIdOption = None,
+    iterations: IterationsOption = None,
+    overrides: OverridesOption = None,
+    cluster: ClusterOption = None,
+    allow_numerics_change: Annotated[bool, Option(help="Accept other versions or devices")] = False,
+    remake: Annotated[bool, Option(help="Make artifacts of changed stages again")] = False,
+    accept_scorer: Annotated[bool, Option(help="Score the rest with a service's other scorer")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a recipe to the end; the same command continues after an interruption.
+
+    Examples:
+        cosmos-flows run configs/tiny/nft.toml
+        cosmos-flows run configs/tiny/nft.toml --set train.seed=1 --set rollout.n_generation=8
+        cosmos-flows run configs/ddrl/2b.toml --store s3://bucket/prefix --cluster deployments/clusters/eight-gpus.toml
+    """
+    plan = planned(recipe, store, run_id, iterations, overrides or (), cluster)
+    algorithm = plan.recipe.train.train_policy.type
+    options = (iterations, overrides, cluster, allow_numerics_change, remake, accept_scorer)
+    tags = tags_of(algorithm, plan.model.adapter)
+    with notes_on_stderr(as_json), prefect_server():
+        # Prefect reads its settings when it is imported.
+        prefect, session = import_module("prefect"), import_module("flows.session.session")
+        flow = session.flow_of(algorithm, session.described(plan), algorithm)
+        try:
+            with prefect.tags(*tags):
+                flow(recipe, store, plan.run_id, *options)
+        except prefect.exceptions.Pause as suspended:
+            message = f"suspended in Prefect; the same command continues {plan.run_id}"
+            raise StageError.of("busy", message) from suspended
+        except KeyboardInterrupt:
+            say(f"stopped; the same command continues {plan.run_id}", err=True)
+            raise
+    if as_json:
+        print_json(open_run(plan.run_id, store).now())

@@ -1,0 +1,295 @@
+"""The state of a run on a screen: the answers that people look for first, then the stages, as far as they fit."""
+
+import os
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from rich.cells import cell_len, chop_cells
+
+from cosmos_rl_core.errors import ArtifactError, counted, visible
+from flows.ledger.costs import duration
+from flows.ledger.pages import HOUR_S, newest_page
+from flows.library.overview import Overview
+from flows.library.states import State
+from flows.terminal import commands
+
+ENDS = {
+    "done": "finished",
+    "failed": "failed",
+    "stopped": "was stopped",
+    "suspended": "was suspended by a warning",
+    "limited": "reached train.max_gpu_hours",
+    "interrupted": "was killed",
+    "idle": "no process works on it",
+}
+"""How a run that no process works on ended."""
+LABEL = 9
+"""Columns of the words in front of the lines."""
+WHY_LINES = 3
+"""Lines of a failure's reason. The log and `audit` have all of it."""
+ITERATION = "iteration-"
+MORE = "(| cat shows all of it as a table)"
+_TOKEN = re.compile(r"(?:'[^']*'|\\.|[^\s'])+")
+_TOGETHER = "\u00a0"
+"""Space where no line is broken."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One answer. A command is folded so that a shell takes it as it is shown."""
+
+    label: str
+    text: str
+    is_command: bool = False
+    lines: int | None = None
+    """Lines that it may take; all that it needs for None."""
+    may_go: bool = False
+    """Whether it is left out where there is no room for every answer."""
+
+    def folded(self, width: int) -> list[str]:
+        """Return its lines, none of them wider than ``width``."""
+        if self.is_command:
+            return folded_command(visible(self.text), width)
+        found = _wrapped(visible(self.text), max(width - LABEL, 1))
+        if self.lines is not None and len(found) > self.lines:
+            found = [*found[: self.lines - 1], f"{found[self.lines - 1][: width - LABEL - 2]} …"]
+        return [f"{self.label if i == 0 else '':<{LABEL}}{line}" for i, line in enumerate(found)]
+
+
+def screen(overview: Overview, width: int, height: int) -> list[str]:
+    """Return at most ``height`` lines of at most ``width`` columns: the answers, then other facts and the stages.
+
+    What does not fit is left out from the end, and the last line says so.
+    """
+    groups = _Groups(overview)
+    return fitted([*answers(overview, groups)], [*others(overview)], groups, width, height)
+
+
+def fitted(first: Sequence[Row], others: Sequence[Row], groups: "_Groups", width: int, height: int) -> list[str]:
+    """Return the lines of rows and groups that fit."""
+    lines = _lines(first, width)
+    if len(lines) > height:
+        lines = _lines([row for row in first if not row.may_go], width)
+    rest, older, left = _lines(others, width), groups.other_lines(width), height - len(lines)
+    if len(rest) + len(older) <= left:
+        return [*lines, *rest, *older]
+    rest = rest[: max(left - 2, 0)]
+    kept = max(left - len(rest) - 2, 0)
+    folded = groups.folded(kept, width) if left - len(rest) > 1 else []
+    return [*lines, *rest, *older[:kept], *folded, MORE][:height]
+
+
+def _lines(rows: Iterable[Row], width: int) -> list[str]:
+    return [line for row in rows for line in row.folded(width)]
+
+
+def answers(overview: Overview, groups: "_Groups") -> Iterator[Row]:
+    """Yield what people look for first: the state, where the run is, how to go on, time, cost, reward, report."""
+    yield Row("run", f"{overview.run.plan.run_id}: {_life(overview)}")
+    yield Row("now", _position(overview, groups), lines=WHY_LINES)
+    if overview.life != "running" and overview.standing < len(overview.states):
+        decided = [one.decision.word for one in overview.warnings[-1:] if one.decision is not None]
+        command = commands.to_go_on(overview.run, "".join(decided))
+        yield Row("go on", "with this command:" if command else "give its command again or retry its flow run")
+        yield from [Row("", command, is_command=True)] * bool(command)
+    if groups.current is not None:
+        yield Row("stages", groups.cells(groups.current), may_go=True)
+    yield Row("left", _work(overview))
+    yield Row("reward", _reward(overview))
+    yield Row("best", str(overview.best or "no policy was judged yet"))
+    yield Row("report", _near(overview.outlook.report) or "written after the first iteration")
+
+
+def others(overview: Overview) -> Iterator[Row]:
+    """Yield other facts: what is wrong with stages, warnings, other rewards, and what the run begins with."""
+    failed = overview.life == "failed"
+    for state in overview.states:
+        if state.why and not (failed and state.word == "failed"):
+            yield Row(state.word, f"{state.step.name}: {state.why}", lines=WHY_LINES)
+    for warned in overview.warnings[-1:]:
+        yield from (Row("warning", line.strip()) for line in warned.lines())
+    yield from (Row("", str(change)) for change in overview.outlook.others)
+    if (judged := overview.z_scores) is not None and judged[1]:
+        z = ", ".join(f"{name} {value:+.2f}".replace(" ", _TOGETHER) for name, value in judged[1].items())
+        yield Row("z-scores", f"of policy 0, iteration {judged[0]}: {z}")
+    if lineage := overview.run.plan.lineage:
+        yield Row("begins", f"with {lineage}")
+
+
+def _life(overview: Overview) -> str:
+    if overview.holder is not None:
+        return f"running as process {overview.holder['pid']} on {overview.holder['host']}"
+    return ENDS[overview.life]
+
+
+def _position(overview: Overview, groups: "_Groups") -> str:
+    """Return the iteration of how many, the stage, and how far it is or why it failed."""
+    at, every = overview.progress, counted(len(overview.states), "stage")
+    if groups.current is None:
+        return f"all {every} are done, {groups.done} of {groups.total} iterations"
+    place, failed = groups.place(), [state for state in overview.states if state.word == "failed"]
+    if overview.life == "running" and at.wave:
+        step = f", {at.phase} {at.step}/{at.total}" if at.phase else ""
+        return f"{place}: {at.wave.rpartition('/')[2]}{step}, {at.seconds:.0f} s"
+    if overview.life == "failed" and failed:
+        return f"{place}: {failed[0].step.stage} failed: {failed[0].why}"
+    return f"{place}: {overview.standing} of {every} are done"
+
+
+def _work(overview: Overview) -> str:
+    """Return the time that is left, the cost until now, and how many attempts were lost."""
+    found, ended = overview.outlook, overview.standing == len(overview.states)
+    left = "time is not known yet" if found.left_s is None else f"about {duration(found.left_s)} of work"
+    spent = "cost is not recorded" if found.device_s is None else f"{found.device_s / HOUR_S:.3g} device hours spent"
+    lost = _lost(overview)
+    told = "attempts are not recorded" if lost is None else f"{counted(lost, 'attempt') if lost else 'no attempt'} lost"
+    return ", ".join(["nothing" if ended else left, spent, told])
+
+
+def _lost(overview: Overview) -> int | None:
+    """Return the number of attempts that left no artifact; None without a ledger, or with a damaged one."""
+    try:
+        newest = newest_page(overview.run.url)
+    except ArtifactError:
+        return None
+    if newest is None:
+        return None
+    works = overview.life == "running" and newest.wave == overview.progress.wave
+    return newest.totals.failed - works * sum(entry.outcome == "open" for entry in newest.entries)
+
+
+def _reward(overview: Overview) -> str:
+    if (change := overview.outlook.change) is not None:
+        return str(change)
+    measured = [state for state in overview.states if state.word == "stands" and state.reward is not None]
+    named = [state for state in measured if state.step.stage.endswith(f"-{overview.run.headline_reward}")]
+    if named:
+        return f"{overview.run.headline_reward}: {named[-1].reward:.3f} ({named[-1].step.name}), measured once"
+    losses = [state for state in overview.states if state.word == "stands" and state.loss is not None]
+    if losses:
+        before, after = (f"{one.loss:.4g} ({one.step.name})" for one in (losses[0], losses[-1]))
+        return f"held-out loss: {before} -> {after}"
+    return "none was measured yet" if overview.run.recipe.rewards else "none: the run trains without"
+
+
+def _near(url: str) -> str:
+    """Return a place in the current folder without that folder."""
+    return url.removeprefix(f"{os.getcwd()}/")
+
+
+class _Groups:
+    """The stages of a run by iteration and judged policy."""
+
+    def __init__(self, overview: Overview) -> None:
+        self._overview = overview
+        self.groups = [list(group) for _, group in groupby(overview.states, lambda state: state.step.group)]
+        iterations = [group for group in self.groups if group[0].step.group.startswith(ITERATION)]
+        self.total = max(len(iterations), overview.run.recipe.train.num_iterations)
+        self.done = sum(_stands(group) for group in iterations)
+        self.current = self._at_work()
+
+    def _at_work(self) -> int | None:
+        """Return the number of the group with the newest wave, else of the first that is to be made; None without."""
+        wave, left = self._overview.progress.wave, [i for i, group in enumerate(self.groups) if not _stands(group)]
+        with_wave = (i for i in left if any(state.step.wave == wave for state in self.groups[i]))
+        return next(with_wave, left[0] if left else None)
+
+    def name(self, i: int) -> str:
+        """Return the name of a group."""
+        return self.groups[i][0].step.group or ("start" if i == 0 else "end")
+
+    def place(self) -> str:
+        """Return where the run is: the current group, and how many iterations there are."""
+        assert self.current is not None
+        name = self.name(self.current)
+        if name.startswith(ITERATION):
+            return f"{name} ({int(name.removeprefix(ITERATION)) + 1} of {self.total})"
+        return f"{name} ({self.done} of {self.total} iterations are done)"
+
+    def cells(self, i: int) -> str:
+        """Return the stages of a group, each with its state, its time and its score."""
+        return ", ".join(f"{state.step.stage} {cell(state)}".replace(" ", _TOGETHER) for state in self.groups[i])
+
+    def other_lines(self, width: int) -> list[str]:
+        """Return one line for all groups after the current one, and a line for each before it, the newest first."""
+        return [*self._later(width), *(self._line(i, width) for i in self._older())]
+
+    def folded(self, kept: int, width: int) -> list[str]:
+        """Return one line for the groups whose lines are not kept."""
+        gone = self._older()[max(kept - len(self._later(width)), 0) :]
+        if not gone:
+            return []
+        states = [state for i in gone for state in self.groups[i]]
+        return _wrapped(f"{self.name(gone[-1])} to {self.name(gone[0])}: {_counts(states)}", width)[:1]
+
+    def _older(self) -> list[int]:
+        end = len(self.groups) if self.current is None else self.current
+        return list(range(end))[::-1]
+
+    def _later(self, width: int) -> list[str]:
+        if self.current is None or not (later := range(len(self.groups))[self.current + 1 :]):
+            return []
+        states = [state for i in later for state in self.groups[i]]
+        return _wrapped(f"{self.name(later[0])} to {self.name(later[-1])}: {_counts(states)}", width)[:1]
+
+    def _line(self, i: int, width: int) -> str:
+        """Return the line of a group: its stages, or less if they do not fit."""
+        name, group = f"{self.name(i)}: ", self.groups[i]
+        whole = name + self.cells(i).replace(_TOGETHER, " ")
+        if cell_len(whole) <= width:
+            return whole
+        scored = [(state.step.stage.partition("-")[2], state.reward) for state in group]
+        scores = [f"{reward} {mean:.3f}" for reward, mean in scored if mean is not None]
+        seconds = sum(state.seconds or 0.0 for state in group)
+        told = [f"{seconds:.1f} s" if _stands(group) else _counts(group), *scores]
+        while len(told) > 1 and cell_len(name + ", ".join(told)) > width:
+            told.pop()
+        return _wrapped(name + ", ".join(told), width)[0]
+
+
+def cell(state: State) -> str:
+    """Return the text of a state; a time without a word means that the stage stands."""
+    words = [] if state.word == "stands" else ["-" if state.word == "missing" else state.word]
+    if state.manifest is not None:
+        words.append("? s" if state.seconds is None else f"{state.seconds:.1f} s")
+    words += [f"{number:.3f}" for number in (state.reward, state.loss) if number is not None]
+    notes = [f"generation {state.generation}"] * (state.generation > 1)
+    notes += [f"{state.attempts} attempts"] * (state.attempts > 1)
+    words += [f"({', '.join(notes)})"] if notes else []
+    return " ".join(words)
+
+
+def folded_command(command: str, width: int) -> list[str]:
+    """Return a command on lines that end with a backslash, which a shell joins again."""
+    lines = [""]
+    for token in _TOKEN.findall(command):
+        if lines[-1] and len(lines[-1]) + len(token) + len("  \\") > width:
+            lines[-1] += " \\"
+            lines.append("")
+        lines[-1] += f" {token}" if lines[-1] else token
+        # Only outside of quotes a backslash joins the halves of a word.
+        while "'" not in token and "\\" not in token and len(lines[-1]) > width - len(" \\"):
+            lines[-1:] = [f"{lines[-1][: width - 1]}\\", lines[-1][width - 1 :]]
+    return lines
+
+
+def _stands(group: Sequence[State]) -> bool:
+    return all(state.word == "stands" for state in group)
+
+
+def _counts(states: Sequence[State]) -> str:
+    """Return how many stages are done, and how many have another word: ``3 of 9 stages are done, 1 failed``."""
+    words = Counter(state.word for state in states)
+    others = [f"{count} {word}" for word, count in words.items() if word not in ("stands", "missing")]
+    return ", ".join([f"{words['stands']} of {counted(len(states), 'stage')} are done", *others])
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return the lines of a text, broken at spaces, and inside of words only if a word is wider than a line."""
+    words = textwrap.wrap(text.partition("\n")[0], width, break_on_hyphens=False, break_long_words=False) or [""]
+    lines = (chop_cells(line, width) if cell_len(line) > width else [line] for line in words)
+    return [part.replace(_TOGETHER, " ") for line in lines for part in line]
