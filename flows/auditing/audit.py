@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.errors import ArtifactError, ConfigError, UnreadableError, first_line
 from cosmos_rl_core.storage import store
-from flows.auditing import beside, chain, contents, planned
+from flows.auditing import chain, contents, planned, records
 from flows.auditing.chain import Chain
 from flows.auditing.checks import numbers, page, samples, tars
 from flows.auditing.checks.faults import Findings
@@ -142,7 +142,7 @@ class Audit:
             self._follow(self._slots[step.slot].standing, whole=iteration is None)
         heads = chain.check(self._run.url, self._kept, self._signed_by, self._findings)
         self._look_at_ledger()
-        self._look_beside(every)
+        self._look_at_records(every)
         if iteration is None:
             if heads is not None:
                 self._look_for_missing_heads(every, heads)
@@ -151,7 +151,7 @@ class Audit:
             page.check(self._run, every, self._findings)
         pairs = planned.check(reached, Asked(self._run), lambda url: self._look_at(self._here(url)), self._findings)
         own = [slot for url, slot in self._slots.items() if self._is_own(url)]
-        beside.check_numerics(self._run, own, self._findings)
+        records.check_numerics(self._run, own, self._findings)
         self._hash(self._listed())
         rollouts: dict[str, list[dict[str, Any]]] = {}
         found = {url: members for (url, _), members in self._right.items() if members is not None}
@@ -227,16 +227,16 @@ class Audit:
         # The report of a shorter run says nothing of the iterations after it.
         return next((step for step, found in made if step.kind != "report" or _is_last(self._run, found)), every[0])
 
-    def _look_beside(self, every: Iterable[Step]) -> None:
+    def _look_at_records(self, every: Iterable[Step]) -> None:
         """Look at decisions on warnings, and at the scorers of services."""
         looked = [(step, self._slots[step.slot]) for step in every if step.slot in self._slots]
         updates = {step.k: slot.standing for step, slot in looked if step.kind == "update"}
         for step, slot in looked:
             if step.kind == "warn":
-                beside.check_decisions(slot, updates.get(step.k), self._findings)
+                records.check_decisions(slot, updates.get(step.k), self._findings)
         scored = [slot.standing for _, slot in looked]
         rewards = [one for one in scored if one is not None and one.stage in ("reward", "judge")]
-        beside.check_scorers(self._run, rewards, self._findings)
+        records.check_scorers(self._run, rewards, self._findings)
 
     def _look_at_metrics(self, every: Iterable[Step]) -> None:
         url = store.join(self._run.url, METRICS_FILE)

@@ -51,7 +51,7 @@ def start_cold(job: Job, request: Path, log: Path, launch: LaunchConfig, share: 
 def start_ahead(folder: Path, log: Path, launch: LaunchConfig) -> Process:
     """Start the processes that score a rollout while it runs, by the Requests in a folder. They get no device."""
     chosen = launch.python if launch.mode == "cold" else None
-    ahead = [*module(chosen or sys.executable, "stages.scoring.ahead"), str(folder)]
+    ahead = [*module(chosen or sys.executable, "stages.scoring.overlap"), str(folder)]
     count = launch.side_by_side("reward")
     with log.open("ab") as file:
         hold(file)

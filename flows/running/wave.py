@@ -17,8 +17,8 @@ from flows.devices.fitting import misfits, most, turns
 from flows.devices.waiting import Waiting
 from flows.devices.work_folders import is_full
 from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState, RunningJob
-from flows.launchers.beside import Beside
 from flows.launchers.endings import kind_of
+from flows.launchers.overlap import EarlyScoring
 from flows.ledger.ledger import Ledger
 from flows.ledger.pages import Entry
 from flows.running.display import Display
@@ -188,14 +188,14 @@ class Waves:
             at_the_end.callback(started.discard)
             yield _Running(job.request, started, self.display.note, _asked_s=asked_s, _begun_s=begun_s)
 
-    def _scoring_ahead(self, requests: Sequence[Request]) -> Iterator[Beside]:
+    def _scoring_ahead(self, requests: Sequence[Request]) -> Iterator[EarlyScoring]:
         """Start what scores the rollouts of this wave while they run. Only on this machine."""
         if self.config.launcher == "local":
             for rollout in requests:
                 for reward in self.overlapping(rollout):
-                    yield Beside(rollout, reward, self.config, self.display.note)
+                    yield EarlyScoring(rollout, reward, self.config, self.display.note)
 
-    def _wait_for(self, beside: Sequence[Beside]) -> None:
+    def _wait_for(self, beside: Sequence[EarlyScoring]) -> None:
         """Let what scored ahead finish what it is at."""
         began_s = time.monotonic()
         while any(one.is_running() for one in beside) and time.monotonic() - began_s < self.config.stall_timeout_s:

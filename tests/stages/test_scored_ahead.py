@@ -18,7 +18,7 @@ from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards import jpeg, ocr, pixel_statistics, remote
 from cosmos_rl_core.storage.sealed import seal, unseal
-from flows.launchers.beside import Beside
+from flows.launchers.overlap import EarlyScoring
 from stages import contracts
 from stages.artifacts.garbage import garbage
 from stages.artifacts.generations import invalidate
@@ -29,7 +29,7 @@ from stages.contracts import MediaShape, ModelRef
 from stages.execution.outcome import Outcome
 from stages.formats.generating import planned, with_media
 from stages.formats.samples import StoredSample, unit_files
-from stages.scoring.ahead import Ahead
+from stages.scoring.overlap import Ahead
 from tests.hand_made import begin, commit, make, report
 from tests.reward_server import RewardServer, reward_server
 from tests.stages.test_damaged_work import Dying, Killed
@@ -338,7 +338,7 @@ def test_a_process_that_is_killed_is_noted_once_and_ends_nothing(tmp_path: Path,
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     both, notes = Both(tmp_path, JPEG), list[str]()
     both.rollout.finish(0)
-    with Beside(both.rollout.request, both.request(expected=True), LaunchConfig(), notes.append) as beside:
+    with EarlyScoring(both.rollout.request, both.request(expected=True), LaunchConfig(), notes.append) as beside:
         eventually(lambda: both.shards or not beside.is_running())
         assert beside.is_running()
         assert beside.pid is not None

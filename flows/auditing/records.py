@@ -1,4 +1,4 @@
-"""Checks of the records beside artifacts: decisions on warnings, scorers of services, and numerics of a run."""
+"""Checks of the records next to artifacts: decisions on warnings, scorers of services, and numerics of a run."""
 
 from collections.abc import Iterable, Mapping
 

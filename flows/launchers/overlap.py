@@ -1,4 +1,4 @@
-"""Scoring beside a rollout on this machine. It is no stage: what it does not do, the reward stage does."""
+"""Scoring on this machine while a rollout is made. It is no stage: what it does not do, the reward stage does."""
 
 from collections.abc import Callable
 from typing import Self
@@ -16,7 +16,7 @@ from stages.execution.outcome import read_failures
 LOG = "log.txt"
 
 
-class Beside:
+class EarlyScoring:
     """The process, or several, that score one rollout by one reward. They end with this context, if not before."""
 
     def __init__(self, rollout: Request, reward: Request, launch: LaunchConfig, note: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""Score the finished units of a rollout while it makes others: ``python -m stages.scoring.ahead FOLDER``.
+"""Score the finished units of a rollout while it makes others: ``python -m stages.scoring.overlap FOLDER``.
 
 The folder has the rollout's Request and the reward's. The scores go into the reward's slot as shards, which the reward
 stage takes if they are of the samples that the rollout committed. This process commits nothing, and no run depends on
@@ -167,7 +167,7 @@ class Ahead:
 def main(argv: Sequence[str] | None = None) -> int:
     """Score by so many processes, and return the exit code: 0 if all of them ended well."""
     die_with_parent()
-    parser = argparse.ArgumentParser(prog="python -m stages.scoring.ahead", description=SUMMARY)
+    parser = argparse.ArgumentParser(prog="python -m stages.scoring.overlap", description=SUMMARY)
     parser.add_argument("folder", type=Path, help=f"folder of {REQUEST} (of the reward) and {ROLLOUT}")
     parser.add_argument("--processes", type=int, default=1, help="number of processes that share the samples")
     args = parser.parse_args(argv)
