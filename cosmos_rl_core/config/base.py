@@ -59,4 +59,6 @@ def _counts(extra: Any, value: Any) -> bool:
 
 def written(section: Section, *names: str) -> list[str]:
     """Return those of the fields ``names`` that were set explicitly, in that order."""
+    unknown = [name for name in names if name not in type(section).model_fields]
+    assert not unknown, f"{type(section).__name__} has no field {', '.join(unknown)}"
     return [name for name in names if name in section.model_fields_set]

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.config.base import written
+from cosmos_rl_core.config.recipe import KeepConfig, Recipe
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.recipes.reading import check, launch_of, read_values
 from tests.test_rules import ROOT, SHIPPED_RECIPES
@@ -162,3 +163,8 @@ def test_every_profile_that_ships_is_taken(path: Path):
 @pytest.mark.parametrize("path", SHIPPED_RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_that_ships_is_taken(path: Path):
     assert check(read_values(str(path)), str(path)).train.num_iterations >= 1
+
+
+def test_a_name_that_no_field_has_is_found_whatever_was_written():
+    with pytest.raises(AssertionError, match="KeepConfig has no field pictures"):
+        written(KeepConfig(), "media", "pictures")
