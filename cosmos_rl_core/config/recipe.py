@@ -12,8 +12,7 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.policy import PolicyConfig
 from cosmos_rl_core.config.train import (
     AnyAlgorithm,
-    EmaConfig,
-    OptimizerConfig,
+    OptimizationConfig,
     RewardConfig,
     RewardedOptions,
     ValidationConfig,
@@ -32,7 +31,7 @@ class CkptConfig(Section):
     exported. Default: no others."""
 
 
-class TrainConfig(OptimizerConfig, EmaConfig):
+class TrainConfig(OptimizationConfig):
     """Training: length, batch, optimizer and algorithm."""
 
     ckpt: CkptConfig = Field(default=CkptConfig(), json_schema_extra=NOT_IDENTITY)

@@ -377,3 +377,7 @@ class EmaConfig(Section):
     steps equally."""
     ema_update_step_interval: int = Field(default=1, ge=1)
     """Number of optimizer steps between updates of the average."""
+
+
+class OptimizationConfig(OptimizerConfig, EmaConfig):
+    """Everything that decides an optimizer step besides its gradients."""

@@ -2,7 +2,24 @@
 
 import math
 
-from cosmos_rl_core.config.train import EmaConfig, OptimizerConfig
+from cosmos_rl_core.config.shared import OptimizerSteps
+from cosmos_rl_core.config.train import EmaConfig, OptimizationConfig, OptimizerConfig
+
+
+def optimizer_steps(config: OptimizationConfig, first_step: int, count: int) -> OptimizerSteps:
+    """Return a range of optimizer steps with every schedule resolved to its values."""
+    steps = range(first_step, first_step + count)
+    return OptimizerSteps(
+        lrs=tuple(config.optm_lr * lr_factor(config, step) for step in steps),
+        ema_decays=tuple(ema_decay(config, step) for step in steps),
+        betas=config.optm_betas,
+        epsilon=config.epsilon,
+        weight_decay=config.optm_weight_decay,
+        grad_norm_clip=config.optm_grad_norm_clip,
+        first_step=first_step,
+        optimizer=config.optm_name,
+        max_nonfinite=config.max_nonfinite_steps,
+    )
 
 
 def lr_factor(config: OptimizerConfig, step: int) -> float:

@@ -51,6 +51,11 @@ class Training(Changeable, Protocol):
         ...
 
     @property
+    def ema_enable(self) -> bool:
+        """Return whether policies have a moving average."""
+        ...
+
+    @property
     def train_policy(self) -> Any:
         """Return the options of the algorithm, with ``type`` and ``rewarded``."""
         ...

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from functools import partial
 
 from cosmos_rl_core import plugins
-from cosmos_rl_core.config.shared import OptimizerSteps
 from cosmos_rl_core.config.train import RewardConfig, RewardedOptions, SupervisedOptions
 from cosmos_rl_core.storage import store
-from cosmos_rl_core.training.schedules import ema_decay, lr_factor
+from cosmos_rl_core.training.schedules import optimizer_steps
 from cosmos_rl_core.weights.parts import CURRENT, EMA, INIT, REFERENCE, STATE
 from flows.planning import facts, ranking
+from flows.planning.base import AnyRun
 from flows.planning.datasets import data_of, split_of, weights_of
 from flows.planning.run import Run, inputs_of
 from flows.sizes import costs
@@ -131,7 +131,7 @@ def update(run: Run, k: int) -> Request:
         reward_weights={r.fn.label: r.weight for r in trained},
         gates={r.fn.label: r.gate for r in gates},
         sample=recipe.policy.diffusers.sample.rollout,
-        steps=_steps(run, k * num_steps, num_steps),
+        steps=optimizer_steps(recipe.train, k * num_steps, num_steps),
         keeps_ema=recipe.train.ema_enable,
         old_decay=None if run.needs.old_decay is None else run.needs.old_decay(k),
         reference=costs.reference_after(recipe, k),
@@ -168,7 +168,7 @@ def finetune(run: Run, k: int) -> Request:
         density=recipe.policy.diffusers.density,
         posterior=recipe.policy.diffusers.posterior,
         batch_size=recipe.train.train_batch_per_replica,
-        steps=_steps(run, k * options.steps_per_iteration, options.steps_per_iteration),
+        steps=optimizer_steps(recipe.train, k * options.steps_per_iteration, options.steps_per_iteration),
         keeps_ema=recipe.train.ema_enable,
     )
     inputs = {
@@ -183,7 +183,7 @@ def finetune(run: Run, k: int) -> Request:
 def export(run: Run, k: int) -> Request:
     """Return the Request for policy version k in the format that users load."""
     config = contracts.Export(model=run.plan.base, lora=run.recipe.policy.lora, below=run.plan.below)
-    inputs = {"policy": (_judged(run, k),), INIT: _init(run)}
+    inputs = {"policy": (exported_policy(run, k),), INIT: _init(run)}
     return run.plan.request(run.slots.version(k, "export"), config, k, inputs)
 
 
@@ -203,7 +203,7 @@ def validate(run: Run, k: int) -> Request:
         data_split=split_of(validation.data),
     )
     inputs = {
-        "policy": (_judged(run, k),),
+        "policy": (exported_policy(run, k),),
         INIT: _init(run),
         "embeddings": inputs_of(run.prepared.held_out.embeds),
         **run.prepared.held_out.inputs(),
@@ -304,7 +304,7 @@ def _all_numbers(slot: str) -> Input:
     return input_of(slot, contracts.Reward.SCORES, contracts.Reward.ANSWERS)
 
 
-def _judged(run: Run, k: int) -> Input:
+def exported_policy(run: AnyRun, k: int) -> Input:
     """Return the weights of policy version k that are exported: the moving average, if there is one."""
     return input_of(run.slots.policy(k), EMA if run.recipe.train.ema_enable else CURRENT)
 
@@ -331,18 +331,3 @@ def _behaviour(run: Run, k: int) -> Input:
         # It never changes: the base, or what version 0 begins with.
         version = 0
     return input_of(run.slots.policy(version), part)
-
-
-def _steps(run: Run, first_step: int, count: int) -> OptimizerSteps:
-    train, steps = run.recipe.train, range(first_step, first_step + count)
-    return OptimizerSteps(
-        lrs=tuple(train.optm_lr * lr_factor(train, step) for step in steps),
-        ema_decays=tuple(ema_decay(train, step) for step in steps),
-        betas=train.optm_betas,
-        epsilon=train.epsilon,
-        weight_decay=train.optm_weight_decay,
-        grad_norm_clip=train.optm_grad_norm_clip,
-        first_step=first_step,
-        optimizer=train.optm_name,
-        max_nonfinite=train.max_nonfinite_steps,
-    )

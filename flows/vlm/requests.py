@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from cosmos_rl_core.config.shared import OptimizerSteps
-from cosmos_rl_core.training.schedules import ema_decay, lr_factor
-from cosmos_rl_core.weights.parts import CURRENT, EMA, STATE
+from cosmos_rl_core.training.schedules import optimizer_steps
+from cosmos_rl_core.weights.parts import STATE
 from flows.planning import facts
 from flows.planning.ranking import ranked_by
+from flows.planning.requests import exported_policy
 from flows.vlm.run import VlmRun
-from stages.artifacts.request import Input, Request
+from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.reporting.contracts import Report
 from stages.vlm.contracts import VlmEvaluate, VlmExport, VlmFinetune, VlmPolicy
@@ -26,7 +26,7 @@ def finetune(run: VlmRun, k: int) -> Request:
         **_model(run),
         param_dtype=train.param_dtype,
         gradient_checkpointing=run.recipe.policy.model_gradient_checkpointing,
-        steps=_steps(run, k * options.steps_per_iteration, options.steps_per_iteration),
+        steps=optimizer_steps(run.recipe.train, k * options.steps_per_iteration, options.steps_per_iteration),
         keeps_ema=train.ema_enable,
         sources=dict(options.datasets),
         weights=dict(options.weights),
@@ -52,13 +52,13 @@ def validate(run: VlmRun, k: int) -> Request:
         max_new_tokens=validation.max_new_tokens,
         parsers=dict(validation.parsers),
     )
-    inputs = {"policy": (_judged(run, k),), "tokens": (run.tokens(held_out=True),)}
+    inputs = {"policy": (exported_policy(run, k),), "tokens": (run.tokens(held_out=True),)}
     return run.plan.request(run.slots.version(k, "validate"), config, k, inputs, seed=0)
 
 
 def export(run: VlmRun, k: int) -> Request:
     """Return the Request for policy version k as transformers or peft loads it."""
-    inputs = {"policy": (_judged(run, k),)}
+    inputs = {"policy": (exported_policy(run, k),)}
     return run.plan.request(run.slots.version(k, "export"), VlmExport(**_model(run)), k, inputs)
 
 
@@ -86,23 +86,3 @@ def _model(run: VlmRun) -> dict[str, Any]:
     """Return the settings of every stage that has the model."""
     policy = run.recipe.policy
     return {"vlm": run.plan.vlm, "lora": policy.lora, "trains": policy.trains}
-
-
-def _judged(run: VlmRun, k: int) -> Input:
-    """Return the weights of policy version k that are exported: the moving average, if there is one."""
-    return input_of(run.slots.policy(k), EMA if run.recipe.train.ema_enable else CURRENT)
-
-
-def _steps(run: VlmRun, first_step: int, count: int) -> OptimizerSteps:
-    train, steps = run.recipe.train, range(first_step, first_step + count)
-    return OptimizerSteps(
-        lrs=tuple(train.optm_lr * lr_factor(train, step) for step in steps),
-        ema_decays=tuple(ema_decay(train, step) for step in steps),
-        betas=train.optm_betas,
-        epsilon=train.epsilon,
-        weight_decay=train.optm_weight_decay,
-        grad_norm_clip=train.optm_grad_norm_clip,
-        first_step=first_step,
-        optimizer=train.optm_name,
-        max_nonfinite=train.max_nonfinite_steps,
-    )

@@ -12,7 +12,7 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.policy import ALL_LINEAR, LoraConfig, Regex
 from cosmos_rl_core.config.reading import Values, validated
 from cosmos_rl_core.config.recipe import CkptConfig, LoggingConfig
-from cosmos_rl_core.config.train import EmaConfig, OptimizerConfig, RewardConfig
+from cosmos_rl_core.config.train import OptimizationConfig, RewardConfig
 from cosmos_rl_core.config.vlm.chat_datasets import AnyChatDataset
 from cosmos_rl_core.recipes import effects
 
@@ -121,7 +121,7 @@ class VlmSftOptions(Section):
         return self
 
 
-class VlmTrainConfig(OptimizerConfig, EmaConfig):
+class VlmTrainConfig(OptimizationConfig):
     """Training: length, batch, optimizer and data."""
 
     ckpt: CkptConfig = Field(default=CkptConfig(), json_schema_extra=NOT_IDENTITY)
