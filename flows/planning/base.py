@@ -7,8 +7,9 @@ from typing import Any, Generic, Literal, Protocol, Self, TypeVar, runtime_check
 
 from pydantic import ConfigDict, Field
 
+from cosmos_rl_core import plugins
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
-from cosmos_rl_core.config.early_warning import EarlyWarningConfig
+from cosmos_rl_core.config.early_warning import STATISTICS, EarlyWarningConfig
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.recipe import CkptConfig
 from cosmos_rl_core.config.train import RewardConfig
@@ -266,6 +267,15 @@ class BaseRun(Generic[Planned]):
     def trains_on_rewards(self) -> bool:
         """Return whether iterations are rollout, reward, update (True) or finetune (False)."""
         return self.recipe.train.train_policy.rewarded
+
+    @cached_property
+    def scored(self) -> tuple[RewardConfig, ...]:
+        """Return the rewards that score every rollout: the recipe's, and the statistics that are monitored."""
+        warning, labels = self.plan.early_warning, [reward.fn.label for reward in self.recipe.rewards]
+        if warning is None or not warning.statistics or STATISTICS in labels:
+            return self.recipe.rewards
+        statistics = plugins.load("rewards", STATISTICS).Options()
+        return (*self.recipe.rewards, RewardConfig(fn=statistics, role="monitor"))
 
     @property
     def warns(self) -> bool:

@@ -73,12 +73,15 @@ def stage_for(scoring: RewardConfig) -> type[contracts.Reward]:
     return contracts.Judge if scoring.fn.facts.torch else contracts.Reward
 
 
-def rewards_ahead(run: Run, making: Request) -> list[Request]:
+def rewards_ahead(run: AnyRun, making: Request) -> list[Request]:
     """Return the Requests for the scores of a rollout that is being made, by the rewards that overlap with it.
 
     None for other stages.
     """
-    overlapping = [reward for reward in run.scored if reward.overlap and making.stage == contracts.Rollout.name]
+    if making.stage != contracts.Rollout.name:
+        return []
+    assert isinstance(run, Run)
+    overlapping = (reward for reward in run.scored if reward.overlap)
     return [_scores(run, reward, making.slot, making.iteration, making.expected) for reward in overlapping]
 
 

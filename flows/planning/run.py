@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
-from cosmos_rl_core import plugins
 from cosmos_rl_core.algorithms._needs import Needs
-from cosmos_rl_core.config.early_warning import STATISTICS
 from cosmos_rl_core.config.recipe import Recipe
-from cosmos_rl_core.config.train import DatasetOptions, RewardConfig, SnapshotOptions
+from cosmos_rl_core.config.train import DatasetOptions, SnapshotOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.storage import store
 from flows.planning import kinds
@@ -214,15 +212,6 @@ class Run(BaseRun[Plan]):
     def needs(self) -> Needs:
         """Return what the algorithm needs."""
         return costs.needs_of(self.recipe)
-
-    @cached_property
-    def scored(self) -> tuple[RewardConfig, ...]:
-        """Return the rewards that score every rollout: the recipe's, and the statistics that are monitored."""
-        warning, labels = self.plan.early_warning, [reward.fn.label for reward in self.recipe.rewards]
-        if warning is None or not warning.statistics or STATISTICS in labels:
-            return self.recipe.rewards
-        statistics = plugins.load("rewards", STATISTICS).Options()
-        return (*self.recipe.rewards, RewardConfig(fn=statistics, role="monitor"))
 
     @property
     def validates(self) -> bool:

@@ -8,16 +8,19 @@ from typing import Any
 import pytest
 
 from cosmos_rl_core.canonical import digest
+from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.recipes.reading import checked
 from flows.describing import describe
 from flows.ledger.shape import shape_of
 from flows.library import open_run
 from flows.planning import facts, kinds, plan, requests
-from flows.planning.plan import Plan, Settings, freeze, plan_of, read_plan
-from flows.planning.run import Run, run_of
+from flows.planning.base import BasePlan, BaseRun
+from flows.planning.plan import Settings, freeze, plan_of, read_plan
+from flows.planning.run import run_of
 from flows.planning.steps import Step, Wave
 from flows.post_train import steps
 from flows.session import loop
+from stages import contracts
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from tests.flows.imagined import Imagined
@@ -26,8 +29,12 @@ BARE = "bare"
 """Group of the recipes of this kind."""
 
 
-class BarePlan(Plan):
+class BarePlan(BasePlan[Recipe]):
     """A plan of a run that exports its base and trains nothing."""
+
+
+class BareRun(BaseRun[BarePlan]):
+    """A run of such a plan: it has what runs of every kind have."""
 
 
 def make_plan(recipe: Any, run_id: str | None, source: str, known: tuple[str, ...], **options: Any) -> BarePlan:
@@ -35,10 +42,22 @@ def make_plan(recipe: Any, run_id: str | None, source: str, known: tuple[str, ..
     return BarePlan.model_validate(made.model_dump())
 
 
-def waves(run: Run, exported: Any = None, judged: Any = None) -> Iterator[Wave]:
-    yield Wave(Step("policy", "policy", run.slots.policy(0), partial(requests.policy, run)))
+def policy(run: BareRun) -> Request:
+    config = contracts.Policy(model=run.plan.model, from_scratch=False, lora=None)
+    return run.plan.request(run.slots.policy(0), config)
+
+
+def export(run: BareRun) -> Request:
+    inputs = {"policy": (requests.exported_policy(run, 0),)}
+    return run.plan.request(
+        run.slots.version(0, "export"), contracts.Export(model=run.plan.model, lora=None), 0, inputs
+    )
+
+
+def waves(run: BareRun, exported: Any = None, judged: Any = None) -> Iterator[Wave]:
+    yield Wave(Step("policy", "policy", run.slots.policy(0), partial(policy, run)))
     slot = run.slots.version(0, "export")
-    yield Wave(Step("policy-0000/export", "export", slot, partial(requests.export, run, 0), 0))
+    yield Wave(Step("policy-0000/export", "export", slot, partial(export, run), 0))
 
 
 KIND = kinds.Kind(
@@ -46,7 +65,7 @@ KIND = kinds.Kind(
     check=checked,
     plan=BarePlan,
     make_plan=make_plan,
-    run=Run,
+    run=BareRun,
     summary="Export a base.",
     waves=waves,
     stages=lambda recipe: ["policy", "export"],
@@ -80,6 +99,7 @@ def test_a_registered_kind_is_planned_made_and_described(settings: Settings, tmp
 
     loop.make(run, launch)
     assert made == ["policy", "policy-0000/export"]
+    assert requests.rewards_ahead(run, steps(run)[0].request()) == []
     assert open_run("mine", settings.store).now().standing == 2
     assert facts.about(frozen) == (("trains", "nothing"),)
     assert [*describe.described(frozen, settings.store)] == ["exports its base"]
