@@ -94,8 +94,8 @@ class StageConfig(Section):
     reader: ClassVar[str | None] = None
     """Module of the package with ``excerpt_of`` and ``answers_of``, for reports of artifacts without a fragment."""
     measures: ClassVar[str | None] = None
-    """Module of the package that reads what the stage measured of a policy on held-out data, as a
-    :class:`stages.scoring.held_out.Reader`; None for a stage that measures nothing there."""
+    """Module of the package that reads what the stage measured of a policy on held-out data, with the functions of
+    ``stages.scoring.held_out.Reader``; None for a stage that measures nothing there."""
 
 
 class Trains(StageConfig):
