@@ -11,7 +11,7 @@ import numpy as np
 
 from cosmos_rl_core.estimates.estimate import mean_of
 from flows.library import OpenedRun, open_run
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.samples import read_samples
@@ -46,7 +46,7 @@ def _draw_rewards(axes: Any, lines: list[dict[str, Any]], opened: OpenedRun) -> 
     axes.legend(frameon=False, loc="lower right")
 
 
-def _draw_samples(axes: Any, run: Run) -> None:
+def _draw_samples(axes: Any, run: AnyRun) -> None:
     """Draw a row of pictures of the base policy, and one of the final policy with the same prompts and seeds."""
     last = run.recipe.train.num_iterations
     before, after = (_first_samples(run.slots.version(k, "evaluate")) for k in (0, last))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cosmos_rl_core.config.early_warning import DEFAULTS, STATISTICS
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.contracts import Warn
@@ -37,7 +37,7 @@ class Drift:
         return HACKED in self.rewards
 
 
-def store(folder: Path, run: Run) -> Path:
+def store(folder: Path, run: AnyRun) -> Path:
     """Write the drift of a finished run that was judged in every iteration."""
     train, found = run.recipe.train, dict[str, list[float]]()
     for k in range(1, train.num_iterations):

@@ -13,7 +13,7 @@ from cosmos_rl_core.recipes.reading import launch_of
 from flows.defaults import store_of
 from flows.devices.fitting import misfits_of
 from flows.operations.rerun import rerun
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from flows.planning.steps import Step, find, read_run
 from flows.post_train import steps
 from flows.running import gpus
@@ -82,7 +82,7 @@ def run(
     return f"{step.name} stands"
 
 
-def _require_order(run: Run, every: Sequence[Step], step: Step) -> None:
+def _require_order(run: AnyRun, every: Sequence[Step], step: Step) -> None:
     """Raise :class:`ConfigError` if a stage of an earlier wave was never made.
 
     Heads and numbers name what a run made in the order of its waves; a gap among them is what an audit calls a loss.

@@ -23,8 +23,8 @@ from flows.ledger.pages import LEDGER, Totals, pages
 from flows.ledger.pages import numbers as page_numbers
 from flows.ledger.pages import url_of as url_of_page
 from flows.library.opened_run import OpenedRun
+from flows.planning.base import AnyRun
 from flows.planning.plan import METRICS_FILE, PLAN_FILE, run_url
-from flows.planning.run import Run
 from flows.planning.steps import Step, read_run
 from stages.artifacts.files import BLOCK_BYTES
 from stages.artifacts.manifest import Manifest
@@ -345,7 +345,7 @@ MISSING = "missing"
 TAR = ".tar"
 
 
-def _is_last(run: Run, report: Manifest) -> bool:
+def _is_last(run: AnyRun, report: Manifest) -> bool:
     """Return whether a report is on all iterations."""
     return len(report.inputs.get("updates", ())) >= run.recipe.train.num_iterations
 

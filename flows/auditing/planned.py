@@ -8,8 +8,8 @@ from functools import cached_property
 from cosmos_rl_core.errors import ArtifactError
 from flows.auditing.checks.faults import Findings
 from flows.auditing.slot import Slot
+from flows.planning.base import AnyRun
 from flows.planning.plan import Plan, every_plan
-from flows.planning.run import Run
 from flows.planning.steps import Step
 from flows.planning.versions import KIND
 from flows.post_train import steps
@@ -24,7 +24,7 @@ from stages.scoring.rewards import label_of
 class Asked:
     """The Requests of a run: those of today, and those from before it went on with other stage versions or limits."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: AnyRun) -> None:
         self._run = run
 
     def versions(self, stage: str) -> set[int]:

@@ -9,7 +9,7 @@ from cosmos_rl_core.storage import store
 from flows.auditing.checks.faults import Findings
 from flows.auditing.contents import input_of
 from flows.auditing.slot import Slot
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from flows.running.wave import NUMERICS, SCORERS
 from flows.warning.decisions import DECISIONS, Decision, decisions_on
 from flows.warning.warnings import Warned
@@ -66,7 +66,7 @@ def _judged(warning: Manifest, update: Manifest) -> bool:
     return {source.manifest for source in update.inputs.get("scores", ())} <= judged
 
 
-def check_scorers(run: Run, scored: Iterable[Manifest], findings: Findings) -> None:
+def check_scorers(run: AnyRun, scored: Iterable[Manifest], findings: Findings) -> None:
     """Check the records of scorers, and that each score of a service is by a scorer that the run had pinned."""
     folder = store.join(run.url, SCORERS)
     pinned: dict[str, set[str]] = {}
@@ -91,7 +91,7 @@ def _check_scorer(made: Manifest, pinned: Mapping[str, set[str]], url: str, find
             findings.add(url, "scorer", f"scored by {name}; scorers that the run pinned: {told}")
 
 
-def check_numerics(run: Run, slots: Iterable[Slot], findings: Findings) -> None:
+def check_numerics(run: AnyRun, slots: Iterable[Slot], findings: Findings) -> None:
     """Check the numerics that are pinned, and those of artifacts, which may differ where it is said.
 
     ``slots`` are the run's own: what runs share was made under the numerics of the run that made it.

@@ -9,6 +9,7 @@ from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import counted
 from flows.comparing.side import Side
 from flows.planning import facts, kinds
+from flows.planning.base import AnyPlan
 from flows.planning.plan import Plan
 
 
@@ -87,7 +88,7 @@ def data(a: Side, b: Side) -> list[Data]:
         found.append(_prompts("prompts trained on", a.plan.prompts, b.plan.prompts))
     if a.plan.validation_prompts or b.plan.validation_prompts:
         found.append(_prompts("held-out prompts", a.plan.validation_prompts, b.plan.validation_prompts))
-    if all(one.run.trains_on_rewards for one in (a, b)) and (orders := _orders(a, b)):
+    if (orders := _orders(a, b)) is not None:
         found.append(orders)
     return [*found, *_media(a.plan, b.plan)]
 
@@ -98,11 +99,12 @@ def _prompts(what: str, a: Sequence[Prompt], b: Sequence[Prompt]) -> Data:
 
 
 def _orders(a: Side, b: Side) -> Data | None:
-    """Compare which prompts each iteration samples, of those that both runs trained."""
+    """Compare which prompts each iteration samples, of the iterations that both runs trained on rewards."""
+    plans = [one.plan for one in (a, b) if isinstance(one.plan, Plan) and one.run.trains_on_rewards]
     both = range(min(a.trained, b.trained))
-    if not both:
+    if len(plans) < 2 or not both:
         return None
-    drawn = [[[prompt.id for prompt in one.plan.prompts_of(k)] for k in both] for one in (a, b)]
+    drawn = [[[prompt.id for prompt in plan.prompts_of(k)] for k in both] for plan in plans]
     equal = sum(x == y for x, y in zip(*drawn, strict=True))
     first, second = (f"{sum(map(len, each))} in {counted(len(both), 'iteration')}" for each in drawn)
     return Data(
@@ -110,7 +112,7 @@ def _orders(a: Side, b: Side) -> Data | None:
     )
 
 
-def _media(a: Plan, b: Plan) -> Iterator[Data]:
+def _media(a: AnyPlan, b: AnyPlan) -> Iterator[Data]:
     """Compare files by digest: media, prepared datasets, conversations."""
     sides = [_files(one) for one in (a, b)]
     for what in dict.fromkeys(name for one in sides for name in one):
@@ -118,7 +120,7 @@ def _media(a: Plan, b: Plan) -> Iterator[Data]:
         yield Data(what, first, second, first == second)
 
 
-def _files(plan: Plan) -> dict[str, str]:
+def _files(plan: AnyPlan) -> dict[str, str]:
     found = {"media trained on": plan.data_digest[:12], "held-out media": plan.held_out_digest[:12]}
     found |= {
         f"dataset {one.dataset}": f"snapshot {one.number}, {one.items} items, {one.digest[:12]}"

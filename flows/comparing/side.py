@@ -5,8 +5,7 @@ from functools import cached_property
 
 from flows.library.collected import Collected
 from flows.library.opened_run import OpenedRun
-from flows.planning.plan import Plan
-from flows.planning.run import Run
+from flows.planning.base import AnyPlan, AnyRun
 from stages.reporting.book import Piece
 
 
@@ -22,12 +21,12 @@ class Side:
         return self.opened.id
 
     @property
-    def run(self) -> Run:
+    def run(self) -> AnyRun:
         """Return the plan of the run, and where its artifacts go."""
         return self.opened.run
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> AnyPlan:
         """Return the plan of the run."""
         return self.opened.run.plan
 

@@ -13,7 +13,7 @@ from cosmos_rl_core.storage.tensor_headers import Entry, read_header
 from cosmos_rl_core.weights.arrays import array
 from cosmos_rl_core.weights.parts import CURRENT
 from flows.comparing.side import Side
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of, standing
 
@@ -89,7 +89,7 @@ class Moved:
         return f"{number(self.norm)} from policy 0{share}"
 
 
-def moved(run: Run, version: int, most_bytes: int) -> Moved | None:
+def moved(run: AnyRun, version: int, most_bytes: int) -> Moved | None:
     """Return how far a version moved; None without both versions, or if the files of one exceed ``most_bytes``.
 
     Every byte that is read is checked.
@@ -115,7 +115,7 @@ class _Policy:
     content: str
 
     @classmethod
-    def open(cls, run: Run, version: int) -> "_Policy | None":
+    def open(cls, run: AnyRun, version: int) -> "_Policy | None":
         slot = run.slots.policy(version)
         if standing(slot)[1] is None:
             return None

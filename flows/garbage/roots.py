@@ -10,8 +10,8 @@ from cosmos_rl_core.storage.sealed import RESTORE, unseal
 from cosmos_rl_core.storage.store import Listed
 from flows.checking.checks import BEFORE_A_PLAN
 from flows.planning import kinds
+from flows.planning.base import AnyRun
 from flows.planning.plan import PLAN_FILE, run_url
-from flows.planning.run import Run
 from flows.planning.steps import read_run
 from flows.post_train import post_train
 from stages.artifacts import snapshots
@@ -73,7 +73,7 @@ class Roots:
             raise ArtifactError(f"{plan} is missing, but there is {min(found)}; {RESTORE}")
         return bool(found)
 
-    def add(self, run: Run) -> None:
+    def add(self, run: AnyRun) -> None:
         """Add what a run reads. A removal of its snapshots is taken back, unless something of them is gone."""
         pins = {(pinned.dataset, pinned.number) for pinned in run.plan.snapshots}
         if not all(self._stands(*pin) for pin in pins):
@@ -143,7 +143,7 @@ class Roots:
         self.slots |= {place[1] for place in places if place[0] == "dataset"}
 
 
-def _read_by(run: Run) -> Iterator[str]:
+def _read_by(run: AnyRun) -> Iterator[str]:
     """Yield the slots that a run reads and did not make alone."""
 
     def never(k: int) -> bool:

@@ -11,7 +11,7 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import PATIENCE_S
 from flows.defaults import GRACE_H
 from flows.devices import work_folders
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from flows.planning.steps import read_run
 from flows.post_train import steps
 from stages.artifacts.garbage import garbage
@@ -114,7 +114,7 @@ def _files(name: str, sizes: Collection[int]) -> list[Files]:
 
 
 @contextmanager
-def _alone(run: Run) -> Iterator[Callable[[], None]]:
+def _alone(run: AnyRun) -> Iterator[Callable[[], None]]:
     """Hold the run's lease. Yield a check that raises :class:`LeaseError` if another process works on the run.
 
     On a full disk no process can write a lease, so this one continues without.
@@ -135,7 +135,7 @@ def _alone(run: Run) -> Iterator[Callable[[], None]]:
         yield check
 
 
-def _ordered(run: Run) -> dict[str, str]:
+def _ordered(run: AnyRun) -> dict[str, str]:
     """Return the slots that unfinished orders of the run's allocations make or read, with the mailbox of each."""
     places = {run.url, run.recipe.launch.slurm.work_dir or run.url}
     found: dict[str, str] = {}

@@ -6,7 +6,7 @@ from cosmos_rl_core.errors import BudgetError
 from flows.ledger.estimates import like_run
 from flows.ledger.ledger import Ledger
 from flows.ledger.pages import HOUR_S, iteration_of
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing_manifest
 
@@ -17,7 +17,7 @@ RECENT = 3
 class Budget:
     """The device hours that are left, asked for before each wave."""
 
-    def __init__(self, run: Run, ledger: Ledger) -> None:
+    def __init__(self, run: AnyRun, ledger: Ledger) -> None:
         self._run, self._ledger = run, ledger
         self._allowed: set[int] = set()
         """Iterations that were found to have room."""

@@ -11,7 +11,7 @@ from rich.table import Table
 from cosmos_rl_core.config.clusters import PricesConfig
 from cosmos_rl_core.errors import counted
 from flows.ledger.pages import AT_WORK, HOUR_S, Entry, Page, entries
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from stages.execution.spending import Spent
 
 GB = 10**9
@@ -204,7 +204,7 @@ class RunCost:
             yield f"{what}: {', '.join(words)}"
 
 
-def cost_of(run: Run, found: Sequence[Page], prices: PricesConfig | None) -> RunCost:
+def cost_of(run: AnyRun, found: Sequence[Page], prices: PricesConfig | None) -> RunCost:
     """Return the cost of a run from its pages, after :func:`flows.ledger.pages.marked`."""
     stages: dict[str, list[Entry]] = {}
     for entry in entries(found):
@@ -221,7 +221,7 @@ def cost_of(run: Run, found: Sequence[Page], prices: PricesConfig | None) -> Run
     )
 
 
-def _samples(run: Run) -> int:
+def _samples(run: AnyRun) -> int:
     """Return the number of samples of an iteration: those of a rollout, or those of all its optimizer steps."""
     train = run.recipe.train
     options: Any = train.train_policy

@@ -9,9 +9,9 @@ from cosmos_rl_core.storage import store
 from flows.ledger.costs import duration
 from flows.ledger.pages import HOUR_S, Page, iteration_of, some_pages, url_of, work_of
 from flows.ledger.shape import shape_of
-from flows.planning.base import AnyPlan
+from flows.planning.base import AnyPlan, AnyRun
 from flows.planning.plan import run_url
-from flows.planning.run import Run, run_of
+from flows.planning.run import run_of
 from flows.post_train import post_train
 
 
@@ -76,7 +76,7 @@ def means_of(found: Iterable[Page]) -> dict[str, Mean]:
     }
 
 
-def like_run(run: Run, shape: str) -> Like | None:
+def like_run(run: AnyRun, shape: str) -> Like | None:
     """Return the newest other run of the store whose first stage was of this shape; None without any."""
     root = store.join(store.absolute(run.store_url), "runs")
     names = sorted(store.names(root) - {run.plan.run_id})

@@ -19,7 +19,7 @@ from stages.scoring.summaries import known_error
 if TYPE_CHECKING:
     from cosmos_rl_core.config.train import Gate
     from flows.library.states import State
-    from flows.planning.run import Run
+    from flows.planning.base import AnyRun
 
 
 class Measured(NamedTuple):
@@ -56,7 +56,7 @@ class Best:
         return f"policy {self.k}, {self.by} {self.figure:.4g}" + (f" ({', '.join(said)})" if said else "")
 
 
-def best_of(run: Run, found: Iterable[State]) -> Best | None:
+def best_of(run: AnyRun, found: Iterable[State]) -> Best | None:
     """Return the best version by :func:`judge_of`: the lowest loss, or the highest reward.
 
     Only numbers that stand count, and of a weighted sum only versions with a sample that counts. Of equal ones the
@@ -70,7 +70,7 @@ def best_of(run: Run, found: Iterable[State]) -> Best | None:
     return best_among(run, by_version)
 
 
-def best_among(run: Run, by_version: Mapping[int, Mapping[str, Measured]]) -> Best | None:
+def best_among(run: AnyRun, by_version: Mapping[int, Mapping[str, Measured]]) -> Best | None:
     """Return the best version, like :func:`best_of`, by measurements: of each version by the names of the stages."""
     if (judge := judge_of(run)) is None:
         return None
@@ -84,7 +84,7 @@ def best_among(run: Run, by_version: Mapping[int, Mapping[str, Measured]]) -> Be
     return min(ranked, key=lambda one: (one.figure if judge.of_losses else -one.figure, one.k), default=None)
 
 
-def judged(run: Run, k: int) -> Best | None:
+def judged(run: AnyRun, k: int) -> Best | None:
     """Return the number that ranks policy version k, and each of its held-out rewards, from its newest manifests.
 
     None if it has none. Nothing checks whether the stages that made them are up to date.

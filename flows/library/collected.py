@@ -11,7 +11,7 @@ from cosmos_rl_core.storage import store
 from flows.ledger.attempts import Attempts, Logged, named
 from flows.library.best import Best, Measured, best_among
 from flows.library.states import State
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from flows.planning.steps import Step
 from flows.warning.warnings import Warned
 from stages import registry
@@ -41,7 +41,7 @@ class Stage:
 class Collected:
     """Facts of a run. :meth:`add` artifacts in the order of the loop."""
 
-    run: Run
+    run: AnyRun
     iterations: dict[int, Piece] = field(default_factory=dict[int, Piece])
     judged: dict[int, Piece] = field(default_factory=dict[int, Piece])
     trained: dict[int, Trained] = field(default_factory=dict[int, Trained])

@@ -15,8 +15,8 @@ from cosmos_rl_core.storage.file_digests import Remembered
 from flows.devices.work_folders import hold, in_use
 from flows.library.best import Best, best_of
 from flows.library.states import State, states
+from flows.planning.base import AnyRun
 from flows.planning.ranking import judge_of
-from flows.planning.run import Run
 from flows.planning.steps import read_run
 from flows.terminal.commands import about
 from stages.artifacts.artifact import Artifact
@@ -112,11 +112,11 @@ def _listed(known: Iterable[int]) -> str:
     return ", ".join(map(str, known))
 
 
-def _see(run: Run) -> str:
+def _see(run: AnyRun) -> str:
     return f"see `{about(run.store_url, 'status', run.plan.run_id)}`"
 
 
-def _best(run: Run, found: list[State]) -> Best:
+def _best(run: AnyRun, found: list[State]) -> Best:
     """Return the best policy version. Raises if the number of one does not stand: that one could be better."""
     run_id = run.plan.run_id
     if (judge := judge_of(run)) is None:
@@ -132,7 +132,7 @@ def _best(run: Run, found: list[State]) -> Best:
     return best
 
 
-def _check_stands(run: Run, found: list[State], state: State, name: str) -> None:
+def _check_stands(run: AnyRun, found: list[State], state: State, name: str) -> None:
     """Raise if a state does not stand, so that no other version is taken for it."""
     if state.word == "stands":
         return
@@ -143,7 +143,7 @@ def _check_stands(run: Run, found: list[State], state: State, name: str) -> None
     raise ConfigError(f"{name} is {state.word}{because}; run the recipe again to make it, or {_see(run)}")
 
 
-def optimizer_steps(run: Run, k: int) -> int:
+def optimizer_steps(run: AnyRun, k: int) -> int:
     """Return the number of optimizer steps of policy version k."""
     manifest = None if k == 0 else standing(run.slots.policy(k))[1]
     if manifest is None:

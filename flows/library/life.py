@@ -10,7 +10,7 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import PATIENCE_S
 from cosmos_rl_core.storage.sealed import RESTORE
 from flows.ledger.pages import Page
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from flows.running.progress import Progress, read_progress
 from stages.artifacts.slots import standing
 
@@ -31,7 +31,7 @@ class Life:
     """``pid`` and ``host`` of the process that works on the run; None without one."""
 
     @classmethod
-    def of(cls, run: Run, patience_s: float) -> "Life":
+    def of(cls, run: AnyRun, patience_s: float) -> "Life":
         """Look at the lease and the progress of a run.
 
         Waits up to ``patience_s`` for a heartbeat of a process on another machine.
@@ -50,7 +50,7 @@ class Life:
         return cls(said.end or "interrupted", said, None)
 
 
-def wave_at_work(run: Run, look: Callable[[], Page | None]) -> str:
+def wave_at_work(run: AnyRun, look: Callable[[], Page | None]) -> str:
     """Return the wave that a process works on; "" if none works on the run, or between waves.
 
     ``look`` reads the newest page of the ledger. It and the progress are two files: they are read again until they
@@ -67,13 +67,13 @@ def wave_at_work(run: Run, look: Callable[[], Page | None]) -> str:
     return wave
 
 
-def iterations_made(run: Run) -> int:
+def iterations_made(run: AnyRun) -> int:
     """Return the number of iterations up to the newest policy. Raises :class:`ArtifactError` for damaged folders."""
     made = newest_first(run, "iterations")
     return next((k + 1 for k in made if standing(run.slots.policy(k + 1))[1] is not None), 0)
 
 
-def newest_first(run: Run, folder: str) -> list[int]:
+def newest_first(run: AnyRun, folder: str) -> list[int]:
     """Return the numbers of the folders in ``folder``, falling. Raises :class:`ArtifactError` for a file."""
     found = store.names(url := store.join(run.url, folder))
     if found == {folder}:  # a file is listed as itself
@@ -81,7 +81,7 @@ def newest_first(run: Run, folder: str) -> list[int]:
     return sorted((int(name) for name in found if name.isdecimal()), reverse=True)
 
 
-def _is_made(run: Run) -> bool:
+def _is_made(run: AnyRun) -> bool:
     try:
         return run.is_made
     except ArtifactError:

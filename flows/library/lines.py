@@ -13,8 +13,9 @@ from flows.ledger.pages import Page, newest_page
 from flows.library.best import judged
 from flows.library.life import Life, Word, iterations_made, newest_first
 from flows.library.outlook import Score
+from flows.planning.base import AnyRun
 from flows.planning.plan import read_plan
-from flows.planning.run import Run, run_of
+from flows.planning.run import run_of
 from stages.artifacts.slots import standing
 from stages.scoring.summaries import known_error
 
@@ -72,7 +73,7 @@ def all_runs(store_url: str, names: Sequence[str] = ()) -> list[RunLine]:
         return list(pool.map(lambda one: one if isinstance(one, RunLine) else _line(*one), opened))
 
 
-def _opened(store_url: str, name: str) -> tuple[Run, list[str]] | RunLine:
+def _opened(store_url: str, name: str) -> tuple[AnyRun, list[str]] | RunLine:
     """Return a run and its rewards, those that train first, or the line of a damaged one."""
     try:
         run = run_of(read_plan(store_url, name), store_url)
@@ -82,7 +83,7 @@ def _opened(store_url: str, name: str) -> tuple[Run, list[str]] | RunLine:
         return RunLine(run=name, state="damaged", error=first_line(error))
 
 
-def _line(run: Run, labels: Sequence[str]) -> RunLine:
+def _line(run: AnyRun, labels: Sequence[str]) -> RunLine:
     name = run.plan.run_id
     try:
         life = Life.of(run, 2 * BEAT_S)
@@ -106,7 +107,7 @@ def _line(run: Run, labels: Sequence[str]) -> RunLine:
         return RunLine(run=name, state="damaged", error=first_line(error))
 
 
-def _left_s(run: Run, iterations: int, newest: Page | None) -> float | None:
+def _left_s(run: AnyRun, iterations: int, newest: Page | None) -> float | None:
     """Return the seconds of the iterations that are left, each like the mean of those before."""
     left = run.recipe.train.num_iterations - iterations
     if newest is None or iterations == 0 or left <= 0:
@@ -132,7 +133,7 @@ class _Measured:
         return found
 
 
-def _held_out(run: Run) -> _Measured | None:
+def _held_out(run: AnyRun) -> _Measured | None:
     """Return what was measured on held-out prompts or media; None without anything."""
     versions = newest_first(run, "exports") if run.evaluates or run.validates else []
     newest = next(filter(None, (judged(run, k) for k in versions)), None)
@@ -144,7 +145,7 @@ def _held_out(run: Run) -> _Measured | None:
     return _Measured(newest.by, [Score(end.k, end.figure, end.standard_error) for end in ends], rewards)
 
 
-def _of_rollouts(run: Run, labels: Sequence[str]) -> _Measured:
+def _of_rollouts(run: AnyRun, labels: Sequence[str]) -> _Measured:
     """Return the mean scores of the first and the newest rollout."""
     if not labels or not run.trains_on_rewards:
         return _Measured()
@@ -154,14 +155,14 @@ def _of_rollouts(run: Run, labels: Sequence[str]) -> _Measured:
     return _Measured(labels[0], found[labels[0]], rewards)
 
 
-def _first_and_newest(run: Run, rollouts: Sequence[int], reward: str) -> list[Score]:
+def _first_and_newest(run: AnyRun, rollouts: Sequence[int], reward: str) -> list[Score]:
     """Return the mean scores of the last and the first of some iterations, once if they are the same."""
     newest = next(filter(None, (_score(run, k, reward) for k in rollouts)), None)
     first = _score(run, rollouts[-1], reward) if rollouts else None
     return list(dict.fromkeys(filter(None, (first, newest))))
 
 
-def _score(run: Run, k: int, reward: str) -> Score | None:
+def _score(run: AnyRun, k: int, reward: str) -> Score | None:
     """Return the mean score of the samples of an iteration; None without any."""
     _, manifest = standing(run.slots.iteration(k, f"reward-{reward}"))
     found = None if manifest is None else manifest.summary.get(reward)

@@ -14,7 +14,7 @@ from flows.library.life import Life, wave_at_work
 from flows.library.overview import Overview
 from flows.library.policy import Policy
 from flows.planning import steps
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from flows.planning.steps import Step
 from flows.post_train import steps as steps_of
 from stages.artifacts.slots import one_look
@@ -41,7 +41,7 @@ def open_run(run: str, store: str | None = None) -> "OpenedRun":
 class OpenedRun:
     """A run of a store. Each call reads what the run has now. Nothing is changed, and torch is not imported."""
 
-    run: Run
+    run: AnyRun
     """Its plan, and where its artifacts go."""
 
     def __repr__(self) -> str:

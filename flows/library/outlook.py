@@ -10,7 +10,7 @@ from flows.ledger.costs import duration
 from flows.ledger.estimates import Means, like_run, means_of
 from flows.ledger.pages import HOUR_S, iteration_of, newest_page, some_pages, work_of
 from flows.ledger.shape import shape_of
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from flows.running.progress import Progress
 from stages.reporting.contracts import Report
 from stages.scoring.summaries import known_error
@@ -74,7 +74,7 @@ class Outlook:
         return lines + [f"report: {self.report}"] * bool(self.report)
 
 
-def outlook(run: Run, states: Sequence["State"], progress: Progress, means: Means) -> Outlook:
+def outlook(run: AnyRun, states: Sequence["State"], progress: Progress, means: Means) -> Outlook:
     """Return the outlook of a run. ``means`` are from :func:`known_means`."""
     report = store.join(run.slots.report, Report.PAGE)
     return Outlook(
@@ -86,7 +86,7 @@ def outlook(run: Run, states: Sequence["State"], progress: Progress, means: Mean
     )
 
 
-def known_means(run: Run) -> Means:
+def known_means(run: AnyRun) -> Means:
     """Return what waves of this run took; of waves that it has not had, those of an earlier run of its shape."""
     try:
         own = means_of(some_pages(run.url))
@@ -98,7 +98,7 @@ def known_means(run: Run) -> Means:
     return own if like is None else {**like.means, **own}
 
 
-def spent_s(run: Run) -> float | None:
+def spent_s(run: AnyRun) -> float | None:
     """Return the device seconds of a run until now; None without a ledger, or with a damaged one."""
     try:
         newest = newest_page(run.url)
@@ -118,11 +118,11 @@ def _left_s(states: Sequence["State"], progress: Progress, means: Means) -> floa
     return round(sum(seconds.values()), 1) if seconds else None
 
 
-def _others(run: Run) -> list[str]:
+def _others(run: AnyRun) -> list[str]:
     return [reward.fn.label for reward in run.recipe.rewards if reward.fn.label != run.headline_reward]
 
 
-def change_of(run: Run, states: Sequence["State"], reward: str) -> Change | None:
+def change_of(run: AnyRun, states: Sequence["State"], reward: str) -> Change | None:
     """Return a reward of the first and the last policy that was judged, else of rollouts."""
     for stage, of, counted in (
         (f"evaluate-{reward}", f"held-out {reward}", "policy"),

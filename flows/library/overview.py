@@ -11,7 +11,7 @@ from flows.library.best import Best, best_of
 from flows.library.life import Life, Word, iterations_made
 from flows.library.outlook import Outlook, known_means, outlook
 from flows.library.states import State, states, states_of
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from flows.planning.steps import read_run
 from flows.running.progress import Progress
 from flows.warning.warnings import Warned
@@ -21,7 +21,7 @@ from flows.warning.warnings import Warned
 class Overview:
     """The state of a run at one moment."""
 
-    run: Run
+    run: AnyRun
     states: list[State]
     """Every stage, in order."""
     life: Word
@@ -32,7 +32,7 @@ class Overview:
     """What waves of the run take."""
 
     @classmethod
-    def of(cls, run: Run, patience_s: float = 2 * BEAT_S) -> "Overview":
+    def of(cls, run: AnyRun, patience_s: float = 2 * BEAT_S) -> "Overview":
         """Look at a run now. Waits up to ``patience_s`` for a heartbeat of a process on another machine."""
         life = Life.of(run, patience_s)
         found = _with_progress(states(run), life)

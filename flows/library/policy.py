@@ -9,14 +9,14 @@ from typing import Any, Self
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.weights.parts import CURRENT
 from flows.library.exports import export, optimizer_steps
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from flows.terminal.commands import about
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input
 from stages.artifacts.slots import input_of, standing
 
 
-def made(run: Run, slot: str, what: str) -> Input:
+def made(run: AnyRun, slot: str, what: str) -> Input:
     """Return the artifact in a slot of a run. Raises :class:`ConfigError`, which names ``what``, if there is none."""
     if standing(slot)[1] is None:
         shown_by = about(run.store_url, "status", run.plan.run_id)
@@ -29,11 +29,11 @@ class Policy:
     """A policy version of a run."""
 
     version: int
-    _run: Run = field(repr=False)
+    _run: AnyRun = field(repr=False)
     _source: Input = field(repr=False)
 
     @classmethod
-    def of(cls, run: Run, version: int) -> Self:
+    def of(cls, run: AnyRun, version: int) -> Self:
         """Return a policy version of a run. Raises :class:`ConfigError` if there is none yet."""
         return cls(version, run, made(run, run.slots.policy(version), f"policy {version}"))
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from cosmos_rl_core.errors import ArtifactError, first_line
 from cosmos_rl_core.storage import store
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from flows.planning.steps import Step
 from flows.post_train import steps
 from stages.artifacts.manifest import Manifest, seconds_of
@@ -63,7 +63,7 @@ class State:
         return found if isinstance(found, float) else None
 
 
-def states(run: Run) -> list[State]:
+def states(run: AnyRun) -> list[State]:
     """Return the state of every stage of the run, in order, from artifacts alone."""
     return states_of(steps(run))
 

@@ -9,8 +9,8 @@ from cosmos_rl_core.storage import store
 from flows.library.picture import Picture
 from flows.library.policy import made
 from flows.library.states import states
+from flows.planning.base import AnyRun
 from flows.planning.plan import METRICS_FILE
-from flows.planning.run import Run
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of, standing
@@ -22,7 +22,7 @@ FIRST = ["sample_id", "prompt", "picture"]
 """Columns that come first."""
 
 
-def metrics(run: Run) -> pd.DataFrame:
+def metrics(run: AnyRun) -> pd.DataFrame:
     """Return the table of :meth:`flows.library.opened_run.OpenedRun.metrics`."""
     data = store.read_if_exists(store.join(run.url, METRICS_FILE)) or b""
     numbers = {"iteration", "policy_version", "step"}
@@ -30,7 +30,7 @@ def metrics(run: Run) -> pd.DataFrame:
     return table.astype(dict.fromkeys(numbers & {*table.columns}, "Int64"))
 
 
-def stages(run: Run) -> pd.DataFrame:
+def stages(run: AnyRun) -> pd.DataFrame:
     """Return the table of :meth:`flows.library.opened_run.OpenedRun.stages`."""
     rows = [
         {"name": one.step.name, "stage": one.step.stage, "k": one.step.k, "state": one.word}
@@ -41,7 +41,7 @@ def stages(run: Run) -> pd.DataFrame:
     return pd.DataFrame(rows).astype({"k": "Int64", "seconds": "float64", "reward": "float64", "loss": "float64"})
 
 
-def samples(run: Run, iteration: int) -> pd.DataFrame:
+def samples(run: AnyRun, iteration: int) -> pd.DataFrame:
     """Return the table of :meth:`flows.library.opened_run.OpenedRun.samples`."""
     if not run.trains_on_rewards:
         raise ConfigError(f"{run.plan.run_id} trains on data and generates no rollouts; use held_out(policy_version)")
@@ -51,7 +51,7 @@ def samples(run: Run, iteration: int) -> pd.DataFrame:
     return _with_advantages(table, run.slots.iteration(iteration, "update"))
 
 
-def held_out(run: Run, policy_version: int) -> pd.DataFrame:
+def held_out(run: AnyRun, policy_version: int) -> pd.DataFrame:
     """Return the table of :meth:`flows.library.opened_run.OpenedRun.held_out`."""
     labels = [reward.fn.label for reward in run.recipe.rewards]
     slots = {reward: run.slots.version(policy_version, f"evaluate-{reward}") for reward in labels}
@@ -59,7 +59,7 @@ def held_out(run: Run, policy_version: int) -> pd.DataFrame:
     return _scored(run, slot, f"held-out samples of policy {policy_version}", slots)
 
 
-def _scored(run: Run, slot: str, what: str, scores: dict[str, str]) -> pd.DataFrame:
+def _scored(run: AnyRun, slot: str, what: str, scores: dict[str, str]) -> pd.DataFrame:
     """Return the index of an artifact of samples, with pictures and a column for each reward that has finished."""
     artifact = Artifact(made(run, slot, what))
     table, members = read_index(artifact), Members(artifact)

@@ -10,11 +10,12 @@ from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.captioners._base import digest_of
 from cosmos_rl_core.config.train import CaptionerOptions
 from cosmos_rl_core.datasets import _sources
-from cosmos_rl_core.errors import advised, counted
+from cosmos_rl_core.errors import ConfigError, advised, counted
 from cosmos_rl_core.recipes.dataset import DatasetConfig
 from cosmos_rl_core.storage import store
+from flows.planning.base import AnyRun
 from flows.planning.plan import Settings, plan_of
-from flows.planning.run import run_of
+from flows.planning.run import Run, run_of
 from stages import contracts
 from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact
@@ -114,12 +115,22 @@ def preprocess(
             return ours, Added(index, made, left_out, head.parts if head and not of_same else ())
 
 
+def _of_diffusion(recipe: str, run: AnyRun) -> Run:
+    """Return a run that conditions on embeddings and latents. Raises :class:`ConfigError` for any other."""
+    if not isinstance(run, Run):
+        raise ConfigError(
+            f"{recipe} trains with {run.recipe.train.train_policy.type}, which reads neither text embeddings nor "
+            "latents; leave it out of the recipes of the dataset"
+        )
+    return run
+
+
 def missing(config: DatasetConfig, store_url: str) -> list[tuple[str, Request]]:
     """Return what its recipes need of the newest snapshots and what does not stand: text embeddings and latents.
 
     Each has a name. Raises :class:`ConfigError` with the mistakes of a recipe.
     """
-    runs = [run_of(plan_of(Settings(recipe, store_url)), store_url) for recipe in config.recipes]
+    runs = [_of_diffusion(recipe, run_of(plan_of(Settings(recipe, store_url)), store_url)) for recipe in config.recipes]
     named = {request.slot: (name, request) for run in runs[::-1] for name, request in run.prepared.steps().items()}
     return [one for one in named.values() if standing_manifest(one[1]) is None]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cosmos_rl_core.errors import ArtifactError, ConfigError, counted
 from cosmos_rl_core.storage import store
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from flows.planning.steps import Step, find, read_run
 from flows.post_train import steps
 from stages.artifacts.artifact import Artifact
@@ -109,7 +109,7 @@ def listed(what: str, artifacts: Sequence[Made]) -> list[str]:
     return lines + [f"  and {len(artifacts) - SHOWN} more"] * (len(artifacts) > SHOWN)
 
 
-def made_from(run: Run, targets: Sequence[Step], every: Iterable[Step]) -> list[Made]:
+def made_from(run: AnyRun, targets: Sequence[Step], every: Iterable[Step]) -> list[Made]:
     """Return the artifacts made from the targets, directly or not. ``every`` are the steps of the run, in order."""
     root = store.absolute(run.store_url).rstrip("/")
     # Paths in the store, not URLs: the store may have been moved since its manifests were written.

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from cosmos_rl_core.errors import ConfigError
 from flows.operations.rerun import Made, listed, made_from
+from flows.planning.base import AnyRun
 from flows.planning.plan import read_plan
-from flows.planning.run import Run
 from flows.planning.steps import Step
 from flows.planning.versions import best_by_of, go_on_with
 from flows.post_train import steps
@@ -15,7 +15,7 @@ from stages.artifacts.slots import standing
 from stages.registry import STAGES
 
 
-def settled(run: Run, *, remake: bool) -> Run:
+def settled(run: AnyRun, *, remake: bool) -> AnyRun:
     """Record the stage versions of this code and settings of the run that later looks need; return the run with them.
 
     Artifacts of other versions are stale from then on. If there are any and ``remake`` is not set, raises
@@ -45,7 +45,7 @@ def _of_another_version(step: Step) -> Manifest | None:
     return manifest if manifest.version != STAGES[manifest.stage].version else None
 
 
-def _refusal(run: Run, every: list[Step], other: list[tuple[Step, Manifest]]) -> str:
+def _refusal(run: AnyRun, every: list[Step], other: list[tuple[Step, Manifest]]) -> str:
     first, _ = other[0]
     which = ["--stage", first.stage, *([] if first.k is None else ["--iteration", str(first.k)])]
     changes = {m.stage: f"{m.stage} {m.version} -> {STAGES[m.stage].version}" for _, m in other}

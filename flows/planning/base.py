@@ -11,7 +11,7 @@ from cosmos_rl_core import plugins
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.config.early_warning import STATISTICS, EarlyWarningConfig
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.config.recipe import CkptConfig
+from cosmos_rl_core.config.recipe import CkptConfig, LoggingConfig
 from cosmos_rl_core.config.train import RewardConfig
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.datasets._shares import Share
@@ -44,6 +44,16 @@ class Training(Changeable, Protocol):
     @property
     def num_iterations(self) -> int:
         """Return the number of iterations."""
+        ...
+
+    @property
+    def train_batch_per_replica(self) -> int:
+        """Return the number of samples of an iteration, or of a step of supervised training."""
+        ...
+
+    @property
+    def max_gpu_hours(self) -> float | None:
+        """Return the limit of device hours, if there is one."""
         ...
 
     @property
@@ -93,6 +103,11 @@ class AnyRecipe(Changeable, Protocol):
     @property
     def launch(self) -> LaunchConfig:
         """Return its processes and machines."""
+        ...
+
+    @property
+    def logging(self) -> LoggingConfig:
+        """Return where its numbers go."""
         ...
 
     @property

@@ -11,7 +11,7 @@ from cosmos_rl_core.config.train import DatasetOptions, SnapshotOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.storage import store
 from flows.planning import kinds
-from flows.planning.base import AnyPlan, BaseRun
+from flows.planning.base import AnyPlan, AnyRun, BaseRun
 from flows.planning.datasets import Pinned, data_of, held_out_of
 from flows.planning.plan import Plan
 from flows.sizes import costs
@@ -227,7 +227,7 @@ class Run(BaseRun[Plan]):
         return gone
 
 
-def run_of(plan: AnyPlan, store_url: str) -> Run:
+def run_of(plan: AnyPlan, store_url: str) -> AnyRun:
     """Return the run of a plan, with the waves of its kind."""
     kind = kinds.of(plan)
     if kind is not None:

@@ -8,8 +8,9 @@ from typing import Self
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
+from flows.planning.base import AnyRun
 from flows.planning.plan import PLAN_FILE, Plan, read_plan, require_same, run_url
-from flows.planning.run import Run, run_of
+from flows.planning.run import run_of
 from stages.artifacts.generations import has_begun
 from stages.artifacts.request import Request
 
@@ -63,7 +64,7 @@ def require_same_as_written(plan: Plan, store_url: str) -> None:
         require_same(read_plan(store_url, plan.run_id), plan)
 
 
-def read_run(store_url: str, run_id: str) -> Run:
+def read_run(store_url: str, run_id: str) -> AnyRun:
     """Return a run that exists, with as many iterations as were planned or begun, whichever is more."""
     run = run_of(read_plan(store_url, run_id), store_url)
     planned = run.recipe.train.num_iterations

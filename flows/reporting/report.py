@@ -7,7 +7,7 @@ from cosmos_rl_core.storage import store
 from flows.ledger.pages import Page, newest_page
 from flows.library.life import wave_at_work
 from flows.library.opened_run import OpenedRun
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from flows.reporting.writing import address, page
 
 
@@ -27,7 +27,7 @@ def page_now(opened: OpenedRun) -> bytes:
     return page(collected, "finished" if life.word == "done" else life.word, life.progress.error, wave)
 
 
-def _newest(run: Run) -> Page | None:
+def _newest(run: AnyRun) -> Page | None:
     """Return the newest page of the ledger; None if it is damaged, which the page of the run says."""
     with suppress(ArtifactError):
         return newest_page(run.url)

@@ -20,9 +20,9 @@ from flows.ledger.pages import HOUR_S
 from flows.library.collected import Collected, Stage
 from flows.library.states import states
 from flows.planning import facts
+from flows.planning.base import AnyRun
 from flows.planning.plan import METRICS_FILE, PLAN_FILE
 from flows.planning.ranking import ranked_by
-from flows.planning.run import Run
 from flows.terminal import commands
 from stages import registry
 from stages.artifacts.manifest import Manifest
@@ -38,7 +38,7 @@ SHARE = 20
 Note = Callable[[str], None]
 
 
-def address(run: Run) -> str:
+def address(run: AnyRun) -> str:
     """Return where the page of a run is."""
     return store.join(run.slots.report, Report.PAGE)
 
@@ -201,7 +201,7 @@ def _left(left: Sequence[Left], at_work: int) -> str:
     return f"{recorded} left no artifact{working}{more}"
 
 
-def _links(run: Run) -> Iterator[tuple[str, str]]:
+def _links(run: AnyRun) -> Iterator[tuple[str, str]]:
     for name, words in ((PLAN_FILE, "the frozen plan, with the whole recipe"), (METRICS_FILE, "all numbers")):
         if store.size(store.join(run.url, name)) is not None:
             yield f"{name}: {words}", f"../{name}"
@@ -210,7 +210,7 @@ def _links(run: Run) -> Iterator[tuple[str, str]]:
 class Pages:
     """Follows a run: :meth:`done` is called after each wave. Failures to write a page end no run."""
 
-    def __init__(self, run: Run, note: Note) -> None:
+    def __init__(self, run: AnyRun, note: Note) -> None:
         self.collected = Collected(run)
         """What the page is made from."""
         self._note = note

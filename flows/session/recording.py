@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from flows.session.loop import make
 from flows.watching.tracking import Tracker
 from stages.artifacts.manifest import Manifest
@@ -15,7 +15,7 @@ class _NotYetError(Exception):
     """Raised at the first wave that is not whole."""
 
 
-def record(run: Run, note: Callable[[str], None]) -> None:
+def record(run: AnyRun, note: Callable[[str], None]) -> None:
     """Write ``metrics.jsonl`` and the heads of all that was made, in the order of the waves, as the whole run does.
 
     It ends at the first wave that is not whole. Raises :class:`ArtifactError` if a table or a head is damaged.

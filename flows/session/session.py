@@ -30,8 +30,9 @@ from flows.ledger.ledger import Ledger
 from flows.ledger.shape import shape_of
 from flows.operations.upgrades import settled
 from flows.planning import kinds, requests
-from flows.planning.plan import Plan, Settings, freeze, plan_of
-from flows.planning.run import Run, run_of
+from flows.planning.base import AnyPlan, AnyRun
+from flows.planning.plan import Settings, freeze, plan_of
+from flows.planning.run import run_of
 from flows.running import gpus, pauses
 from flows.running.display import Display
 from flows.running.launch import grouped, launch
@@ -62,7 +63,7 @@ def default_run_id(algorithm: str, recipe: str) -> str:
 
 @contextmanager
 def working_on(
-    run: Run, config: LaunchConfig, *, allow_numerics_change: bool = False, accept_scorer: bool = False
+    run: AnyRun, config: LaunchConfig, *, allow_numerics_change: bool = False, accept_scorer: bool = False
 ) -> Iterator[Waves]:
     """Hold the run's lease, and report progress to its store and to people.
 
@@ -94,7 +95,7 @@ def working_on(
         raise
 
 
-def _tag(plan: Plan) -> None:
+def _tag(plan: AnyPlan) -> None:
     """Add the recipe's tags to those of the deployment, whose default recipe may have been replaced."""
     tags = set(flow_run.get_tags())
     if missing := tags_of(plan.recipe.train.train_policy.type, plan.model.adapter) - tags:
@@ -138,7 +139,7 @@ def any_training_flow(named: Callable[[], None]) -> Flow[..., Any]:
     return flow_of(named.__name__, named.__doc__)
 
 
-def described(plan: Plan) -> str | None:
+def described(plan: AnyPlan) -> str | None:
     """Return the description of the flow of a plan."""
     if (kind := kinds.of(plan)) is not None:
         return kind.summary
@@ -219,7 +220,7 @@ def train(settings: Settings, algorithm: str | None) -> str:
 
 
 @contextmanager
-def observers_of(run: Run, waves: Waves) -> Iterator[list[Observer]]:
+def observers_of(run: AnyRun, waves: Waves) -> Iterator[list[Observer]]:
     """Open what follows a run, in the order in which it is told of a wave: numbers, report, Prefect, warnings."""
     # Imported here because it needs pandas, and Prefect imports this file again to cancel a flow run.
     tracking = importlib.import_module("flows.watching.tracking")
@@ -242,7 +243,7 @@ def observers_of(run: Run, waves: Waves) -> Iterator[list[Observer]]:
         yield found
 
 
-def _check_services(plan: Plan) -> None:
+def _check_services(plan: AnyPlan) -> None:
     """Raise :class:`ConfigError` now, and not after a rollout, if the address of a reward service is not set."""
     for reward in plan.recipe.rewards:
         scorer = plugins.load("rewards", reward.fn.name).Reward(reward.fn)

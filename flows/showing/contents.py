@@ -12,7 +12,7 @@ from statistics import fmean
 from cosmos_rl_core.errors import counted, visible
 from cosmos_rl_core.estimates.estimate import Sums, mean_of_estimates, mean_of_sums
 from flows.library.collected import Collected
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from flows.running.step_means import MEASURED, means_of
 from stages.reporting.book import Piece
 from stages.reporting.choosing import evenly
@@ -32,7 +32,7 @@ def key_of(run_id: str, what: str) -> str:
     return f"{re.sub(r'[^a-z0-9]+', '-', run_id.lower()).strip('-')}-{what}"
 
 
-def roles_of(run: Run) -> dict[str, str]:
+def roles_of(run: AnyRun) -> dict[str, str]:
     """Return the role of every reward of rollouts by its label, those that train first."""
     ordered = sorted(run.scored, key=lambda reward: reward.role != "train")
     return {reward.fn.label: reward.role for reward in ordered}

@@ -11,7 +11,7 @@ from cosmos_rl_core.errors import first_line
 from flows.defaults import served_report
 from flows.ledger.pages import iteration_of
 from flows.library.collected import Collected
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from flows.post_train import post_train
 from flows.reporting.writing import address
 from flows.running.progress import slowest_of
@@ -40,7 +40,7 @@ def board_of(note: Callable[[str], None]) -> Board | None:
 class Showing:
     """The artifacts of a run on a board, from ``with`` to its end. Its failures end no run."""
 
-    def __init__(self, run: Run, collected: Collected, board: Board, note: Callable[[str], None]) -> None:
+    def __init__(self, run: AnyRun, collected: Collected, board: Board, note: Callable[[str], None]) -> None:
         self._run, self._collected, self._board, self._note = run, collected, board, note
         self._roles = contents.roles_of(run)
         self._places = {wave.name: place for place, wave in enumerate(post_train(run))}

@@ -12,8 +12,8 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
 
 if TYPE_CHECKING:
+    from flows.planning.base import AnyRun
     from flows.planning.plan import Settings
-    from flows.planning.run import Run
 
 COMMAND = "command"
 """Name and kind of the file of a run with the command that began or last continued it."""
@@ -43,19 +43,19 @@ def to_run(settings: "Settings", run_id: str, iterations: int | None = None) -> 
     return f"cd {shlex.quote(os.getcwd())} && {command}"
 
 
-def keep(run: "Run", settings: "Settings") -> None:
+def keep(run: "AnyRun", settings: "Settings") -> None:
     """Write down the command that continues the run."""
     command = to_run(settings, run.plan.run_id, settings.iterations)
     store.write(_url(run), seal(COMMAND, {"command": command}))
 
 
-def kept(run: "Run") -> str:
+def kept(run: "AnyRun") -> str:
     """Return the command that began or last continued the run; "" if it is not known."""
     data = store.read_if_exists(_url(run))
     return "" if data is None else str(unseal(data, COMMAND, _url(run))["command"])
 
 
-def to_go_on(run: "Run", decided: str = "") -> str:
+def to_go_on(run: "AnyRun", decided: str = "") -> str:
     """Return the command that goes on with the run after the last decision on a warning; "" if none is known.
 
     What waits is approved first. What was stopped goes on with its limits marked, because they would stop it again.
@@ -72,5 +72,5 @@ def _absolute(path: str) -> str:
     return path if path.startswith(PREFIX) or "://" in path else str(Path(path).expanduser().resolve())
 
 
-def _url(run: "Run") -> str:
+def _url(run: "AnyRun") -> str:
     return store.join(run.url, f"{COMMAND}.json")

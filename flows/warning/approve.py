@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cosmos_rl_core.errors import ConfigError
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from flows.planning.steps import read_run
 from flows.post_train import steps
 from flows.terminal.commands import kept
@@ -43,7 +43,7 @@ class Approval:
         return {"run": self.run, "iteration": self.warned.k, "already": self.already, **said}
 
 
-def warnings_of(run: Run) -> list[Warned]:
+def warnings_of(run: AnyRun) -> list[Warned]:
     """Return the warnings of the iterations that stand, in order."""
     slots = (step.slot for step in steps(run) if step.kind == "warn")
     manifests = (standing(slot)[1] for slot in slots)
@@ -65,7 +65,7 @@ def approve(store_url: str, run_id: str, note: str = "") -> Approval:
     return Approval(run_id, warned, decision, False, kept(run))
 
 
-def _approved_already(run: Run, found: list[Warned]) -> Approval:
+def _approved_already(run: AnyRun, found: list[Warned]) -> Approval:
     """Return the newest warning if it was approved. Raises :class:`ConfigError` otherwise."""
     run_id = run.plan.run_id
     if not found:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 
 from cosmos_rl_core.config.early_warning import OnTrip
 from cosmos_rl_core.errors import ApprovalError, WarningError
-from flows.planning import requests
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
+from flows.planning.steps import find
+from flows.post_train import steps
 from flows.running import pauses
 from flows.terminal.commands import about, to_go_on
 from flows.warning.decisions import decide
@@ -16,7 +17,7 @@ from stages.artifacts.slots import standing_manifest
 BY_RECIPE = "the recipe"
 
 
-def pass_gate(run: Run, manifests: Sequence[Manifest], note: Callable[[str], None]) -> None:
+def pass_gate(run: AnyRun, manifests: Sequence[Manifest], note: Callable[[str], None]) -> None:
     """Return if the run may go on after these artifacts, of which some may be warnings.
 
     Raises :class:`ApprovalError` if somebody has to approve what tripped, and :class:`WarningError` if the run ends.
@@ -27,7 +28,7 @@ def pass_gate(run: Run, manifests: Sequence[Manifest], note: Callable[[str], Non
             _judge(run, warned, on_trip, note)
 
 
-def _judge(run: Run, warned: Warned, on_trip: OnTrip, note: Callable[[str], None]) -> None:
+def _judge(run: AnyRun, warned: Warned, on_trip: OnTrip, note: Callable[[str], None]) -> None:
     decided = warned.decision
     if decided is not None and decided.lets_pass and not _asks_now(run, warned, on_trip):
         return
@@ -50,10 +51,11 @@ def _judge(run: Run, warned: Warned, on_trip: OnTrip, note: Callable[[str], None
         raise ApprovalError.on(warned.evidence, f"{said}\n  the run is suspended; {go_on}")
 
 
-def _asks_now(run: Run, warned: Warned, on_trip: OnTrip) -> bool:
+def _asks_now(run: AnyRun, warned: Warned, on_trip: OnTrip) -> bool:
     """Return whether the recipe no longer lets pass what it had marked before the update that follows it was made.
 
     Nobody looked at what was only marked. What an update was made of cannot be held back any more.
     """
+    update = find(steps(run), run.plan.run_id, "update", warned.k)
     marked = warned.decision is not None and warned.decision.word == "marked"
-    return marked and on_trip != "mark" and standing_manifest(requests.update(run, warned.k)) is None
+    return marked and on_trip != "mark" and standing_manifest(update.request()) is None

@@ -5,7 +5,7 @@ from typing import Any
 
 from cosmos_rl_core.errors import counted
 from flows.library.best import Best, judged
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.slots import standing
 from stages.scoring.summaries import known_error
@@ -14,7 +14,7 @@ LOSS = "held-out loss"
 """What :class:`Best` is by if a loss ranks policies."""
 
 
-def held_out_lines(run: Run) -> list[str]:
+def held_out_lines(run: AnyRun) -> list[str]:
     """Return every held-out reward of the base and the final policy, and last the number that ranks policies.
 
     None for a run without both. Errors are over prompts.
@@ -35,7 +35,7 @@ def held_out_lines(run: Run) -> list[str]:
     return lines
 
 
-def result_line(run: Run) -> str:
+def result_line(run: AnyRun) -> str:
     """Return before and after of the number that ranks policies, then of held-out rewards and loss.
 
     Such as ``ocr 0.615 -> 0.786``; if nothing is held out, how many iterations there were.
@@ -57,13 +57,13 @@ def _mean_of(scores: Manifest, label: str, error: float | None) -> str:
     return f"{scores.summary[label]:.3f}" + ("" if error is None else f" ± {error:.3f}")
 
 
-def _ends(run: Run) -> tuple[Best, Best] | None:
+def _ends(run: AnyRun) -> tuple[Best, Best] | None:
     """Return the numbers that rank the base policy and the final one; None without both."""
     before, after = (judged(run, k) for k in (0, run.recipe.train.num_iterations))
     return None if before is None or after is None else (before, after)
 
 
-def _held_out_scores(run: Run) -> Iterator[tuple[str, list[Manifest]]]:
+def _held_out_scores(run: AnyRun) -> Iterator[tuple[str, list[Manifest]]]:
     """Yield each reward with its held-out scores of the base policy and of the final one, if both have a mean."""
     for reward in run.recipe.rewards:
         label = reward.fn.label
@@ -72,7 +72,7 @@ def _held_out_scores(run: Run) -> Iterator[tuple[str, list[Manifest]]]:
             yield label, scores
 
 
-def _made(run: Run, stage: str) -> list[Manifest]:
+def _made(run: AnyRun, stage: str) -> list[Manifest]:
     """Return what a stage that judges policies made of the base policy and of the final one; nothing without both."""
     slots = (run.slots.version(k, stage) for k in (0, run.recipe.train.num_iterations))
     found = [manifest for slot in slots if (manifest := standing(slot)[1]) is not None]

@@ -6,8 +6,8 @@ from typing import Any, Self
 
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError, UnreadableError
 from cosmos_rl_core.storage import store
+from flows.planning.base import AnyRun
 from flows.planning.plan import METRICS_FILE
-from flows.planning.run import Run
 from flows.watching.metrics import Line, MetricsFile, steps_after, wave_lines
 from flows.watching.wandb_run import Wandb
 from stages.artifacts.manifest import Manifest
@@ -20,7 +20,7 @@ Note = Callable[[str], None]
 class Tracker:
     """Follows a run: :meth:`done` is called after each wave, in the order of the loop."""
 
-    def __init__(self, run: Run, note: Note) -> None:
+    def __init__(self, run: AnyRun, note: Note) -> None:
         self._headline = run.headline_reward
         self._note = note
         self._steps = 0

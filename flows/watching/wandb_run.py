@@ -16,7 +16,7 @@ from PIL import Image
 
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.errors import first_line
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from flows.watching.metrics import Line
 from stages.artifacts.files import read_entry
 from stages.artifacts.manifest import Manifest
@@ -39,7 +39,7 @@ class Wandb:
     nothing more; the run goes on.
     """
 
-    def __init__(self, run: Run, note: Note) -> None:
+    def __init__(self, run: AnyRun, note: Note) -> None:
         self._note = note
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._run: Any = None
@@ -72,7 +72,7 @@ class Wandb:
         if self._thread.is_alive():
             self._note("warning: wandb does not answer; what is missing there is in its local folder")
 
-    def _start(self, run: Run) -> None:
+    def _start(self, run: AnyRun) -> None:
         self._run = _start(run)
 
     def _log(self, row: dict[str, Any], position: int) -> None:
@@ -107,7 +107,7 @@ class Wandb:
                 self._note(f"warning: nothing more goes to wandb ({why}){hint}")
 
 
-def _start(run: Run) -> Any:
+def _start(run: AnyRun) -> Any:
     wandb: Any = importlib.import_module("wandb")
     logging = run.recipe.logging
     wandb.setup(wandb.Settings(login_timeout=LOGIN_TIMEOUT_S))

@@ -11,8 +11,9 @@ import typer
 from cosmos_rl_core.errors import CosmosRLError, StageError, no_space
 from flows.operations.upgrades import settled
 from flows.planning import requests
+from flows.planning.base import AnyRun
 from flows.planning.plan import Settings, freeze, plan_of
-from flows.planning.run import Run, run_of
+from flows.planning.run import run_of
 from flows.running.display import Display
 from flows.running.progress import Reporter
 from flows.running.wave import Waves
@@ -29,7 +30,7 @@ def missing_of(requests: Sequence[Request]) -> list[Request]:
     return [request for request in requests if standing_manifest(request) is None]
 
 
-def launch(waves: Waves, tracker: Tracker, run: Run, name: str, *requests: Request) -> list[Manifest]:
+def launch(waves: Waves, tracker: Tracker, run: AnyRun, name: str, *requests: Request) -> list[Manifest]:
     """Make a wave, trying again what may pass."""
     skipped = not missing_of(requests)
     for attempt in range(waves.config.max_attempts):

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from flows.planning.base import AnyRun
 from flows.planning.run import Run
 from flows.session import loop
 from stages.artifacts.manifest import Manifest
@@ -53,7 +54,7 @@ def make_one(request: Request, salt: str = "") -> Manifest:
     return make(request, files, seconds=SECONDS[request.stage], **scores)
 
 
-def make_all(run: Run) -> dict[str, Request]:
+def make_all(run: AnyRun) -> dict[str, Request]:
     """Take a run to its end; every Request by its slot, in the order in which they were asked for."""
     by_hand = ByHand()
     loop.make(run, by_hand.launch)

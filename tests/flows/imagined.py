@@ -12,7 +12,7 @@ from PIL import Image
 
 from cosmos_rl_core.config.early_warning import DEFAULTS, STATISTICS
 from cosmos_rl_core.storage import media
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import cut
@@ -45,7 +45,7 @@ def picture(seed: int, size: int, frames: int = 1) -> tuple[str, bytes]:
 class Imagined:
     """What the loop asks for. Rewards rise with the iterations; some samples have no score."""
 
-    def __init__(self, run: Run, folder: Path, *, size: int = 16, frames: int = 1) -> None:
+    def __init__(self, run: AnyRun, folder: Path, *, size: int = 16, frames: int = 1) -> None:
         self.run, self.folder = run, folder
         self.pictures = [picture(seed, size, frames) for seed in range(PICTURES)]
         self.done: Callable[[Any, Any], None] = lambda requests, manifests: None

@@ -8,6 +8,7 @@ import pandas as pd
 
 from flows.library.best import best_of
 from flows.library.states import states
+from flows.planning.base import AnyRun
 from flows.planning.run import Run
 from flows.session import loop
 from stages import contracts
@@ -65,7 +66,7 @@ def make_with(run: Run, numbers: dict[int, float | None], until: str = "") -> li
     return names
 
 
-def best(run: Run) -> Any:
+def best(run: AnyRun) -> Any:
     found = best_of(run, states(run))
     return found and (found.k, found.by, found.figure)
 

@@ -14,6 +14,7 @@ from cosmos_rl_core.storage import store
 from flows.describing.describe import describe_plan
 from flows.library import open_run
 from flows.operations.upgrades import settled
+from flows.planning.base import AnyRun
 from flows.planning.plan import Settings, freeze, plan_of, read_plan
 from flows.planning.run import Run
 from flows.session.loop import make
@@ -55,7 +56,7 @@ class Loop:
         self.stop_before = ""
         """Step before which the process is ended."""
 
-    def run(self, *overrides: str) -> Run:
+    def run(self, *overrides: str) -> AnyRun:
         """Go on to the end, or to where the run ends before it."""
         plan = plan_of(Settings(self.path, self.store, "hand", overrides=(*FOUR_PROMPTS, *overrides)))
         run = settled(Run(freeze(plan, self.store), self.store), remake=False)
@@ -347,7 +348,7 @@ def test_wrong_limits_are_mistakes_of_the_recipe(recipe, tmp_path: Path, limits:
 
 
 def test_statistics_of_pixels_are_monitored_unless_the_recipe_says_otherwise(recipe, tmp_path: Path):
-    def planned(*overrides: str) -> Run:
+    def planned(*overrides: str) -> AnyRun:
         on = recipe(("statistics = false", 'on_trip = "mark"'))
         return Run(plan_of(Settings(on, str(tmp_path), overrides=overrides)), str(tmp_path))
 

@@ -10,8 +10,8 @@ import pytest
 
 from cosmos_rl_core.storage import store
 from flows.auditing.audit import audit
+from flows.planning.base import AnyRun
 from flows.planning.plan import METRICS_FILE
-from flows.planning.run import Run
 from flows.planning.steps import read_run
 from flows.session.recording import record
 from stages.artifacts.generations import invalidate
@@ -93,7 +93,7 @@ class StoppedError(Exception):
     """The end of a run's process."""
 
 
-def stopped(proved: Proved, name: str) -> Run:
+def stopped(proved: Proved, name: str) -> AnyRun:
     """A run that was ended as soon as there was a file of that name."""
 
     def look() -> None:

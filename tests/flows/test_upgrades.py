@@ -143,7 +143,9 @@ def test_shared_embeddings_of_a_newer_version_are_not_made_unasked(finished, upg
     assert run.prepared.embed.slot == before
     with pytest.raises(ConfigError, match=r"embed \d -> \d\nof another version: 1 artifact, 2 s"):
         settled(run, remake=False)
-    assert settled(run, remake=True).prepared.embed.slot != before
+    again = settled(run, remake=True)
+    assert isinstance(again, Run)
+    assert again.prepared.embed.slot != before
 
 
 def test_older_code_is_refused_like_newer(finished, monkeypatch):

@@ -16,8 +16,9 @@ from flows.library.best import best_of
 from flows.library.exports import export
 from flows.library.states import states
 from flows.operations.upgrades import settled
+from flows.planning.base import AnyRun
 from flows.planning.plan import Settings, freeze, plan_of, read_plan
-from flows.planning.run import Run, run_of
+from flows.planning.run import run_of
 from flows.planning.steps import read_run
 from flows.post_train import steps
 from flows.session import loop
@@ -226,7 +227,7 @@ MEASURED: dict[int, dict[str, float | None]] = {
 """What the evaluation of each policy version says of itself."""
 
 
-def judged_by(tmp_path: Path, values: dict[str, Any], **validation: Any) -> Run:
+def judged_by(tmp_path: Path, values: dict[str, Any], **validation: Any) -> AnyRun:
     """A run of two iterations, whose three versions are measured as above."""
     held_out = values["validation"]["datasets"]["mine"]
     values["validation"] = {"datasets": {"mine": held_out, "other": held_out}, "freq": 1, **validation}

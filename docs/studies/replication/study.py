@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.estimates.estimate import mean_of_independent
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from flows.planning.steps import read_run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
@@ -110,7 +110,7 @@ def measured(store_url: str, run_id: str) -> pd.DataFrame:
     return pd.DataFrame([{"version": k, **_measures(run, k)} for k in versions])
 
 
-def _measures(run: Run, k: int) -> dict[str, float]:
+def _measures(run: AnyRun, k: int) -> dict[str, float]:
     samples = Artifact(input_of(run.slots.version(k, "evaluate")))
     rewards = {name: _manifest(run, k, f"evaluate-{name}").summary[name] for name in ("jpeg", "ocr")}
     pictures: dict[str, list[np.ndarray]] = {}
@@ -122,7 +122,7 @@ def _measures(run: Run, k: int) -> dict[str, float]:
     return known | statistics(list(pictures.values()))
 
 
-def _manifest(run: Run, k: int, stage: str) -> Manifest:
+def _manifest(run: AnyRun, k: int, stage: str) -> Manifest:
     return Artifact(input_of(run.slots.version(k, stage))).manifest
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.storage import store
 from flows.auditing.checks.faults import Findings
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from flows.planning.steps import Step
 from flows.post_train import post_train
 from flows.watching.metrics import steps_after, wave_lines
@@ -42,7 +42,7 @@ class _Wave:
     """Whether an input of an artifact is not what it was made from: the run makes it again when it goes on."""
 
 
-def check(run: Run, every: Iterable[Step], url: str, findings: Findings) -> None:
+def check(run: AnyRun, every: Iterable[Step], url: str, findings: Findings) -> None:
     """Compare ``metrics.jsonl`` with the lines that the artifacts give, up to the first wave that is not whole."""
     waves = _standing(run, every)
     # After the artifacts, so that no line can be missing of what was looked at.
@@ -66,7 +66,7 @@ def check(run: Run, every: Iterable[Step], url: str, findings: Findings) -> None
         findings.add(url, "lines", f"{len(told)}, the artifacts give {place}")
 
 
-def _standing(run: Run, every: Iterable[Step]) -> list[_Wave]:
+def _standing(run: AnyRun, every: Iterable[Step]) -> list[_Wave]:
     """Return the waves with anything that stands, up to the first that is not whole."""
     planned = {step.slot for wave in post_train(run) for step in wave.steps}
     waves: list[_Wave] = []

@@ -18,7 +18,7 @@ from cosmos_rl_core.storage.lease import PATIENCE_S
 from flows.auditing.checks.faults import Findings
 from flows.library.collected import Collected
 from flows.planning import facts
-from flows.planning.run import Run
+from flows.planning.base import AnyRun
 from flows.planning.steps import Step
 from flows.post_train import post_train
 from flows.reporting.writing import address, page
@@ -47,7 +47,7 @@ _STORE = re.compile(r"(<dt>(?:more|export it)</dt><dd>[^<]*? --store )[^<]*(?=</
 _SECTION = re.compile(r'<section id="(\w+)">')
 
 
-def check(run: Run, every: Sequence[Step], findings: Findings) -> None:
+def check(run: AnyRun, every: Sequence[Step], findings: Findings) -> None:
     """Compare the page with the one that a run writes at its end.
 
     A page that is missing is a fault only of a run by the command `run`: stages that are made alone write none.
@@ -66,7 +66,7 @@ def check(run: Run, every: Sequence[Step], findings: Findings) -> None:
         findings.add(url, "page", f"{fault}; {again}")
 
 
-def _look(run: Run, every: Sequence[Step], url: str) -> tuple[str, str]:
+def _look(run: AnyRun, every: Sequence[Step], url: str) -> tuple[str, str]:
     """Return why the page cannot be compared, or else what is wrong with it; both "" if nothing is."""
     data = store.read_if_exists(url)
     if data is None:
@@ -88,7 +88,7 @@ def _look(run: Run, every: Sequence[Step], url: str) -> tuple[str, str]:
     return (reason, "") if reason else _difference(run, told, expected)
 
 
-def _page(run: Run, steps: Iterable[Step], state: str) -> tuple[str, str]:
+def _page(run: AnyRun, steps: Iterable[Step], state: str) -> tuple[str, str]:
     """Return the page of what stands, and the name of the newest log."""
     found = Collected(run)
     for step in steps:
@@ -139,7 +139,7 @@ def _of_other_code(every: Iterable[Step]) -> str:
     return "" if same else "this version draws the same report otherwise"
 
 
-def _lines(run: Run, text: str) -> list[str]:
+def _lines(run: AnyRun, text: str) -> list[str]:
     """Return the lines of a page, without what may differ between two right ones."""
     text = _STORE.sub(r"\1", _WRITTEN.sub("Written", text))
     free = {f"<dt>{escape(name)}</dt>" for name in _free_settings(run)}
@@ -147,13 +147,13 @@ def _lines(run: Run, text: str) -> list[str]:
     return [line for line in lines if not (line.startswith("<dt>") and f"{line.partition('</dt>')[0]}</dt>" in free)]
 
 
-def _free_settings(run: Run) -> Iterator[str]:
+def _free_settings(run: AnyRun) -> Iterator[str]:
     """Yield the names of settings that decide no result."""
     decides = {name for name, _ in facts.flat(run.recipe.identity())}
     yield from (name for name, _ in facts.flat(run.recipe.model_dump(mode="json")) if name not in decides)
 
 
-def _difference(run: Run, told: str, expected: str) -> tuple[str, str]:
+def _difference(run: AnyRun, told: str, expected: str) -> tuple[str, str]:
     """Return which parts say what logs and ledger say in other words, or else the first line that differs."""
     found, right = _parts(_lines(run, told)), _parts(_lines(run, expected))
     differing = [one for one, other in zip_longest(found, right) if one != other and one is not None]
