@@ -9,6 +9,7 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import psutil
@@ -96,8 +97,14 @@ class Deployed(Flows):
 
     def task_states(self, flow_run: str) -> Counter[str]:
         """How many tasks of the flow run are in which state, all tries together."""
-        tasks = self.ask("POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}})
-        return Counter(task["state_name"] for task in tasks)
+        return Counter(task["state_name"] for task in self._tasks(flow_run))
+
+    def task_names(self, flow_run: str, state: str) -> set[str]:
+        """Names of the tasks of the flow run that are in a state in one of its tries."""
+        return {task["name"] for task in self._tasks(flow_run) if task["state_name"] == state}
+
+    def _tasks(self, flow_run: str) -> list[dict[str, Any]]:
+        return self.ask("POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}})
 
     def halt(self, flow_run: str, name: str) -> None:
         """Suspend or pause a flow run, as the UI does; ``name`` is that of the state."""
@@ -106,6 +113,11 @@ class Deployed(Flows):
         state = {"type": "PAUSED", "name": name, "state_details": details}
         answer = self.ask("POST", f"/flow_runs/{flow_run}/set_state", {"state": state})
         assert answer["status"] == "ACCEPT", answer
+
+    def emit(self, event: str, resource: str) -> None:
+        """An event, as other programs send theirs."""
+        sent = {"id": str(uuid4()), "occurred": datetime.now(UTC).isoformat()}
+        self.ask("POST", "/events", [sent | {"event": event, "resource": {"prefect.resource.id": resource}}])
 
     def logs(self, flow_run: str) -> str:
         """What the flow run logged so far, as people read it."""

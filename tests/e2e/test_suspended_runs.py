@@ -26,7 +26,7 @@ def decided(flows: Flows, k: int) -> list[Decision]:
 
 @pytest.mark.usefixtures("with_prefect")
 def test_a_suspended_command_ends_with_77_until_somebody_approves(flows: Flows, reference: Flows) -> None:
-    flows.forget("iterations/0001/update", "iterations/0002", "exports/0003", "report")
+    flows.forget("iterations/0001/update", "report")
     options = ("--set", LIMITS, "--set", SUSPENDS)
     for _ in range(2):
         assert "iteration 1 exceeds its limits" in flows.run(*options, expect=77)
