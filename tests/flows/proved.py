@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 from safetensors.numpy import save
 
 from cosmos_rl_core.algorithms._base import algorithm_of
@@ -18,6 +19,7 @@ from cosmos_rl_core.estimates.estimate import mean_of
 from cosmos_rl_core.sampling.solvers import planned_kernel
 from cosmos_rl_core.storage import store as stores
 from flows import post_train
+from flows.auditing import audit as auditing
 from flows.auditing.audit import audit
 from flows.planning.plan import METRICS_FILE, Settings, freeze, plan_of
 from flows.planning.run import Run
@@ -267,9 +269,14 @@ class Forger:
             previous = sha256(path.read_bytes())
 
 
-def told(forger: Forger, head: str | None = None) -> list[str]:
-    """Each fault in a line, its file without the run."""
-    found = audit(str(forger.store), forger.run_id, head=head).faults
+def told(forger: Forger, head: str | None = None, looks: int = 1) -> list[str]:
+    """Each fault in a line, its file without the run.
+
+    Nobody works on the store, so one look finds what the others would find again.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auditing, "LOOKS", looks)
+        found = audit(str(forger.store), forger.run_id, head=head).faults
     return [f"{fault.file.removeprefix(f'runs/{forger.run_id}/')} {fault.field}: {fault.what}" for fault in found]
 
 

@@ -8,7 +8,10 @@ import pytest
 from cosmos_rl_core.errors import StageError
 from cosmos_rl_core.storage import store
 from flows.auditing.audit import audit
+from flows.auditing.checks import page
+from flows.auditing.checks.faults import Findings
 from flows.library import open_run
+from flows.library.opened_run import OpenedRun
 from flows.planning.plan import Settings
 from flows.planning.run import Run
 from flows.reporting import writing
@@ -40,29 +43,32 @@ def go(run: Run, folder: Path, stop_at: str = "", error: BaseException | None = 
 
 def told(run: Run) -> tuple[list[str], list[str]]:
     """Faults of the page, and reasons why it was not compared."""
-    found = audit(run.store_url, "hand")
-    faults = [f"{one.field}: {one.what}" for one in found.faults if one.file.endswith("report/index.html")]
-    return faults, [one for one in found.unchecked if "report/index.html" in one]
+    found = Findings(run.store_url)
+    page.check(run, OpenedRun(run).steps, found)
+    return [f"{one.field}: {one.what}" for one in found.faults], found.unchecked
 
 
 def change(run: Run, old: str, new: str) -> None:
-    page = store.read(writing.address(run)).decode()
-    assert old in page
-    store.write(writing.address(run), page.replace(old, new, 1).encode())
+    written = store.read(writing.address(run)).decode()
+    assert old in written
+    store.write(writing.address(run), written.replace(old, new, 1).encode())
 
 
 def test_each_changed_byte_of_the_page_is_found(run: Run, tmp_path: Path):
     go(run, tmp_path)
     assert told(run) == ([], [])
-    page = store.read(writing.address(run))
+    written = store.read(writing.address(run))
     words = (b"<!doctype", b"max-width", b"Held-out", b"data:image", b'id="lineage"', b"<footer>", b"addEventListener")
-    for place in [page.index(word) + 3 for word in words]:
-        store.write(writing.address(run), page[:place] + bytes([page[place] ^ 1]) + page[place + 1 :])
-        assert len(told(run)[0]) == 1, page[place - 3 : place + 9]
-    for other in (page + b"x", page[:-1], b"anything", b""):
+    for place in [written.index(word) + 3 for word in words]:
+        store.write(writing.address(run), written[:place] + bytes([written[place] ^ 1]) + written[place + 1 :])
+        assert len(told(run)[0]) == 1, written[place - 3 : place + 9]
+    for other in (written + b"x", written[:-1], b"anything", b""):
         store.write(writing.address(run), other)
         assert len(told(run)[0]) == 1
-    store.write(writing.address(run), page)
+    # The whole audit says so too.
+    (fault,) = (one for one in audit(run.store_url, "hand").faults if one.file.endswith("report/index.html"))
+    assert fault.field == "page"
+    store.write(writing.address(run), written)
     assert told(run) == ([], [])
 
 
@@ -91,11 +97,11 @@ def test_a_page_that_is_missing_is_a_fault_of_a_run_by_its_command(run: Run, tmp
 def test_numbers_and_words_about_attempts_and_costs_are_told_apart(run: Run, tmp_path: Path):
     """Other code than today's may have told them in other words, but not other numbers."""
     go(run, tmp_path)
-    page = store.read(writing.address(run))
+    written = store.read(writing.address(run))
     change(run, "What it cost", "Its costs")
     said = "other words than this version's in cost; no part about artifacts differs"
     assert told(run) == ([], [f"runs/hand/report/index.html: {said}"])
-    store.write(writing.address(run), page)
+    store.write(writing.address(run), written)
     change(run, "<tr><td>all</td><td>", "<tr><td>all</td><td>9")
     assert len(told(run)[0]) == 1
 
@@ -133,8 +139,8 @@ def test_a_page_of_what_waits_to_be_made_again_is_said_not_to_be_compared(run: R
 
 def test_a_page_by_another_version_of_the_program_is_said_not_to_be_compared(run: Run, tmp_path: Path):
     go(run, tmp_path)
-    page = store.read(writing.address(run)).decode()
-    row = re.search(r"<dt>cosmos-rl-flows</dt><dd>([^<]*)</dd>", page)
+    written = store.read(writing.address(run)).decode()
+    row = re.search(r"<dt>cosmos-rl-flows</dt><dd>([^<]*)</dd>", written)
     assert row is not None
     change(run, row[0], row[0].replace(row[1], "0.0.1"))
     change(run, "Did it learn?", "Has it learned?")
