@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from typing import Annotated, Literal
 
 import typer
@@ -18,7 +19,6 @@ from flows.running.display import Display
 from flows.running.progress import Reporter
 from flows.running.wave import Waves
 from flows.session.loop import make
-from flows.warning.gate import pass_gate
 from flows.watching.tracking import Tracker
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
@@ -44,7 +44,9 @@ def launch(waves: Waves, tracker: Tracker, run: AnyRun, name: str, *requests: Re
     manifests = [manifest for request in requests if (manifest := standing_manifest(request)) is not None]
     waves.display.done(name, manifests, skipped=skipped)
     tracker.done(requests, manifests)
-    pass_gate(run, manifests, waves.display.note)
+    if any(one.stage == "warn" for one in manifests):
+        # It imports Prefect.
+        import_module("flows.warning.gate").pass_gate(run, manifests, waves.display.note)
     return manifests
 
 
