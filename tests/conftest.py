@@ -19,6 +19,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     gc.disable()
 
 import fsspec
+import psutil
 import pytest
 import torch
 
@@ -32,6 +33,8 @@ from tests.seaweed import SeaweedFS
 
 BUCKET = "tests"
 STARTUP_TIMEOUT_S = 60
+MEMORY, MEMORY_BYTES = "/dev/shm", 8 * 2**30
+"""A file system in memory, and what must be free of it and of the machine's memory for tests to write there."""
 
 pytest_runtest_call = cpu_time.pytest_runtest_call
 
@@ -55,6 +58,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if _has_memory():
+        # Runs flush each of their many small files, for which a disk takes a millisecond or more.
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
     try:
         outside_plugins.find(config.getoption("--plugin") or [])
     except ConfigError as error:
@@ -161,6 +167,16 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "local":
         return str(tmp_path / "store")
     return f"{request.getfixturevalue('s3_url')}/{secrets.token_hex(8)}"
+
+
+def _has_memory() -> bool:
+    """Return whether there is room in memory, from which programs may be started."""
+    try:
+        found = os.statvfs(MEMORY)
+    except OSError:
+        return False
+    may_start = not found.f_flag & os.ST_NOEXEC
+    return may_start and min(found.f_bavail * found.f_frsize, psutil.virtual_memory().available) >= MEMORY_BYTES
 
 
 def _free_port() -> int:

@@ -218,7 +218,7 @@ class Started:
 
 
 def eventually(happened: Callable[[], object], timeout_s: float) -> bool:
-    """Whether it happens in time; looks often, because some moments are short, with a quarter of a core at most."""
+    """Whether it happens in time; looks often, because some moments are short, with a tenth of a core at most."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         began_s = time.monotonic()
@@ -227,7 +227,7 @@ def eventually(happened: Callable[[], object], timeout_s: float) -> bool:
         ended_s = time.monotonic()
         if ended_s > deadline_s:
             return False
-        time.sleep(max(0.002, 3 * (ended_s - began_s)))
+        time.sleep(max(0.002, 9 * (ended_s - began_s)))
 
 
 def files_with(word: str, *folders: Path) -> list[Path]:

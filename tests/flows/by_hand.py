@@ -1,5 +1,6 @@
 """Whole runs whose artifacts are made by hand: the real loop, without processes."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from flows.session import loop
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing_manifest
+from tests.flows.conftest import RECIPE
 from tests.hand_made import make, planned
 
 SFT = str(Path(__file__).parents[2] / "configs" / "tiny" / "sft.toml")
@@ -59,6 +61,23 @@ def make_all(run: AnyRun) -> dict[str, Request]:
     by_hand = ByHand()
     loop.make(run, by_hand.launch)
     return by_hand.asked
+
+
+def recipe_in(folder: Path) -> Callable[..., str]:
+    """Write a recipe and its prompts; called with replacements, it is rewritten, as by the fixture ``recipe``."""
+    (folder / "words").mkdir()
+    lines = (f'a sign that says "{word}"' for word in ("AC", "K7", "HP", "XY"))
+    (folder / "words" / "train.txt").write_text("\n".join(lines), encoding="utf-8")
+
+    def write(*replacements: tuple[str, str]) -> str:
+        text = RECIPE.replace("WORDS", str(folder / "words"))
+        for old, new in replacements:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        (folder / "tiny.toml").write_text(text, encoding="utf-8")
+        return str(folder / "tiny.toml")
+
+    return write
 
 
 def validated(recipe: Any, tmp_path: Path, *replacements: tuple[str, str], freq: int = 0) -> str:

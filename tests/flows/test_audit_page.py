@@ -1,6 +1,7 @@
 """The page at a run's address: a changed byte of it is found, and what cannot be compared is said."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from flows.library import open_run
 from flows.library.opened_run import OpenedRun
 from flows.planning.plan import Settings
 from flows.planning.run import Run
+from flows.planning.steps import read_run
 from flows.reporting import writing
 from flows.reporting.report import write_report
 from flows.session import loop
@@ -21,14 +23,23 @@ from flows.terminal import commands
 from stages.artifacts.generations import invalidate
 from stages.artifacts.slots import standing
 from stages.contracts import METRICS
-from tests.flows.by_hand import validated
+from tests.flows.by_hand import recipe_in, validated
 from tests.flows.imagined import Imagined
 from tests.hand_made import planned
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of a finished run."""
+    folder = tmp_path_factory.mktemp("finished")
+    go(planned(validated(recipe_in(folder), folder), folder, run_id="hand", iterations=2), folder)
+    return folder / "store"
+
+
 @pytest.fixture
-def run(recipe, tmp_path: Path) -> Run:
-    return planned(validated(recipe, tmp_path), tmp_path, run_id="hand", iterations=2)
+def run(finished: Path, tmp_path: Path) -> Run:
+    """The finished run, in a store of the test's own."""
+    return read_run(str(shutil.copytree(finished, tmp_path / "store")), "hand")
 
 
 def go(run: Run, folder: Path, stop_at: str = "", error: BaseException | None = None) -> None:
@@ -54,8 +65,7 @@ def change(run: Run, old: str, new: str) -> None:
     store.write(writing.address(run), written.replace(old, new, 1).encode())
 
 
-def test_each_changed_byte_of_the_page_is_found(run: Run, tmp_path: Path):
-    go(run, tmp_path)
+def test_each_changed_byte_of_the_page_is_found(run: Run):
     assert told(run) == ([], [])
     written = store.read(writing.address(run))
     words = (b"<!doctype", b"max-width", b"Held-out", b"data:image", b'id="lineage"', b"<footer>", b"addEventListener")
@@ -72,8 +82,7 @@ def test_each_changed_byte_of_the_page_is_found(run: Run, tmp_path: Path):
     assert told(run) == ([], [])
 
 
-def test_the_fault_shows_the_line_and_what_to_do(run: Run, tmp_path: Path):
-    go(run, tmp_path)
+def test_the_fault_shows_the_line_and_what_to_do(run: Run):
     change(run, "2 iterations trained", "3 iterations trained")
     (fault,), _ = told(run)
     assert fault.startswith("page: line ")
@@ -84,9 +93,8 @@ def test_the_fault_shows_the_line_and_what_to_do(run: Run, tmp_path: Path):
     assert told(run) == ([], [])
 
 
-def test_a_page_that_is_missing_is_a_fault_of_a_run_by_its_command(run: Run, tmp_path: Path):
+def test_a_page_that_is_missing_is_a_fault_of_a_run_by_its_command(run: Run):
     """Stages that are made alone write none."""
-    go(run, tmp_path)
     store.remove(writing.address(run))
     assert told(run) == ([], [])
     commands.keep(run, Settings("tiny.toml", run.store_url))
@@ -94,9 +102,8 @@ def test_a_page_that_is_missing_is_a_fault_of_a_run_by_its_command(run: Run, tmp
     assert told(run) == ([f"page: missing; {anew}"], [])
 
 
-def test_numbers_and_words_about_attempts_and_costs_are_told_apart(run: Run, tmp_path: Path):
+def test_numbers_and_words_about_attempts_and_costs_are_told_apart(run: Run):
     """Other code than today's may have told them in other words, but not other numbers."""
-    go(run, tmp_path)
     written = store.read(writing.address(run))
     change(run, "What it cost", "Its costs")
     said = "other words than this version's in cost; no part about artifacts differs"
@@ -107,21 +114,20 @@ def test_numbers_and_words_about_attempts_and_costs_are_told_apart(run: Run, tmp
 
 
 def test_a_page_of_a_moved_store_is_the_same(run: Run, tmp_path: Path):
-    go(run, tmp_path)
     (tmp_path / "store").rename(tmp_path / "moved")
     found = audit(str(tmp_path / "moved"), "hand")
     assert [one for one in found.faults if one.file.endswith("index.html")] == []
     assert found.unchecked == []
 
 
-def test_a_page_of_a_run_that_has_not_ended_is_said_not_to_be_compared(run: Run, tmp_path: Path):
+def test_a_page_of_a_run_that_has_not_ended_is_said_not_to_be_compared(recipe, tmp_path: Path):
+    run = planned(validated(recipe, tmp_path), tmp_path, run_id="hand", iterations=2)
     with pytest.raises(StageError):
         go(run, tmp_path, "iteration-0001/update+fragment", StageError.of("crash", "ended"))
     assert told(run) == ([], ["runs/hand/report/index.html: the run has not ended"])
 
 
-def test_a_page_that_is_older_than_what_it_shows_is_said_not_to_be_compared(run: Run, tmp_path: Path):
-    go(run, tmp_path)
+def test_a_page_that_is_older_than_what_it_shows_is_said_not_to_be_compared(run: Run):
     finished = store.read(writing.address(run))
     change(run, '<span class="state finished">finished</span>', '<span class="state running">running</span>')
     assert told(run) == ([], ["runs/hand/report/index.html: written before the run had ended; it was running"])
@@ -130,15 +136,13 @@ def test_a_page_that_is_older_than_what_it_shows_is_said_not_to_be_compared(run:
     assert told(run) == ([], ["runs/hand/report/index.html: written before the newest attempt ended"])
 
 
-def test_a_page_of_what_waits_to_be_made_again_is_said_not_to_be_compared(run: Run, tmp_path: Path):
-    go(run, tmp_path)
+def test_a_page_of_what_waits_to_be_made_again_is_said_not_to_be_compared(run: Run):
     invalidate(run.slots.iteration(1, "reward-ocr"), 1, "scored by mistake")
     assert told(run)[0] == []
     assert len(told(run)[1]) == 1
 
 
-def test_a_page_by_another_version_of_the_program_is_said_not_to_be_compared(run: Run, tmp_path: Path):
-    go(run, tmp_path)
+def test_a_page_by_another_version_of_the_program_is_said_not_to_be_compared(run: Run):
     written = store.read(writing.address(run)).decode()
     row = re.search(r"<dt>cosmos-rl-flows</dt><dd>([^<]*)</dd>", written)
     assert row is not None
@@ -148,16 +152,14 @@ def test_a_page_by_another_version_of_the_program_is_said_not_to_be_compared(run
     assert told(run) == ([], [f"runs/hand/report/index.html: {said}"])
 
 
-def test_a_page_while_a_process_works_on_the_run_is_said_not_to_be_compared(run: Run, tmp_path: Path):
-    go(run, tmp_path)
+def test_a_page_while_a_process_works_on_the_run_is_said_not_to_be_compared(run: Run):
     change(run, "2 iterations trained", "3 iterations trained")
     with run.lease():
         assert told(run) == ([], ["runs/hand/report/index.html: a process works on the run"])
     assert len(told(run)[0]) == 1
 
 
-def test_settings_that_decide_no_result_may_be_those_of_another_command(run: Run, tmp_path: Path):
-    go(run, tmp_path)
+def test_settings_that_decide_no_result_may_be_those_of_another_command(run: Run):
     _, made = standing(run.slots.report)
     assert made is not None
     change(run, "<dt>train.num_iterations</dt>", "<dt>logging.logger</dt><dd>[]</dd>\n<dt>train.num_iterations</dt>")
@@ -166,8 +168,7 @@ def test_settings_that_decide_no_result_may_be_those_of_another_command(run: Run
     assert len(told(run)[0]) == 1
 
 
-def test_damage_of_what_the_page_shows_is_found_where_it_is(run: Run, tmp_path: Path):
-    go(run, tmp_path)
+def test_damage_of_what_the_page_shows_is_found_where_it_is(run: Run):
     _, made = standing(run.slots.iteration(1, "update"))
     assert made is not None
     store.write(store.join(made.slot, made.files[METRICS].path), b"no table")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cosmos_rl_core.datasets import prompt_set
 from flows.describing.describe import describe_plan
 from flows.planning.plan import Settings, plan_of
 
@@ -17,9 +18,9 @@ def test_the_plan_names_a_set_of_prompts_that_follows_a_branch(
     monkeypatch.setenv("COSMOS_CACHE_DIR", str(tmp_path / "cache"))
     folder = tmp_path / "cache" / "diffusion_nft" / "dance_grpo_t2v"
     folder.mkdir(parents=True)
-    (folder / "train.txt").write_text(
-        "\n".join(f'a sign that says "{number}"' for number in range(50_000)), encoding="utf-8"
-    )
+    (folder / "train.txt").write_text("\n".join(f'a sign that says "{word}"' for word in range(4)), encoding="utf-8")
+    few = prompt_set.SETS["dance_grpo_t2v"]._replace(lines=(4, 4))
+    monkeypatch.setitem(prompt_set.SETS, "dance_grpo_t2v", few)
     words = f'name = "ocr"\nlocal_dir = "{tmp_path}/words"\n'
     dataset = 'name = "prompt_set"\nset = "dance_grpo_t2v"\n'
 
