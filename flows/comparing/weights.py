@@ -77,7 +77,7 @@ def weights(a: Side, b: Side) -> Weights | None:
 
 @dataclass(frozen=True)
 class Moved:
-    """How far the trained weights of a policy version are from version 0."""
+    """The distance of the trained weights of a policy version from version 0."""
 
     norm: float
     """Norm of the difference of all numbers."""

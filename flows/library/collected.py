@@ -142,7 +142,8 @@ class Collected:
 
     def _folder(self, made: Manifest) -> str:
         """Return the address of a fragment's files, relative to the page."""
-        entry = made.files[Fragment.FRAGMENT]
+        if (entry := made.files.get(Fragment.FRAGMENT)) is None:
+            raise ArtifactError(f"{made.slot} has no file {Fragment.FRAGMENT}")
         here = place_of(self.run.slots.report)
         return posixpath.relpath(posixpath.dirname(f"{place_of(made.slot)}/{entry.path}"), here) + "/"
 

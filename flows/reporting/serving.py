@@ -153,6 +153,7 @@ def serve(store_url: str, host: str, port: int, said: Callable[[str], None]) -> 
     config = uvicorn.Config(app_of(store_url, host), host=host, port=port, log_level="warning", lifespan="off")
     try:
         listening = config.bind_socket()
+        listening.listen(config.backlog)
     except SystemExit as error:
         raise ConfigError(f"cannot serve at {host}:{port}; name a free port with --port") from error
     shown = f"[{host}]" if ":" in host else host

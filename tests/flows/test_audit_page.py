@@ -13,6 +13,7 @@ from flows.auditing.checks import page
 from flows.auditing.checks.faults import Findings
 from flows.library import open_run
 from flows.library.opened_run import OpenedRun
+from flows.planning.base import AnyRun
 from flows.planning.plan import Settings
 from flows.planning.run import Run
 from flows.planning.steps import read_run
@@ -37,12 +38,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(finished: Path, tmp_path: Path) -> Run:
+def run(finished: Path, tmp_path: Path) -> AnyRun:
     """The finished run, in a store of the test's own."""
     return read_run(str(shutil.copytree(finished, tmp_path / "store")), "hand")
 
 
-def go(run: Run, folder: Path, stop_at: str = "", error: BaseException | None = None) -> None:
+def go(run: AnyRun, folder: Path, stop_at: str = "", error: BaseException | None = None) -> None:
     imagined, notes = Imagined(run, folder), list[str]()
     if error is not None:
         imagined.stop_at[stop_at] = error
@@ -52,7 +53,7 @@ def go(run: Run, folder: Path, stop_at: str = "", error: BaseException | None = 
     assert notes == []
 
 
-def told(run: Run) -> tuple[list[str], list[str]]:
+def told(run: AnyRun) -> tuple[list[str], list[str]]:
     """Faults of the page, and reasons why it was not compared."""
     found = Findings(run.store_url)
     page.check(run, OpenedRun(run).steps, found)

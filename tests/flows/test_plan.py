@@ -369,7 +369,7 @@ def test_an_error_nobody_thought_of_ends_with_70_and_its_traceback(monkeypatch, 
         raise LookupError("nobody thought of it")
 
     monkeypatch.setattr("sys.argv", ["cosmos-flows", "plan", "configs/tiny/nft.toml"])
-    monkeypatch.setattr("flows.planning.plan.plan_of", fail)
+    monkeypatch.setattr("flows.cli.base.planned.plan_of", fail)
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 70

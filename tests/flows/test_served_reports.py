@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -97,12 +96,13 @@ def test_a_port_that_is_taken_is_refused_by_name(runs: Run):
     words = [sys.executable, "-m", "flows", "report", "--serve", "--store", runs.store_url, "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        address = server.stdout.readline().rpartition(" at ")[2].strip()
-        assert httpx.get(address).status_code == 200
-        with pytest.raises(ConfigError, match="--port"):
-            serve(runs.store_url, "127.0.0.1", int(address.rpartition(":")[2]), print)
-        server.send_signal(signal.SIGTERM)
-        server.wait(30)
+        try:
+            address = server.stdout.readline().rpartition(" at ")[2].strip()
+            assert httpx.get(address, timeout=60).status_code == 200
+            with pytest.raises(ConfigError, match="--port"):
+                serve(runs.store_url, "127.0.0.1", int(address.rpartition(":")[2]), print)
+        finally:
+            server.terminate()
 
 
 def test_the_page_of_prefect_links_the_served_report(monkeypatch: pytest.MonkeyPatch):
