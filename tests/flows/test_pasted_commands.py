@@ -27,7 +27,7 @@ from stages.artifacts.artifact import Artifact, remaking
 from stages.artifacts.pool import check_not_swept
 from stages.artifacts.slots import drop, input_of
 from tests.flows.by_hand import whole_run
-from tests.flows.test_cli import EVERY, invoke
+from tests.flows.cli.test_app import EVERY, invoke
 from tests.flows.test_early_warning import LIMITS, Loop
 from tests.flows.test_preprocess import config_of, prepare
 from tests.hand_made import planned

@@ -20,8 +20,8 @@ from flows.reporting.report import write_report
 from flows.running.progress import Reporter
 from stages.artifacts.records import place_of
 from tests.flows.by_hand import validated
+from tests.flows.reporting.test_writing import LOG, go, page_of
 from tests.flows.test_ledger import SPENT
-from tests.flows.test_run_pages import LOG, go, page_of
 from tests.hand_made import planned
 
 WAVE = "iteration-0001/update+fragment"

@@ -16,7 +16,7 @@ from flows.operations.stop import stop
 from flows.planning.run import Run
 from flows.running.progress import Reporter
 from tests.flows.by_hand import make_all, whole_run
-from tests.flows.test_cli import invoke
+from tests.flows.cli.test_app import invoke
 from tests.hand_made import planned
 
 LOGS = {

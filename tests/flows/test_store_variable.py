@@ -12,7 +12,7 @@ from flows.library import open_run
 from flows.preprocess import preprocess
 from flows.stage import run as run_stage
 from tests.flows.by_hand import whole_run
-from tests.flows.test_cli import EVERY, LEAVES, invoke
+from tests.flows.cli.test_app import EVERY, LEAVES, invoke
 
 ROOT = Path(__file__).parents[2]
 

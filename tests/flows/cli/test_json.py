@@ -16,12 +16,12 @@ from flows.cli import app as cli
 from flows.heads.heads import url_of
 from flows.operations.pools import Objects
 from tests.flows.by_hand import SECONDS, whole_run
+from tests.flows.cli.test_app import EVERY, LEAVES
 from tests.flows.prepared import prepare
-from tests.flows.test_cli import EVERY, LEAVES
 from tests.flows.test_ledger import written
 from tests.hand_made import planned
 
-PAGE = (Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "commands.md").read_text(encoding="utf-8")
 WITHOUT = {
     ("schema",): "prints JSON and nothing else",
     ("reward-service", "serve"): "ends only when it is stopped",

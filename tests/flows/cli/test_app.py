@@ -25,7 +25,7 @@ from stages.artifacts.generations import invalidate
 from tests.flows.by_hand import whole_run
 from tests.hand_made import make_run, planned
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SD3 = ROOT / "tests" / "core" / "upstream_recipes" / "stable-diffusion-3-5-medium-nft.toml"
 NO_SERVER = "http://127.0.0.1:9/api"
 
