@@ -3,6 +3,7 @@
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,8 +62,8 @@ class Collected:
     """Policy versions that were exported."""
     scorers: dict[str, str] = field(default_factory=dict[str, str])
     """The version of the scorer of each reward by its label, of its newest artifact."""
-    damaged: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """Stages whose files are damaged, each with what is wrong."""
+    damaged: dict[str, str] = field(default_factory=dict[str, str])
+    """What is wrong, by the names of the stages whose files are damaged."""
     _first: Artifact | None = None
     """The answers of version 0, of a stage whose artifacts reports read themselves."""
     _seen: set[str] = field(default_factory=set[str])
@@ -70,11 +71,13 @@ class Collected:
     def __post_init__(self) -> None:
         self.attempts = Attempts(self.run.url)
 
-    def add(self, slot: str, made: Manifest) -> None:
-        """Add the artifact that stands in a slot; nothing if it was added before."""
+    def add(self, slot: str, made: Manifest, *, counts: bool = True) -> None:
+        """Add the artifact of a slot; nothing if it was added before. ``counts`` says whether it may rank policies.
+
+        Raises :class:`ArtifactError` if it is damaged.
+        """
         if made.digest in self._seen:
             return
-        self._seen.add(made.digest)
         k = made.iteration or 0
         if made.stage == "fragment":
             pieces = self.judged if made.config["held_out"] else self.iterations
@@ -90,8 +93,19 @@ class Collected:
         if registry.STAGES[made.stage].torch:
             self.numerics.pop(made.stage, None)
             self.numerics[made.stage] = made.numerics
-        self._measure(slot, made)
+        if counts:
+            self._measure(slot, made)
         self._count(slot, made)
+        # Last, so that one that could not be read is tried again.
+        self._seen.add(made.digest)
+
+    @contextmanager
+    def naming_damage(self, name: str) -> Iterator[None]:
+        """Leave out what is damaged, and list it under the name of its stage."""
+        try:
+            yield
+        except ArtifactError as error:
+            self.damaged[name] = first_line(error)
 
     def fill(self, states: Sequence[State]) -> None:
         """Add what the stages of a run have made. Make excerpts, without files, of fragments that could be made.
@@ -99,16 +113,14 @@ class Collected:
         What is damaged is left out and listed.
         """
         for state in states:
-            try:
+            with self.naming_damage(state.step.name):
                 self._fill(state)
-            except ArtifactError as error:
-                self.damaged.append((state.step.name, first_line(error)))
 
     def _fill(self, state: State) -> None:
         if state.word == "damaged":
-            self.damaged.append((state.step.name, state.why))
+            self.damaged[state.step.name] = state.why
         elif state.manifest is not None:
-            self.add(state.step.slot, state.manifest)
+            self.add(state.step.slot, state.manifest, counts=state.word == "stands")
         elif state.read:
             self._unfinished(state)
             if state.step.kind == "fragment":
@@ -124,20 +136,27 @@ class Collected:
 
     @property
     def best(self) -> Best | None:
-        """Return the best policy version; None if none was judged."""
-        return best_among(self.run, self.measured)
+        """Return the best policy version; None if none was judged, or if a score that ranks is damaged."""
+        with self.naming_damage("scores of policies"):
+            return best_among(self.run, self.measured)
+        return None
 
     def decisions(self) -> Iterator[tuple[int, str]]:
         """Yield what was decided on each warning."""
         for made in self.tripped:
-            found = Warned.of(made)
+            found = self._warned(made)
             if found is not None and found.decision is not None:
                 yield found.k, str(found.decision)
+
+    def _warned(self, made: Manifest) -> Warned | None:
+        with self.naming_damage(named(place_of(made.slot), made.stage)):
+            return Warned.of(made)
+        return None
 
     @property
     def decided(self) -> str:
         """Return what was decided last on the newest warning, a word of :data:`flows.warning.decisions.Word`; or ""."""
-        found = Warned.of(self.tripped[-1]) if self.tripped else None
+        found = self._warned(self.tripped[-1]) if self.tripped else None
         return "" if found is None or found.decision is None else found.decision.word
 
     def _folder(self, made: Manifest) -> str:

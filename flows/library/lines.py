@@ -9,10 +9,10 @@ from typing import Literal
 from cosmos_rl_core.errors import ArtifactError, ConfigError, first_line
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import BEAT_S
-from flows.ledger.pages import Page, newest_page
+from flows.ledger.pages import newest_page
 from flows.library.best import judged
 from flows.library.life import Life, Word, iterations_made, newest_first
-from flows.library.outlook import Score
+from flows.library.outlook import Score, iterations_left_s
 from flows.planning.base import AnyRun
 from flows.planning.plan import read_plan
 from flows.planning.run import run_of
@@ -99,20 +99,12 @@ def _line(run: AnyRun, labels: Sequence[str]) -> RunLine:
             reward_name=measured.name,
             **measured.numbers(),
             rewards=measured.rewards,
-            left_s=_left_s(run, iterations, newest),
+            left_s=iterations_left_s(run, iterations, newest),
             device_s=None if newest is None else newest.totals.device_s,
             error=first_line(life.progress.error) if life.word == "failed" else "",
         )
     except (ArtifactError, ConfigError) as error:
         return RunLine(run=name, state="damaged", error=first_line(error))
-
-
-def _left_s(run: AnyRun, iterations: int, newest: Page | None) -> float | None:
-    """Return the seconds of the iterations that are left, each like the mean of those before."""
-    left = run.recipe.train.num_iterations - iterations
-    if newest is None or iterations == 0 or left <= 0:
-        return None
-    return round(left * newest.totals.iterations_s / iterations, 1)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import store
 from flows.ledger.costs import duration
 from flows.ledger.estimates import Means, like_run, means_of
-from flows.ledger.pages import HOUR_S, iteration_of, newest_page, some_pages, work_of
+from flows.ledger.pages import HOUR_S, Page, iteration_of, newest_page, some_pages, work_of
 from flows.ledger.shape import shape_of
 from flows.planning.base import AnyRun
 from flows.running.progress import Progress
@@ -105,6 +105,17 @@ def spent_s(run: AnyRun) -> float | None:
     except ArtifactError:
         return None
     return None if newest is None else newest.totals.device_s
+
+
+def iterations_left_s(run: AnyRun, iterations: int, newest: Page | None) -> float | None:
+    """Return the seconds of the iterations that are left, each like the mean of those before; None if nothing tells.
+
+    ``iterations`` have ended, ``newest`` is the newest page of the ledger.
+    """
+    left = run.recipe.train.num_iterations - iterations
+    if newest is None or iterations == 0 or left <= 0:
+        return None
+    return round(left * newest.totals.iterations_s / iterations, 1)
 
 
 def _left_s(states: Sequence["State"], progress: Progress, means: Means) -> float | None:

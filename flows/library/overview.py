@@ -1,5 +1,7 @@
 """A run at one moment: the state of every stage, its process, and what follows from them."""
 
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -50,6 +52,8 @@ class Overview:
             return f"{counted(len(damaged), 'stage')} of {self.run.plan.run_id} damaged: {', '.join(damaged)}"
         try:
             iterations_made(self.run)
+            best_of(self.run, self.states)
+            _warnings(self.states)
         except ArtifactError as error:
             return f"{self.run.plan.run_id} is damaged: {first_line(error)}"
         return ""
@@ -61,14 +65,20 @@ class Overview:
 
     @property
     def best(self) -> Best | None:
-        """Return the best policy version so far; None if none was judged."""
-        return best_of(self.run, self.states)
+        """Return the best policy version so far; None if none was judged, or if :attr:`damage` names its scores."""
+        with suppress(ArtifactError):
+            return best_of(self.run, self.states)
+        return None
 
     @property
     def warnings(self) -> list[Warned]:
-        """Return the iterations whose scores exceed a limit of early warning, with what was decided, in order."""
-        judged = [state.manifest for state in self.states if state.step.kind == "warn" and state.word == "stands"]
-        return [warned for manifest in judged if manifest is not None and (warned := Warned.of(manifest)) is not None]
+        """Return the iterations whose scores exceed a limit of early warning, with what was decided, in order.
+
+        None if :attr:`damage` names the evidence or a decision.
+        """
+        with suppress(ArtifactError):
+            return _warnings(self.states)
+        return []
 
     @property
     def z_scores(self) -> tuple[int, dict[str, float]] | None:
@@ -131,6 +141,11 @@ class Overview:
                 for state in self.states
             ],
         }
+
+
+def _warnings(states: Iterable[State]) -> list[Warned]:
+    judged = [state.manifest for state in states if state.step.kind == "warn" and state.word == "stands"]
+    return [warned for manifest in judged if manifest is not None and (warned := Warned.of(manifest)) is not None]
 
 
 def _fields(value: object, names: str) -> dict[str, Any]:

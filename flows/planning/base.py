@@ -309,6 +309,11 @@ class BaseRun(Generic[Planned]):
         return self.recipe.evaluates
 
     @property
+    def staleness(self) -> int:
+        """Return by how many policy versions a rollout may be older than the policy that it updates."""
+        return 0
+
+    @property
     def validates(self) -> bool:
         """Return whether policies are measured on held-out data."""
         return self.recipe.validation is not None

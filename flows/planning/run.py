@@ -218,6 +218,11 @@ class Run(BaseRun[Plan]):
         """Return whether the diffusion loss of policies is measured on held-out media."""
         return self.recipe.validation is not None and self.recipe.validation.data is not None
 
+    @property
+    def staleness(self) -> int:
+        """Return by how many policy versions a rollout may be older than the policy that it updates."""
+        return self.recipe.train.staleness
+
     def not_kept(self, newest: int) -> dict[str, list[str]]:
         """Return training state, and parts of rollouts, by their slots."""
         gone, kept = super().not_kept(newest), self.recipe.rollout.keep

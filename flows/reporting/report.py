@@ -6,7 +6,7 @@ from cosmos_rl_core.errors import ArtifactError, counted
 from cosmos_rl_core.storage import store
 from flows.ledger.pages import Page, newest_page
 from flows.library.collected import Collected
-from flows.library.life import wave_at_work
+from flows.library.life import Life, wave_at_work
 from flows.library.opened_run import OpenedRun
 from flows.planning.base import AnyRun
 from flows.reporting.writing import address, page
@@ -18,9 +18,9 @@ def write_report(opened: OpenedRun) -> str:
 
     Raises :class:`ArtifactError` if stages are damaged. The page is written then too, without what they made.
     """
-    url, collected = address(opened.run), opened.collected()
-    store.write(url, _page(opened, collected))
-    if names := [name for name, _ in collected.damaged]:
+    url, (collected, life) = address(opened.run), _read(opened)
+    store.write(url, _page(opened, collected, life))
+    if names := [*collected.damaged]:
         audit = about(opened.run.store_url, "audit", opened.id)
         raise ArtifactError(
             f"{counted(len(names), 'stage')} of {opened.id} damaged: {', '.join(names)}; {url} is written without what "
@@ -31,11 +31,19 @@ def write_report(opened: OpenedRun) -> str:
 
 def page_now(opened: OpenedRun) -> bytes:
     """Return the page of a run as it is now."""
-    return _page(opened, opened.collected())
+    return _page(opened, *_read(opened))
 
 
-def _page(opened: OpenedRun, collected: Collected) -> bytes:
-    run, life = opened.run, opened.life()
+def _read(opened: OpenedRun) -> tuple[Collected, Life]:
+    """Return what was collected and the process then; once more if the run ended in between."""
+    life = opened.life()
+    collected = opened.collected()
+    after = opened.life()
+    return (collected, after) if after.word == life.word else (opened.collected(), after)
+
+
+def _page(opened: OpenedRun, collected: Collected, life: Life) -> bytes:
+    run = opened.run
     # Read last, since collecting takes seconds.
     wave = wave_at_work(run, lambda: _newest(run))
     return page(collected, "finished" if life.word == "done" else life.word, life.progress.error, wave)

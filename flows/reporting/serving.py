@@ -32,6 +32,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 REFRESH_S = 15
 """Seconds after which a browser asks for the list of runs again."""
 CHUNK_BYTES = 2**20
+ALONE = {"x-content-type-options": "nosniff", "content-security-policy": "sandbox"}
+"""Headers of files, so that a page which a plugin wrote into a run does nothing with this server."""
 OTHER_KIND = "application/octet-stream"
 SHARE = 10
 """A page is made again only after this many times as long as making it took."""
@@ -67,17 +69,19 @@ class Reports:
         return HTMLResponse(self._page(run, lambda: page_now(open_run(run, self._store))))
 
     def file(self, request: Request) -> Response:
-        """Return a file of a run, which its report links."""
+        """Return any file of a run. Reports link some of them."""
         run, path = _plain(request.path_params["run"]), request.path_params["path"]
-        if posixpath.normpath(path) != path or path.startswith(("/", "../")):
+        if posixpath.normpath(path) != path or path.startswith(("/", "..")) or "\0" in path:
             raise HTTPException(404, "a file of a run is named without dots and double slashes")
         url = store.join(self._store, "runs", run, path)
         try:
             file = store.stream(url)
-        except (FileNotFoundError, IsADirectoryError) as error:
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             raise HTTPException(404, f"{run} has no file {path}") from error
+        except OSError as error:
+            raise HTTPException(503, f"{path} of {run} cannot be read: {error.strerror}") from error
         kind = mimetypes.guess_type(path)[0] or ("text/plain" if path.endswith(".jsonl") else OTHER_KIND)
-        return StreamingResponse(_chunks(file), media_type=kind)
+        return StreamingResponse(_chunks(file), media_type=kind, headers=ALONE)
 
     def _page(self, run: str, make: Callable[[], bytes]) -> bytes:
         with self._lock:
@@ -155,7 +159,8 @@ def serve(store_url: str, host: str, port: int, said: Callable[[str], None]) -> 
         listening = config.bind_socket()
         listening.listen(config.backlog)
     except SystemExit as error:
-        raise ConfigError(f"cannot serve at {host}:{port}; name a free port with --port") from error
+        wrong = "the port is taken, or this machine has no such address"
+        raise ConfigError(f"cannot serve at {host}:{port}: {wrong}; name others with --port and --host") from error
     shown = f"[{host}]" if ":" in host else host
     said(f"reports of {store.absolute(store_url)} at http://{shown}:{listening.getsockname()[1]}")
     uvicorn.Server(config).run(sockets=[listening])

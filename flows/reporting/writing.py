@@ -13,11 +13,12 @@ import humanize
 from cosmos_rl_core.errors import ApprovalError, ArtifactError, BudgetError, StoppedError, first_line
 from cosmos_rl_core.storage import store
 from flows.comparing.weights import moved
-from flows.ledger.attempts import Attempts, Left
+from flows.ledger.attempts import Attempts, Left, named
 from flows.ledger.causes import ending
 from flows.ledger.costs import Startup, duration, on_devices, price_of
 from flows.ledger.pages import HOUR_S
 from flows.library.collected import Collected, Stage
+from flows.library.outlook import iterations_left_s
 from flows.library.states import states
 from flows.planning import facts
 from flows.planning.base import AnyRun
@@ -26,6 +27,7 @@ from flows.planning.ranking import ranked_by
 from flows.terminal import commands
 from stages import registry
 from stages.artifacts.manifest import Manifest
+from stages.artifacts.records import place_of
 from stages.artifacts.request import Request
 from stages.reporting.book import Book, Now
 from stages.reporting.contracts import Report
@@ -55,7 +57,7 @@ def page(collected: Collected, state: str, error: str = "", wave: str = "") -> b
         settings=facts.settings(run.plan, identity=False),
         roles=facts.roles(run.plan),
         # Recipes of other kinds have none.
-        staleness=getattr(run.recipe.train, "staleness", 0),
+        staleness=run.staleness,
         iterations=[piece for _, piece in sorted(collected.iterations.items())],
         judged=[piece for _, piece in sorted(collected.judged.items())],
         trained=[one for _, one in sorted(collected.trained.items())],
@@ -85,7 +87,7 @@ def _now(collected: Collected, state: str, error: str, wave: str) -> Now:
         troubles=[
             *((one.name, str(one.count), one.why) for one in left),
             *((name, "–", why) for name, why in collected.made_again),
-            *((name, "–", f"damaged: {why}") for name, why in collected.damaged),
+            *((name, "–", f"damaged: {why}") for name, why in collected.damaged.items()),
         ],
         all_left_artifacts=not left,
         decisions=list(collected.decisions()),
@@ -105,12 +107,9 @@ def _look(attempts: Attempts) -> str:
 
 
 def _time_left(collected: Collected) -> str:
-    """Return how long the iterations that are left will take if each takes as long as those before; "" if unknown."""
-    newest, trained = collected.attempts.newest, len(collected.trained)
-    left = collected.run.recipe.train.num_iterations - trained
-    if newest is None or not trained or left <= 0 or not newest.totals.iterations_s:
-        return ""
-    return duration(left * newest.totals.iterations_s / trained)
+    """Return how long the iterations that are left will take; "" if nothing tells."""
+    left_s = iterations_left_s(collected.run, len(collected.trained), collected.attempts.newest)
+    return "" if left_s is None else duration(left_s)
 
 
 def _weights(collected: Collected) -> Iterator[tuple[str, str]]:
@@ -119,13 +118,9 @@ def _weights(collected: Collected) -> Iterator[tuple[str, str]]:
         return
     run = collected.run
     yield "best policy", str(best)
-    try:
-        far = moved(run, best.k, MOST_BYTES)
-    except ArtifactError as error:
-        yield "its weights", first_line(error)
-        return
-    if far is not None:
-        yield "its weights", str(far)
+    with collected.naming_damage("policies that are compared"):
+        if (far := moved(run, best.k, MOST_BYTES)) is not None:
+            yield "its weights", str(far)
     if best.k in collected.exported:
         yield "export it", commands.about(run.store_url, "export", run.plan.run_id, "weights", "--policy", str(best.k))
 
@@ -229,7 +224,8 @@ class Pages:
 
     def _add(self, pairs: Sequence[tuple[Request, Manifest]]) -> None:
         for request, manifest in pairs:
-            self.collected.add(request.slot, manifest)
+            with self.collected.naming_damage(named(place_of(request.slot), manifest.stage)):
+                self.collected.add(request.slot, manifest)
         ends = any(request.stage == "fragment" or registry.trains(request.stage) for request, _ in pairs)
         if ends and time.monotonic() - self._written_s >= SHARE * self._took_s:
             self._write("running")

@@ -31,6 +31,8 @@ LABEL = 9
 """Columns of the words in front of the lines."""
 WHY_LINES = 3
 """Lines of a failure's reason. The log and `audit` have all of it."""
+OTHERS = 4
+"""Lines of other facts that are shown where stages need the room."""
 ITERATION = "iteration-"
 MORE = "(| cat shows all of it as a table)"
 _TOKEN = re.compile(r"(?:'[^']*'|\\.|[^\s'])+")
@@ -77,7 +79,8 @@ def fitted(first: Sequence[Row], others: Sequence[Row], groups: "_Groups", width
     rest, older, left = _lines(others, width), groups.other_lines(width), height - len(lines)
     if len(rest) + len(older) <= left:
         return [*lines, *rest, *older]
-    rest = rest[: max(left - 2, 0)]
+    # The iterations keep their place: other facts take what they leave, and a few lines at least.
+    rest = rest[: max(min(left - 2, OTHERS), left - 2 - len(older), 0)]
     kept = max(left - len(rest) - 2, 0)
     folded = groups.folded(kept, width) if left - len(rest) > 1 else []
     return [*lines, *rest, *older[:kept], *folded, MORE][:height]
@@ -111,7 +114,7 @@ def others(overview: Overview) -> Iterator[Row]:
         if state.why and not (failed and state.word == "failed"):
             yield Row(state.word, f"{state.step.name}: {state.why}", lines=WHY_LINES)
     for warned in overview.warnings[-1:]:
-        yield from (Row("warning", line.strip()) for line in warned.lines())
+        yield from (Row("warning", line.strip(), lines=1) for line in warned.lines())
     yield from (Row("", str(change)) for change in overview.outlook.others)
     if (judged := overview.z_scores) is not None and judged[1]:
         z = ", ".join(f"{name} {value:+.2f}".replace(" ", _TOGETHER) for name, value in judged[1].items())

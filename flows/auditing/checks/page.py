@@ -12,7 +12,7 @@ from itertools import zip_longest
 from time import strftime, strptime
 
 from cosmos_rl_core.canonical import sha256
-from cosmos_rl_core.errors import first_line
+from cosmos_rl_core.errors import ArtifactError, first_line
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import PATIENCE_S
 from flows.auditing.checks.faults import Findings
@@ -94,7 +94,10 @@ def _page(run: AnyRun, steps: Iterable[Step], state: str) -> tuple[str, str]:
     for step in steps:
         if (made := standing(step.slot)[1]) is not None:
             found.add(step.slot, made)
-    return page(found, state).decode(), found.logs[1]
+    drawn = page(found, state).decode()
+    for name, why in found.damaged.items():
+        raise ArtifactError(f"{name}: {why}")
+    return drawn, found.logs[1]
 
 
 def _outdated(every: Iterable[Step]) -> str:

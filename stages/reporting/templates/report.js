@@ -57,6 +57,9 @@
     });
   }
   // The page of a run at work is written again after each iteration.
+  // A reader who has sorted, opened or enlarged something keeps it.
+  let touched = false;
+  document.addEventListener("click", event => { touched ||= event.target.closest("th, summary, a.shot") !== null; });
   if (document.querySelector(".state.running"))
-    setInterval(() => { if (!dialog.open) location.reload(); }, 30000);
+    setInterval(() => { if (!touched) location.reload(); }, 30000);
 })();
