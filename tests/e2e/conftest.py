@@ -26,12 +26,13 @@ TWO_RANKS = (*COLD, "--set", "launch.processes=2")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep tests that share a server on one worker, and those that share the reference runs alone on another.
 
-    All of them are tests of processes.
+    The run on two ranks takes minutes, and has a server of its own. All of them are tests of processes.
     """
     for item in items:
         if Path(__file__).parent in item.path.parents:
             served = "prefect_environment" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("e2e-server" if served else "e2e-runs"))
+            group = "e2e-ranks" if item.path.stem == "test_two_ranks" else "e2e-server" if served else "e2e-runs"
+            item.add_marker(pytest.mark.xdist_group(group))
             item.add_marker(pytest.mark.processes)
 
 
