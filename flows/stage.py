@@ -44,7 +44,7 @@ def run(
     allow_numerics_change: bool = False,
     accept_scorer: bool = False,
 ) -> str:
-    """Make one stage of an existing run, unless it stands.
+    """Make one stage of an existing run, unless it is finished and up to date.
 
     Args:
         run_id: Name of the run.

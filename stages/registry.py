@@ -26,12 +26,12 @@ def module_of(stage: str) -> str:
 
 def reader_of(stage: str) -> ModuleType | None:
     """Return the module that makes excerpts of a stage's artifacts for reports; None if a fragment has them."""
-    return _beside(STAGES[stage], STAGES[stage].reader)
+    return _imported_next_to(STAGES[stage], STAGES[stage].reader)
 
 
 def held_out_reader_of(stage: str) -> ModuleType | None:
     """Return the module that reads what a stage measured on held-out data; None if it measures nothing there."""
-    return _beside(STAGES[stage], STAGES[stage].measures)
+    return _imported_next_to(STAGES[stage], STAGES[stage].measures)
 
 
 def trains(stage: str) -> bool:
@@ -39,7 +39,7 @@ def trains(stage: str) -> bool:
     return issubclass(STAGES[stage], Trains)
 
 
-def _beside(contract: type[StageConfig], module: str | None) -> ModuleType | None:
+def _imported_next_to(contract: type[StageConfig], module: str | None) -> ModuleType | None:
     return None if module is None else import_module(f"{contract.package}.{module}")
 
 

@@ -113,7 +113,7 @@ def _moved(first: "_Policy", last: "_Policy") -> Moved | None:
 
 @dataclass(frozen=True)
 class _Policy:
-    """The part ``current`` of a policy version. Those of equal bytes are equal."""
+    """The part ``current`` of a policy version. Two are equal if their bytes are."""
 
     artifact: Artifact = field(compare=False)
     content: str

@@ -176,6 +176,8 @@ class Collected:
         pieces[excerpt.k] = Piece(excerpt)
 
     def _count(self, slot: str, made: Manifest) -> None:
+        # Read before anything is counted: what is damaged is added again when it is whole.
+        end = Invalidated.read(slot, made.generation - 1) if made.generation > 1 else None
         logs = sorted(store.names(store.join(slot, "logs")))
         stage = slot.rpartition("/")[2] if "/runs/" in slot else made.stage
         found = self.stages.setdefault(stage, Stage())
@@ -188,7 +190,6 @@ class Collected:
         name = named(place_of(slot), made.stage)
         self.logged[place_of(slot)] = Logged(name, stage, failed, last)
         if made.generation > 1:
-            end = Invalidated.read(slot, made.generation - 1)
             why = f"made again, generation {made.generation}: {end.reason if end else 'no reason recorded'}"
             self.made_again.append((name, why))
 

@@ -91,8 +91,9 @@ class OpenedRun:
         return found
 
     def cost(self, prices: PricesConfig | None = None) -> RunCost:
-        """Return the cost of the run until now, with the prices given, else those of its plan, else none.
+        """Return the cost of the run until now: seconds, device seconds, bytes, and money where prices are known.
 
+        Prices are the given ones, else the plan's.
         Raises :class:`ConfigError` if it has no ledger, :class:`ArtifactError` if that is damaged.
         """
         found: list[Page] = []

@@ -9,6 +9,7 @@ from typing import Any
 from cosmos_rl_core.errors import ArtifactError, counted, first_line
 from cosmos_rl_core.storage.lease import BEAT_S, PATIENCE_S
 from flows.ledger.estimates import Mean, Means
+from flows.ledger.pages import newest_page
 from flows.library.best import Best, best_of
 from flows.library.life import Life, Word, iterations_made
 from flows.library.outlook import Outlook, known_means, outlook
@@ -62,6 +63,18 @@ class Overview:
     def outlook(self) -> Outlook:
         """Return reward before and after, the time that is left, the cost until now and where the report is."""
         return outlook(self.run, self.states, self.progress, self.means)
+
+    @cached_property
+    def lost(self) -> int | None:
+        """Return the number of attempts that left no artifact; None without a ledger, or with a damaged one."""
+        try:
+            newest = newest_page(self.run.url)
+        except ArtifactError:
+            return None
+        if newest is None:
+            return None
+        works = self.life == "running" and newest.wave == self.progress.wave
+        return newest.totals.failed - works * sum(entry.outcome == "open" for entry in newest.entries)
 
     @property
     def best(self) -> Best | None:

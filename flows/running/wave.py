@@ -143,7 +143,7 @@ class Waves:
                 for one in self._start(requests, asked_s, at_the_end):
                     running.append(one)
                     made.append(one)
-                beside = [at_the_end.enter_context(one) for one in self._scoring_ahead(requests)]
+                early = [at_the_end.enter_context(one) for one in self._scoring_ahead(requests)]
                 while any(one.state.phase != "ended" for one in running):
                     time.sleep(POLL_INTERVAL_S)
                     self.check()
@@ -163,7 +163,7 @@ class Waves:
                         one.remember()
             ends = {one.request.slot: one.failure() for one in running}
             if not any(ends.values()):
-                self._wait_for(beside)
+                self._wait_for(early)
         failed = {slot: error for slot, error in ends.items() if error is not None}
         self._out_of_memory -= ends.keys()
         self._out_of_memory |= {slot for slot in failed if failed[slot].kind == "out_of_memory"}
@@ -195,10 +195,10 @@ class Waves:
                 for reward in self.overlapping(rollout):
                     yield EarlyScoring(rollout, reward, self.config, self.display.note)
 
-    def _wait_for(self, beside: Sequence[EarlyScoring]) -> None:
-        """Let what scored ahead finish what it is at."""
+    def _wait_for(self, early: Sequence[EarlyScoring]) -> None:
+        """Let scoring that began before its wave end the samples at hand."""
         began_s = time.monotonic()
-        while any(one.is_running() for one in beside) and time.monotonic() - began_s < self.config.stall_timeout_s:
+        while any(one.is_running() for one in early) and time.monotonic() - began_s < self.config.stall_timeout_s:
             time.sleep(POLL_INTERVAL_S)
             self.check()
 

@@ -10,9 +10,9 @@ from itertools import groupby
 
 from rich.cells import cell_len, chop_cells
 
-from cosmos_rl_core.errors import ArtifactError, counted, visible
+from cosmos_rl_core.errors import counted, visible
 from flows.ledger.costs import duration
-from flows.ledger.pages import HOUR_S, newest_page
+from flows.ledger.pages import HOUR_S
 from flows.library.overview import Overview
 from flows.library.states import State
 from flows.terminal import commands
@@ -148,21 +148,9 @@ def _work(overview: Overview) -> str:
     found, ended = overview.outlook, overview.standing == len(overview.states)
     left = "time is not known yet" if found.left_s is None else f"about {duration(found.left_s)} of work"
     spent = "cost is not recorded" if found.device_s is None else f"{found.device_s / HOUR_S:.3g} device hours spent"
-    lost = _lost(overview)
+    lost = overview.lost
     told = "attempts are not recorded" if lost is None else f"{counted(lost, 'attempt') if lost else 'no attempt'} lost"
     return ", ".join(["nothing" if ended else left, spent, told])
-
-
-def _lost(overview: Overview) -> int | None:
-    """Return the number of attempts that left no artifact; None without a ledger, or with a damaged one."""
-    try:
-        newest = newest_page(overview.run.url)
-    except ArtifactError:
-        return None
-    if newest is None:
-        return None
-    works = overview.life == "running" and newest.wave == overview.progress.wave
-    return newest.totals.failed - works * sum(entry.outcome == "open" for entry in newest.entries)
 
 
 def _reward(overview: Overview) -> str:
@@ -255,7 +243,7 @@ class _Groups:
 
 
 def cell(state: State) -> str:
-    """Return the text of a state; a time without a word means that the stage stands."""
+    """Return the text of a state; a time without a word means that the stage is finished."""
     words = [] if state.word == "stands" else ["-" if state.word == "missing" else state.word]
     if state.manifest is not None:
         words.append("? s" if state.seconds is None else f"{state.seconds:.1f} s")

@@ -159,7 +159,7 @@ def _numbers(estimate: Estimate) -> dict[str, Any]:
 
 
 class Question(Section):
-    """A held-out question, with a small picture of what it is about."""
+    """A held-out question, with a small picture of its subject."""
 
     number: int
     """Of the conversation in its dataset of tokens."""

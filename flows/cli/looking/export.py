@@ -20,7 +20,7 @@ def export(
     every: Annotated[bool, Option("--all", help="Every exported version")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy a run's newest exported weights, or those of other versions, to a directory that diffusers can load.
+    """Copy a run's newest exported weights, or other versions, to a directory that diffusers can load.
 
     Examples:
         cosmos-flows export nft-1a2b3c4d out

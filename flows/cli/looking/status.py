@@ -14,7 +14,7 @@ from flows.terminal.commands import about
 from flows.terminal.console import console
 from flows.watching import status_table
 
-WATCH = Option("--watch/--no-watch", help="Follow a run; exit with 70 if a stage does not stand")
+WATCH = Option("--watch/--no-watch", help="Follow a run; exit with 70 if a stage is not finished")
 
 
 def status(

@@ -18,7 +18,7 @@ def stop(
 ) -> None:
     """End a run at work, on whatever machine, by hand or under a Prefect worker. Its command continues it.
 
-    What stands is kept, and what a stage has finished of its work. Exit with 75 if the run works on after --wait.
+    Finished stages are kept, and the finished shards of a stage. Exit with 75 if the run works on after --wait.
 
     Examples:
         cosmos-flows stop nft-1a2b3c4d
