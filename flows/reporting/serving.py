@@ -3,10 +3,9 @@
 import mimetypes
 import posixpath
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
-from typing import BinaryIO
 
 import uvicorn
 from starlette.applications import Starlette
@@ -14,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from cosmos_rl_core.errors import ArtifactError, ConfigError, CosmosRLError
@@ -23,6 +22,7 @@ from flows.ledger.costs import duration
 from flows.ledger.pages import HOUR_S
 from flows.library.lines import RunLine, all_runs
 from flows.library.opened_run import open_run
+from flows.reporting import ranges
 from flows.reporting.report import page_now
 from flows.watching.run_list import changes
 from stages.reporting.page import render
@@ -31,7 +31,6 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 """Hosts that only this machine reaches."""
 REFRESH_S = 15
 """Seconds after which a browser asks for the list of runs again."""
-CHUNK_BYTES = 2**20
 ALONE = {"x-content-type-options": "nosniff", "content-security-policy": "sandbox"}
 """Headers of files, so that a page which a plugin wrote into a run does nothing with this server."""
 OTHER_KIND = "application/octet-stream"
@@ -81,7 +80,7 @@ class Reports:
         except OSError as error:
             raise HTTPException(503, f"{path} of {run} cannot be read: {error.strerror}") from error
         kind = mimetypes.guess_type(path)[0] or ("text/plain" if path.endswith(".jsonl") else OTHER_KIND)
-        return StreamingResponse(_chunks(file), media_type=kind, headers=ALONE)
+        return ranges.answer(file, request.headers.get("range"), kind, ALONE)
 
     def _page(self, run: str, make: Callable[[], bytes]) -> bytes:
         with self._lock:
@@ -111,13 +110,6 @@ def _row(line: RunLine) -> dict[str, object]:
         "devices": "" if line.device_s is None else f"{line.device_s / HOUR_S:.3g}",
         "error": line.error,
     }
-
-
-def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the bytes of a file, which may be the weights of a large model."""
-    with file:
-        while data := file.read(CHUNK_BYTES):
-            yield data
 
 
 def _plain(run: str) -> str:

@@ -133,14 +133,14 @@ def _position(overview: Overview, groups: "_Groups") -> str:
     """Return the iteration of how many, the stage, and how far it is or why it failed."""
     at, every = overview.progress, counted(len(overview.states), "stage")
     if groups.current is None:
-        return f"all {every} are done, {groups.done} of {groups.total} iterations"
+        return f"all {every} are finished, {groups.done} of {groups.total} iterations"
     place, failed = groups.place(), [state for state in overview.states if state.word == "failed"]
     if overview.life == "running" and at.wave:
         step = f", {at.phase} {at.step}/{at.total}" if at.phase else ""
         return f"{place}: {at.wave.rpartition('/')[2]}{step}, {at.seconds:.0f} s"
     if overview.life == "failed" and failed:
         return f"{place}: {failed[0].step.stage} failed: {failed[0].why}"
-    return f"{place}: {overview.standing} of {every} are done"
+    return f"{place}: {overview.standing} of {every} are finished"
 
 
 def _work(overview: Overview) -> str:
@@ -199,7 +199,7 @@ class _Groups:
         name = self.name(self.current)
         if name.startswith(ITERATION):
             return f"{name} ({int(name.removeprefix(ITERATION)) + 1} of {self.total})"
-        return f"{name} ({self.done} of {self.total} iterations are done)"
+        return f"{name} ({self.done} of {self.total} iterations are finished)"
 
     def cells(self, i: int) -> str:
         """Return the stages of a group, each with its state, its time and its score."""
@@ -273,10 +273,10 @@ def _stands(group: Sequence[State]) -> bool:
 
 
 def _counts(states: Sequence[State]) -> str:
-    """Return how many stages are done, and how many have another word: ``3 of 9 stages are done, 1 failed``."""
+    """Return how many stages are finished, and how many are not: ``3 of 9 stages are finished, 1 failed``."""
     words = Counter(state.word for state in states)
     others = [f"{count} {word}" for word, count in words.items() if word not in ("stands", "missing")]
-    return ", ".join([f"{words['stands']} of {counted(len(states), 'stage')} are done", *others])
+    return ", ".join([f"{words['stands']} of {counted(len(states), 'stage')} are finished", *others])
 
 
 def _wrapped(text: str, width: int) -> list[str]:

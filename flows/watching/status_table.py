@@ -71,7 +71,7 @@ def rendered(overview: Overview) -> Iterator[str | Table]:
     yield from _warnings(overview)
     unfinished = overview.standing < len(overview.states) and overview.life != "running"
     go_on = "; to go on, give its command again or retry its flow run" if unfinished else ""
-    yield f"{overview.standing} of {len(overview.states)} stages stand{go_on}"
+    yield f"{overview.standing} of {len(overview.states)} stages are finished{go_on}"
 
 
 def _warnings(overview: Overview) -> Iterator[str]:

@@ -13,6 +13,8 @@ from flows.cli.base.printing import print_found, say
 from flows.defaults import DEFAULT_STORE, REPORTS_PORT
 from flows.library import open_run
 
+HOST = "127.0.0.1"
+
 
 def report(
     run_id: Annotated[str | None, Argument(metavar="RUN", help="Id of the run; without it only --serve")] = None,
@@ -20,9 +22,11 @@ def report(
     open_it: Annotated[bool, Option("--open", help="Open the page in the browser")] = False,
     serve: Annotated[bool, Option("--serve", help="Serve the reports of all runs of the store until Ctrl-C")] = False,
     host: Annotated[
-        str, Option(help="With --serve: the address to listen at; 0.0.0.0 for every network")
-    ] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="With --serve: 0 takes a free one")] = REPORTS_PORT,
+        str | None, Option(help=f"With --serve: the address to listen at, {HOST} by default; 0.0.0.0 for every network")
+    ] = None,
+    port: Annotated[
+        int | None, Option(min=0, max=65535, help=f"With --serve: {REPORTS_PORT} by default; 0 takes a free one")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write the report of a run that is at work, failed or finished, and print its address. Changes no artifact.
@@ -39,8 +43,12 @@ def report(
     if serve:
         if run_id is not None or open_it or as_json:
             raise ConfigError("--serve shows all runs until it is stopped: use it without RUN, --open and --json")
-        import_module("flows.reporting.serving").serve(store, host, port, say)  # brings the server along
+        import_module("flows.reporting.serving").serve(
+            store, HOST if host is None else host, REPORTS_PORT if port is None else port, say
+        )  # brings the server along
         return
+    if host is not None or port is not None:
+        raise ConfigError("--host and --port belong to --serve: add it, or leave them out")
     if run_id is None:
         raise ConfigError("name a run, or serve the reports of all runs with --serve")
     if open_it and "://" in store:

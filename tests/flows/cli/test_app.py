@@ -304,6 +304,8 @@ WRONG = {
     "status hnad --store STORE": "did you mean 'hand'?",
     "status hand --store STORE/elsewhere": "in the store STORE/elsewhere; it has no run at all; name another --store",
     "status hand --store foo://x": "Protocol not known: foo; a store is a directory or s3://bucket/prefix",
+    "report hand --port 8090 --store STORE": "--host and --port belong to --serve",
+    "report hand --serve --store STORE": "--serve shows all runs until it is stopped",
     "gc nobody --store STORE": "there is no run 'nobody'",
     "export nobody out --store STORE": "there is no run 'nobody'",
     "export hand out --store STORE": "hand has no export yet; run it",

@@ -63,6 +63,37 @@ def test_what_a_report_links_is_served(client: TestClient, runs: Run):
     )
 
 
+PARTS = {
+    "bytes=0-3": (206, slice(0, 4)),
+    "bytes=2-": (206, slice(2, None)),
+    "bytes=-5": (206, slice(-5, None)),
+    "bytes=-99999999": (206, slice(0, None)),
+    "bytes=4-99999999": (206, slice(4, None)),
+    "bytes=0-1,4-5": (200, slice(0, None)),
+    "bytes=5-2": (200, slice(0, None)),
+    "lines=0-3": (200, slice(0, None)),
+}
+"""Status and bytes that answer a header ``Range``."""
+
+
+def test_a_player_of_videos_gets_the_range_that_it_asks_for(client: TestClient, runs: Run):
+    data = Path(runs.url, "plan.json").read_bytes()
+    for header, (status, part) in PARTS.items():
+        found = client.get("/runs/hand/plan.json", headers={"range": header})
+        assert (header, found.status_code, found.content) == (header, status, data[part])
+        assert found.headers["content-length"] == str(len(data[part]))
+        begin = len(data) - len(data[part]) if part.stop is None else part.start
+        where = f"bytes {begin}-{begin + len(data[part]) - 1}/{len(data)}" if status == 206 else None
+        assert found.headers.get("content-range") == where
+
+
+@pytest.mark.parametrize("header", ["bytes=99999999-", "bytes=-0"])
+def test_a_range_outside_of_the_file_is_refused_with_its_size(client: TestClient, runs: Run, header: str):
+    found = client.get("/runs/hand/plan.json", headers={"range": header})
+    assert found.status_code == 416
+    assert found.headers["content-range"] == f"bytes */{Path(runs.url, 'plan.json').stat().st_size}"
+
+
 REFUSED = {
     "/runs/other/report/index.html": 404,
     "/runs/broken/report/index.html": 500,

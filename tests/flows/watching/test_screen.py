@@ -141,7 +141,7 @@ def test_a_failed_run_says_why_and_with_which_command_it_goes_on(begun, width, h
 def test_a_finished_run_says_so_with_what_came_of_it(begun, width, height):
     lines = shown(ended(begun(""), end="done"), width, height)
     assert lines[0] == "run      ddrl-tiny-be4e1a9f: finished"
-    assert answer(lines, "now") == "all 60 stages are done, 8 of 8 iterations"
+    assert answer(lines, "now") == "all 60 stages are finished, 8 of 8 iterations"
     assert answer(lines, "left").startswith("nothing, ")
     require_common(lines)
 
@@ -152,7 +152,7 @@ def test_older_iterations_are_a_line_each_and_one_for_all_where_they_do_not_fit(
     assert [line.partition(":")[0] for line in older] == [f"iteration-{k:04d}" for k in range(7, -1, -1)]
     assert older[0] == "iteration-0007: 46.5 s, ocr 0.570, pixel_statistics 0.570"
     assert shown(overview, 60, 15)[-2:] == [
-        "start to iteration-0004: 37 of 37 stages are done",
+        "start to iteration-0004: 37 of 37 stages are finished",
         "(| cat shows all of it as a table)",
     ]
 
