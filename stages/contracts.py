@@ -208,7 +208,7 @@ class Rollout(OnPolicy, Samples):
     """Samples of the behaviour policy: media, final latents, recorded steps and seeds."""
 
     name = "rollout"
-    version = 2
+    version = 3
     distributed = True
     inputs = {"policy": "one", "init": "many", **_DATA}
     sample: SolverConfig
@@ -342,7 +342,7 @@ class Evaluate(Samples):
     """Samples of the stock pipeline on fixed prompts and seeds, with an export loaded into it."""
 
     name = "evaluate"
-    version = 2
+    version = 3
     distributed = True
     inputs = {"export": "one"}
     model: ModelRef

@@ -11,6 +11,8 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,9 @@ from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input, Request
 from stages.execution.context import Context
-from stages.formats.generating import SamplePlan, plan_samples, vae_batches, with_media, write_samples
-from stages.formats.samples import StoredSample
+from stages.generating.encoding import Encoding, vae_batches, with_media
+from stages.generating.plans import SamplePlan, plan_samples
+from stages.generating.units import write_samples
 from stages.training.loading import load_stock, prompt_options
 
 
@@ -37,18 +40,31 @@ def run(request: Request, context: Context[Group]) -> dict[str, float]:
     pipeline = _load(request, config, context.ranks)
     if len(vae_batches(2, config.media)) > 1:
         pipeline.vae.enable_slicing()
-    facts = {"export": request.one("export").content}
-
-    def generate(plans: list[SamplePlan]) -> list[StoredSample]:
-        pictures = _generate(pipeline, plans, config)
-        made = zip(plans, pictures, refused(pipeline, len(plans)), strict=True)
-        return [
-            with_media(plan, None if lost else pixels, None, facts, refused=lost and pixels is not None)
-            for plan, pixels, lost in made
-        ]
-
     samples = plan_samples(config.prompts, config.n_generation, request.seed, iteration=None)
-    return write_samples(context, config, samples, generate, tensors=False)
+    generator = _Stock(pipeline, config, {"export": request.one("export").content})
+    return write_samples(context, config, samples, generator, tensors=False)
+
+
+@dataclass(frozen=True)
+class _Stock:
+    """Generates planned samples by the stock pipeline."""
+
+    pipeline: Any
+    config: contracts.Evaluate
+    facts: dict[str, Any]
+    """What the index says of every sample besides its prompt and seeds."""
+
+    def sample(self, plans: list[SamplePlan]) -> list[tuple[np.ndarray | None, bool]]:
+        """Return the pixels of each sample, and whether a guardrail refused them."""
+        pictures = _generate(self.pipeline, plans, self.config)
+        return list(zip(pictures, refused(self.pipeline, len(plans)), strict=True))
+
+    def encodings(self, plans: list[SamplePlan], sampled: list[tuple[np.ndarray | None, bool]]) -> list[Encoding]:
+        """Return what encodes each sample."""
+        return [
+            partial(with_media, plan, None if lost else pixels, None, self.facts, refused=lost and pixels is not None)
+            for plan, (pixels, lost) in zip(plans, sampled, strict=True)
+        ]
 
 
 def _load(request: Request, config: contracts.Evaluate, ranks: Group) -> Any:

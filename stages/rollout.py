@@ -1,5 +1,6 @@
 """Samples of the behaviour policy: latents by our own solver, decoded to the pixels that rewards see."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,9 @@ from stages import contracts
 from stages.artifacts.request import Request
 from stages.execution.context import Context
 from stages.formats.embeddings import NEGATIVE, Embeddings
-from stages.formats.generating import (
-    SamplePlan,
-    grid_facts,
-    planned,
-    recorded_steps,
-    vae_batches,
-    with_media,
-    write_samples,
-)
-from stages.formats.samples import StoredSample
+from stages.generating.encoding import Encoding, vae_batches, with_media
+from stages.generating.plans import SamplePlan, grid_facts, planned, recorded_steps
+from stages.generating.units import write_samples
 from stages.training.given import GivenMedia
 from stages.training.loading import load_policy
 
@@ -35,18 +29,15 @@ from stages.training.loading import load_policy
 def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     """Write units of samples with their tensors; units that an earlier attempt finished are adopted."""
     config = request.settings(contracts.Rollout)
-    generate = _Generator(request, config, context)
-    accompany = None if context.ranks.mesh is None else generate.sample
-    return write_samples(context, config, planned(request), generate, tensors=True, accompany=accompany)
+    return write_samples(context, config, planned(request), _Generator(request, config, context), tensors=True)
 
 
 class _Generator:
-    """Generates planned samples, one forward batch at a time. Of context-parallel peers, the leader decodes."""
+    """Generates planned samples, one forward batch at a time."""
 
     def __init__(self, request: Request, config: contracts.Rollout, context: Context[Group]) -> None:
-        self.config, policy, ranks = config, request.one("policy"), context.ranks
-        self.device, self.leads = ranks.device, ranks.leads
-        components = ("vae", *config.model.guardrail) if self.leads else ()
+        self.config, policy, self.device = config, request.one("policy"), context.ranks.device
+        components = ("vae", *config.model.guardrail)
         self.model, _ = load_policy(request, config, components=components, context=context, reference=False)
         size, num_steps = (config.media.size, config.media.frames), config.sample.num_steps
         self.shape = self.model.latent_shape(*size)
@@ -59,24 +50,22 @@ class _Generator:
         self.facts = {i: facts | {"trained_steps": list(self.recorded[i])} for i in prompt_ids}
         """What the index says of a prompt's samples besides the prompt, seeds and given frames."""
 
-    def __call__(self, plans: list[SamplePlan]) -> list[StoredSample]:
-        trajectory = self.sample(plans)
-        if not self.leads:
-            return []
+    def encodings(self, plans: list[SamplePlan], sampled: Trajectory) -> list[Encoding]:
+        """Decode the pixels of samples, and return what encodes each of them."""
         recorded = [self.recorded[plan.prompt.id] for plan in plans]
-        stored = [_stored(trajectory, place, steps) for place, steps in enumerate(recorded)]
+        stored = [_stored(sampled, place, steps) for place, steps in enumerate(recorded)]
         finite = [all(bool(t.isfinite().all()) for t in tensors.values()) for tensors in stored]
-        samples: list[StoredSample] = []
+        found: list[Encoding] = []
         for part in vae_batches(len(plans), self.config.media):
-            pictures = decode_finite(self.model, trajectory.latents[part], finite[part])
+            pictures = decode_finite(self.model, sampled.latents[part], finite[part])
             for plan, picture, tensors in zip(plans[part], pictures, stored[part], strict=True):
                 prompt_id = plan.prompt.id
                 facts = self.facts[prompt_id] | (self.given.facts(prompt_id) if self.given else {})
                 shown = None if picture is None else self.model.screen(picture)
                 refused = picture is not None and shown is None
                 kept = to_bytes(_emptied(tensors) if refused else tensors)
-                samples.append(with_media(plan, shown, kept, facts, refused=refused))
-        return samples
+                found.append(partial(with_media, plan, shown, kept, facts, refused=refused))
+        return found
 
     def sample(self, plans: list[SamplePlan]) -> Trajectory:
         """Run the solver, the part that needs the transformer."""

@@ -27,7 +27,7 @@ from stages.artifacts.records import FileEntry, Layout, Marker
 from stages.artifacts.request import REQUEST, ROLLOUT, Request
 from stages.execution.outcome import Outcome, failure_of
 from stages.execution.runner import require_own_version
-from stages.formats.generating import planned
+from stages.generating.plans import planned
 from stages.scoring.portions import Portion, portions_of
 from stages.scoring.scorer import Scorer
 from stages.scoring.shards import Shards

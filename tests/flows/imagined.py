@@ -20,9 +20,9 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing_manifest
 from stages.contracts import METRICS
-from stages.formats.generating import plan_samples
 from stages.formats.samples import StoredSample, read_index, unit_files
 from stages.formats.tables import to_parquet
+from stages.generating.plans import plan_samples
 from tests.flows.by_hand import make_one
 from tests.hand_made import make
 from tests.stages.conftest import make as make_stage

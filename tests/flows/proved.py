@@ -34,10 +34,11 @@ from stages.artifacts.manifest import Manifest, content_of
 from stages.artifacts.records import FileEntry, Pinned, place_of
 from stages.artifacts.request import Input, Request, fingerprint_of, recipe_of
 from stages.artifacts.slots import standing, standing_manifest
-from stages.formats.generating import grid_facts, planned, with_media
 from stages.formats.samples import StoredSample, read_index, unit_files
 from stages.formats.tables import to_parquet
 from stages.fragment import without_pictures
+from stages.generating.encoding import with_media
+from stages.generating.plans import grid_facts, planned
 from stages.reporting.contracts import Fragment
 from stages.scoring.advantages import advantages
 from tests import hand_made

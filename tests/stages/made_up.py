@@ -17,9 +17,10 @@ from stages.artifacts.layouts import cut
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import input_of
 from stages.contracts import METRICS, MediaShape, ModelRef
-from stages.formats.generating import plan_samples, with_media
 from stages.formats.samples import StoredSample, unit_files
 from stages.formats.tables import to_parquet
+from stages.generating.encoding import with_media
+from stages.generating.plans import plan_samples
 from stages.reporting.contracts import Fragment, Report
 from stages.reporting.excerpt import Excerpt
 from tests.stages.conftest import make

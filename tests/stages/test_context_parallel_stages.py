@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import pandas as pd
 import pytest
 import torch
 
+from cosmos_rl_core.models.wan.model import Wan
 from cosmos_rl_core.parallel import sharding
+from cosmos_rl_core.storage import store
 from flows.planning import requests
 from flows.planning.run import Run
 from stages import contracts
@@ -62,10 +65,33 @@ def die_in_the_second_shard() -> None:
 
     def finish_or_die(self: Attempt, index: int, *others: Any, **named: Any) -> None:
         if index == 1:
+            # The other peer writes the first one, maybe a little later.
+            while store.read_if_exists(self._marker(0)) is None:
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         finish(self, index, *others, **named)
 
     setattr(Attempt, "finish", finish_or_die)  # noqa: B010
+
+
+def note_decoded(folder: Path) -> None:
+    """Note in a file for each peer how many videos it decodes."""
+    decode = Wan.decode
+
+    def noted(self: Wan, latents: torch.Tensor) -> torch.Tensor:
+        with (folder / os.environ["RANK"]).open("a") as file:
+            file.write("x" * len(latents))
+        return decode(self, latents)
+
+    setattr(Wan, "decode", noted)  # noqa: B010
+
+
+def test_peers_decode_and_write_different_videos(wan_path: str, prompt_dir: str, tmp_path: Path):
+    """Six videos are three units of two, which the first, the second and the first peer write."""
+    shared = aside(requests.rollout(begun(tmp_path, longer(recipe(wan_path, prompt_dir, LORA))), 0), "shared")
+    (tmp_path / "decoded").mkdir()
+    make_on_ranks(shared, tmp_path, 2, **PEERS, before=partial(note_decoded, tmp_path / "decoded"))
+    assert {path.name: len(path.read_text()) for path in (tmp_path / "decoded").iterdir()} == {"0": 4, "1": 2}
 
 
 def test_two_peers_make_what_one_process_makes_and_go_on_after_a_kill(wan_path: str, prompt_dir: str, tmp_path: Path):

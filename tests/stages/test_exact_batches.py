@@ -14,7 +14,8 @@ from flows.auditing.checks.faults import Findings
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
 from stages.execution.runner import execute
-from stages.formats.generating import plan_samples, with_media
+from stages.generating.encoding import with_media
+from stages.generating.plans import plan_samples
 from stages.scoring.scorer import Scorer, is_of
 from tests import uneven
 from tests.stages.test_damaged_work import Dying, Killed

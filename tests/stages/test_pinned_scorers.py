@@ -19,7 +19,8 @@ from stages.artifacts.request import Request
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome, read_status
 from stages.execution.runner import execute
-from stages.formats.generating import plan_samples, with_media
+from stages.generating.encoding import with_media
+from stages.generating.plans import plan_samples
 from tests.reward_server import RewardServer, reward_server
 from tests.stages.test_damaged_work import Dying, Killed
 from tests.stages.test_reward import scoring, table_of, write_units

@@ -14,8 +14,9 @@ from stages.artifacts.artifact import Artifact
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
 from stages.execution.runner import execute
-from stages.formats.generating import plan_samples, with_media
 from stages.formats.samples import all_rows
+from stages.generating.encoding import with_media
+from stages.generating.plans import plan_samples
 from stages.scoring.portions import portions_of
 from stages.scoring.scorer import Scorer
 from tests.stages.test_damaged_work import Dying, Killed

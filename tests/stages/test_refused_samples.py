@@ -23,8 +23,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
-from stages.formats.generating import REFUSED
-from stages.formats.samples import read_index, read_samples
+from stages.formats.samples import REFUSED, read_index, read_samples
 from stages.formats.tables import read_table
 from stages.reporting.contracts import Fragment
 from tests import tiny_pipelines

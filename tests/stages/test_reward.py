@@ -28,7 +28,8 @@ from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome, read_failures, read_status
 from stages.execution.runner import execute
 from stages.formats import samples
-from stages.formats.generating import plan_samples, with_media
+from stages.generating.encoding import with_media
+from stages.generating.plans import plan_samples
 from stages.reporting.contracts import Report
 
 OPTIONS = ocr.Options(line_width=96)

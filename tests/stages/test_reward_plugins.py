@@ -19,8 +19,9 @@ from stages.artifacts.slots import input_of
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
 from stages.execution.runner import execute
-from stages.formats.generating import plan_samples, with_media
 from stages.formats.samples import unit_files
+from stages.generating.encoding import with_media
+from stages.generating.plans import plan_samples
 from stages.reporting.contracts import Report
 
 PLUGIN = '''

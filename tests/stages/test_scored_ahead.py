@@ -27,8 +27,9 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.contracts import MediaShape, ModelRef
 from stages.execution.outcome import Outcome
-from stages.formats.generating import planned, with_media
 from stages.formats.samples import StoredSample, unit_files
+from stages.generating.encoding import with_media
+from stages.generating.plans import planned
 from stages.scoring.overlap import Ahead
 from tests.hand_made import begin, commit, make, report
 from tests.reward_server import RewardServer, reward_server

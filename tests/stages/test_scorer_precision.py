@@ -22,9 +22,10 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.execution.outcome import Outcome
 from stages.execution.runner import execute
-from stages.formats.generating import plan_samples, with_media
 from stages.formats.samples import unit_files
 from stages.formats.tables import read_table
+from stages.generating.encoding import with_media
+from stages.generating.plans import plan_samples
 from tests import hand_made
 from tests.running_service import image_frame
 

@@ -68,7 +68,7 @@ def test_samples_are_the_same_bytes_and_policies_the_same_but_for_rounding(
     lora: dict[str, Any] | None, wan_path: str, prompt_dir: str, tmp_path: Path
 ):
     values = recipe(wan_path, prompt_dir, lora)
-    values["rollout"]["samples_per_shard"] = 6
+    values["rollout"] |= {"n_generation_mini_batch": 6, "samples_per_shard": 6}
     run = begun(tmp_path, values)
     shared = aside(requests.rollout(run, 0), "shared")
     make_on_ranks(shared, tmp_path, 2, dp_shard_size=2, before=refuse_to_decode_without_samples_to_write)

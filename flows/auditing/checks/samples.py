@@ -16,8 +16,8 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.contracts import MEDIA, TENSORS
-from stages.formats.generating import grid_facts, plan_samples, recorded_steps, row_of
 from stages.formats.samples import all_rows, unit_name
+from stages.generating.plans import grid_facts, plan_samples, recorded_steps, row_of
 
 Row = dict[str, Any]
 

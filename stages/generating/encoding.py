@@ -1,0 +1,110 @@
+"""Encoding and writing of generated samples by threads, while the process that made them generates the next ones.
+
+A PNG of 512 pixels takes 88 ms, and a frame of FFV1 at 720p 57 ms: on the thread that samples, a GPU would wait.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES
+from cosmos_rl_core.processes import TRAFFIC
+from cosmos_rl_core.storage import media
+from stages.contracts import MediaShape
+from stages.formats.samples import BY_GUARDRAIL, REFUSED, StoredSample
+from stages.generating.plans import SamplePlan, row_of
+
+VAE_SAMPLE_BYTES = 32 * 2**20
+"""Float32 pixels of a sample beyond which the VAE takes one at a time: a video of 480p from 8 frames on, an image from
+2.8 megapixels on. It depends on the sample alone, so that no division of the work changes bits."""
+ENCODERS = 4
+"""Threads of a rank that encode. Eight ranks have 32; PNG and FFV1 release Python's lock while they compress."""
+TILES_AHEAD = 2
+"""Most tiles whose pixels wait in memory to be encoded when the next one is sampled."""
+UNITS_AHEAD = 2
+"""Most units that wait to be written, or for the encoding of their last samples, when the next one is taken."""
+
+Encoding = Callable[[], StoredSample]
+"""Makes the stored form of a sample from pixels in memory. It may run in any thread."""
+
+
+def with_media(
+    plan: SamplePlan, pixels: np.ndarray | None, tensors: bytes | None, facts: dict[str, Any], *, refused: bool = False
+) -> StoredSample:
+    """Return a generated sample with its picture encoded.
+
+    ``pixels`` is uint8 ``[frames, height, width, 3]``, None if the sample is not finite or ``refused`` by a guardrail.
+    ``facts`` are added to its row of the index.
+    """
+    assert not (refused and pixels is not None), "no media of a refused sample are stored"
+    row = row_of(plan) | {"finite": pixels is not None} | ({REFUSED: BY_GUARDRAIL} if refused else {}) | facts
+    encoded = ("", b"") if pixels is None else media.encode(pixels)
+    return StoredSample(row, *encoded, tensors=tensors)
+
+
+def vae_batches(num_samples: int, shape: MediaShape) -> list[slice]:
+    """Return the parts of a batch that the VAE takes at once: the whole batch, or single samples if they are large.
+
+    The VAE's memory grows with the pixels of its batch, and is by far the most of a video's memory.
+    """
+    sample_bytes = FLOAT32_BYTES * 3 * shape.frames * math.prod(shape.size)
+    at_once = num_samples if sample_bytes <= VAE_SAMPLE_BYTES else 1
+    return [slice(start, start + at_once) for start in range(0, num_samples, at_once)]
+
+
+class UnitWriter:
+    """Threads that encode the samples of units, and write each unit when its last sample is encoded, one at a time.
+
+    Memory holds the pixels of at most :data:`TILES_AHEAD` tiles, besides those that the caller makes, and the encoded
+    samples of :data:`UNITS_AHEAD` units and one more. An error of a thread is raised by a later call. Use it in a
+    ``with`` block, whose end waits until everything is written.
+    """
+
+    def __init__(self, sizes: Mapping[int, int], write: Callable[[int, list[StoredSample]], None]) -> None:
+        """Take units of ``sizes`` samples, by number. ``write`` is called in one thread, a unit at a time."""
+        self._sizes, self._write = sizes, write
+        self._encoders, self._writer = ThreadPoolExecutor(ENCODERS, "encode"), ThreadPoolExecutor(1, "write")
+        self._tiles: deque[list[Future[StoredSample]]] = deque()
+        self._begun: dict[int, list[Future[StoredSample]]] = {}
+        self._writing: deque[Future[None]] = deque()
+
+    def take(self, number: int, encodings: Sequence[Encoding]) -> None:
+        """Encode the next samples of a unit in the background. Wait while too many tiles are not encoded yet."""
+        tile = [self._encoders.submit(encode) for encode in encodings]
+        self._tiles.append(tile)
+        unit = self._begun.setdefault(number, [])
+        unit += tile
+        if len(unit) == self._sizes[number]:
+            self._writing.append(self._writer.submit(self._finish, number, self._begun.pop(number)))
+        with TRAFFIC.waiting():
+            while len(self._tiles) > TILES_AHEAD:
+                for sample in self._tiles.popleft():
+                    sample.result()
+            self._wait_for_writer(UNITS_AHEAD)
+
+    def _finish(self, number: int, samples: list[Future[StoredSample]]) -> None:
+        self._write(number, [sample.result() for sample in samples])
+
+    def _wait_for_writer(self, most: int) -> None:
+        """Wait until at most ``most`` units are not written yet."""
+        while len(self._writing) > most:
+            self._writing.popleft().result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                with TRAFFIC.waiting():
+                    self._wait_for_writer(0)
+        finally:
+            self._encoders.shutdown(cancel_futures=error is not None)
+            self._writer.shutdown(cancel_futures=error is not None)

@@ -1,0 +1,71 @@
+"""The samples of a rollout or an evaluation: their ids, seeds, recorded steps, and rows of the index."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cosmos_rl_core import seeds
+from cosmos_rl_core.algorithms._needs import trained_steps
+from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.sampling.kernel import Kernel
+from stages.artifacts.request import Request
+from stages.contracts import Rollout
+
+
+@dataclass(frozen=True)
+class SamplePlan:
+    """One sample to be generated."""
+
+    sample_id: str
+    prompt: Prompt
+    member: int
+    seed: int
+    """All its draws derive from it."""
+    noise_seed: int
+    """The initial noise derives from it: ``seed``, or one that the samples of a prompt share."""
+
+
+def plan_samples(
+    prompts: tuple[Prompt, ...], n_generation: int, run_seed: int, iteration: int | None, *, same_noise: bool = False
+) -> list[SamplePlan]:
+    """Return every member of every prompt's group, in order, with its seeds.
+
+    Ids hold the iteration, so that samples of two rollouts never share one. Held-out samples have no iteration: their
+    ids and seeds are equal at every policy version.
+    """
+    plans: list[SamplePlan] = []
+    prefix = "" if iteration is None else f"i{iteration:04d}-"
+    for prompt in prompts:
+        shared = seeds.derive("shared noise", run_seed, iteration or 0, prompt.id)
+        for member in range(n_generation):
+            seed = seeds.sample_seed(run_seed, iteration or 0, prompt.id, member)
+            noise_seed = shared if same_noise else seed
+            sample_id = f"{prefix}{prompt.id}-{member:03d}"
+            plans.append(SamplePlan(sample_id, prompt, member, seed, noise_seed))
+    return plans
+
+
+def planned(request: Request) -> list[SamplePlan]:
+    """Return the samples of a rollout's Request."""
+    config, key = request.settings(Rollout), (request.seed, request.iteration or 0)
+    return plan_samples(config.prompts, config.n_generation, *key, same_noise=config.use_same_seed)
+
+
+def recorded_steps(request: Request, kernel: Kernel, prompt_id: str) -> tuple[int, ...]:
+    """Return the steps to store of a prompt's samples; a random step is drawn from those with noise."""
+    config = request.settings(Rollout)
+    if not config.train_on:
+        return ()
+    key = (request.seed, "trained steps", request.iteration or 0, prompt_id)
+    order = seeds.permutation(len(kernel.trainable), *key)
+    return trained_steps(config.train_on, [kernel.trainable[i] for i in order])
+
+
+def grid_facts(kernel: Kernel) -> dict[str, Any]:
+    """Return what the index says of a rollout's noise levels: the grid, and the level of each step."""
+    return {"sigmas": list(kernel.sigmas), "t": [step.t for step in kernel.steps]}
+
+
+def row_of(plan: SamplePlan) -> dict[str, Any]:
+    """Return what a row of the index says of a planned sample."""
+    prompt = plan.prompt
+    return vars(plan) | {"prompt_id": prompt.id, "prompt": prompt.text, "metadata": prompt.metadata}
