@@ -75,8 +75,8 @@ def iteration(run: Run, k: int, *, last: bool) -> Iterator[Wave]:
 
 def embedding(run: Run, k: int) -> Iterator[Wave]:
     """Yield the wave that embeds the prompts of iteration k and of the next ones, if k is the first of them."""
-    together = run.prepared.iterations_together
-    if together is not None and k % together == 0:
+    together = run.prepared.embedded_with(k)
+    if together is not None and k == together.start:
         request = run.prepared.embed_at(k)
         yield Wave(Step(f"iteration-{k:04d}/embed", "embed", request.slot, lambda: request, k))
 

@@ -118,7 +118,7 @@ class Embed(StageConfig):
     """
 
     name = "embed"
-    version = 2
+    version = 3
     distributed = True
     inputs = {"parts": "many", "captions": "many"}
     model: ModelRef

@@ -46,9 +46,9 @@ class Prepared:
     def steps(self) -> dict[str, Request]:
         """Return the Requests that come before iteration 0, each once, by its name, in order."""
         named: dict[str, Request] = {}
-        if self.iterations_together is None and self.plan.embedded_prompts:
+        if self.embeds_all and self.plan.embedded_prompts:
             named["embed"] = self.embed
-        if self.iterations_together is not None and self.plan.data_prompts:
+        if not self.embeds_all and self.plan.data_prompts:
             named["embed-data"] = self._embed_data
         named |= _named(self.data, "") | _named(self.held_out, "-held-out")
         # Both sides of a split are parts of one dataset.
@@ -56,25 +56,28 @@ class Prepared:
         return {name: request for name, request in named.items() if first[request.slot] == name}
 
     @cached_property
-    def iterations_together(self) -> int | None:
-        """Return of how many iterations one stage embeds the prompts; None if it embeds those of all iterations."""
-        return costs.iterations_together(self.plan.recipe, len(self.plan.prompts))
+    def embeds_all(self) -> bool:
+        """Return whether one stage embeds the prompts of all iterations."""
+        return self.embedded_with(0) is None
+
+    def embedded_with(self, k: int) -> range | None:
+        """Return the iterations whose prompts one stage embeds with those of iteration k; None if it embeds all."""
+        return costs.embedded_together(self.plan.recipe, len(self.plan.prompts), k)
 
     def embed_at(self, k: int) -> Request:
         """Return the Request for the prompts of the rollout of iteration k, and of the others embedded with them."""
-        if (together := self.iterations_together) is None:
+        if (together := self.embedded_with(k)) is None:
             return self.embed
-        first = k - k % together
-        if first not in self._embeds:
-            drawn = {prompt.id: prompt for i in range(first, first + together) for prompt in self.plan.prompts_of(i)}
+        if together not in self._embeds:
+            drawn = {prompt.id: prompt for i in together for prompt in self.plan.prompts_of(i)}
             prompts = tuple(drawn[one] for one in sorted(drawn))
-            self._embeds[first] = self._embed(prompts, self._negative_prompt)
-        return self._embeds[first]
+            self._embeds[together] = self._embed(prompts, self._negative_prompt)
+        return self._embeds[together]
 
     def embeddings_at(self, k: int) -> tuple[Request, ...]:
         """Return the Requests for all that iteration k conditions on. The first has the negative prompt."""
         prompts = (self.embed_at(k),) if self.plan.embedded_prompts else ()
-        media = (self._embed_data,) if self.iterations_together is not None and self.plan.data_prompts else ()
+        media = (self._embed_data,) if not self.embeds_all and self.plan.data_prompts else ()
         return (*prompts, *media, *self.data.embeds)
 
     @cached_property
@@ -87,8 +90,8 @@ class Prepared:
         return self._embed(self.plan.data_prompts, self._negative_prompt)
 
     @cached_property
-    def _embeds(self) -> dict[int, Request]:
-        """Requests for the prompts of several iterations, by the first of them."""
+    def _embeds(self) -> dict[range, Request]:
+        """Requests for the prompts of several iterations."""
         return {}
 
     @property

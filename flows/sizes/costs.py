@@ -1,6 +1,5 @@
 """Bytes that a run will write, and numbers that it trains."""
 
-import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -15,7 +14,9 @@ from cosmos_rl_core.weights.shapes import embedding_elements, trainable_elements
 
 GB = 10**9
 TOGETHER = 256
-"""Most prompts of rollouts that one stage embeds; more only if one iteration has more."""
+"""Most prompts of rollouts that the first stage embeds; more only if one iteration has more."""
+LARGEST = 16
+"""A later stage embeds at most this many times as many."""
 
 
 def base_path(recipe: Recipe) -> str:
@@ -49,23 +50,25 @@ def embedding_bytes(recipe: Recipe) -> int:
     return sizes.FLOAT32_BYTES * embedding_elements(base_path(recipe), length, policy.lora)
 
 
-def iterations_together(recipe: Recipe, num_prompts: int) -> int | None:
-    """Return of how many iterations one stage embeds the prompts; None if one stage embeds all ``num_prompts``.
+def embedded_together(recipe: Recipe, num_prompts: int, k: int) -> range | None:
+    """Return the iterations whose prompts one stage embeds with those of iteration k; None if it embeds all prompts.
 
-    It depends neither on the number of iterations nor on the one that a run has come to.
+    Each stage embeds as many iterations as all before it, up to :data:`LARGEST` times the first, so that a run starts
+    few stages and embeds at most twice what it needs. The ranges depend neither on the number of iterations nor on the
+    budget, so that a run that goes on, or gets more room, keeps its embeddings.
     """
     wanted = recipe.prompts_per_iteration
     if not recipe.train.train_policy.rewarded or num_prompts <= max(wanted, TOGETHER):
         return None
-    return max(1, TOGETHER // wanted)
+    first = max(1, TOGETHER // wanted)
+    size = min(first << max(0, (k // first).bit_length() - 1), first * LARGEST)
+    return range(start := k - k % size, start + size)
 
 
 def embedded_prompts(recipe: Recipe, num_prompts: int) -> int:
     """Return how many of the ``num_prompts`` prompts that a run trains on it embeds, at most."""
-    if (together := iterations_together(recipe, num_prompts)) is None:
-        return num_prompts
-    iterations = together * math.ceil(recipe.train.num_iterations / together)
-    return min(num_prompts, iterations * recipe.prompts_per_iteration)
+    last = embedded_together(recipe, num_prompts, max(0, recipe.train.num_iterations - 1))
+    return num_prompts if last is None else min(num_prompts, last.stop * recipe.prompts_per_iteration)
 
 
 def policy_parts(recipe: Recipe) -> dict[str, int]:

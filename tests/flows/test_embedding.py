@@ -47,6 +47,15 @@ def test_prompts_of_a_large_set_are_embedded_when_iterations_need_them(recipe, t
 
 
 @pytest.mark.usefixtures("large")
+def test_each_stage_embeds_as_many_iterations_as_all_before_it_up_to_a_bound(recipe):
+    plan = plan_of(Settings(recipe()))
+    ranges = [costs.embedded_together(plan.recipe, 10**6, k) for k in range(128 * 64)]
+    assert all(found is not None and k in found for k, found in enumerate(ranges))
+    sizes = {found.start // 128: len(found) // 128 for found in ranges if found is not None}
+    assert sizes == {0: 1, 1: 1, 2: 2, 4: 4, 8: 8, 16: 16, 32: 16, 48: 16}
+
+
+@pytest.mark.usefixtures("large")
 def test_more_iterations_leave_the_embeddings_of_a_large_set_standing(recipe, tmp_path):
     shorter, longer = (planned(recipe(), tmp_path, run_id=f"of-{n}", iterations=n) for n in (3, 400))
     assert [shorter.prepared.embed_at(k) for k in range(300)] == [longer.prepared.embed_at(k) for k in range(300)]
