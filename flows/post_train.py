@@ -15,10 +15,13 @@ Selection = Callable[[int], bool]
 """Whether a policy version is one of some."""
 
 
-def post_train(run: AnyRun, exported: Selection | None = None, judged: Selection | None = None) -> Iterator[Wave]:
+def post_train(
+    run: AnyRun, exported: Selection | None = None, judged: Selection | None = None, decoded: Selection | None = None
+) -> Iterator[Wave]:
     """Yield the waves of a run, in order. The stages of a wave run side by side.
 
     ``exported`` and ``judged`` select the policy versions that are exported and evaluated. By default the recipe does.
+    ``decoded`` selects the rollouts whose other samples are decoded too, where the recipe decodes a share; else none.
     """
     if (kind := kinds.of(run.plan)) is not None:
         yield from kind.waves(run, exported, judged)
@@ -32,6 +35,8 @@ def post_train(run: AnyRun, exported: Selection | None = None, judged: Selection
     for k in range(num_iterations + 1):
         if k > 0:
             yield from iteration(run, k - 1, last=k == num_iterations)
+            if decoded is not None and decoded(k - 1):
+                yield from decoding(run, k - 1)
         if (exported or run.exports)(k):
             export = partial(requests.export, run, k)
             yield Wave(Step(f"policy-{k:04d}/export", "export", slots.version(k, "export"), export, k))
@@ -81,6 +86,13 @@ def embedding(run: Run, k: int) -> Iterator[Wave]:
         yield Wave(Step(f"iteration-{k:04d}/embed", "embed", request.slot, lambda: request, k))
 
 
+def decoding(run: Run, k: int) -> Iterator[Wave]:
+    """Yield the wave that decodes what rollout k did not, if the recipe decodes a share."""
+    if run.recipe.rollout.decode_share < 1:
+        request = partial(requests.decode, run, k)
+        yield Wave(Step(f"iteration-{k:04d}/decode", "decode", run.slots.iteration(k, "decode"), request, k))
+
+
 def evaluation(run: Run, k: int) -> Iterator[Wave]:
     """Yield the waves that judge policy version k: its held-out loss, samples of its export, and their scores."""
 
@@ -102,8 +114,11 @@ def evaluation(run: Run, k: int) -> Iterator[Wave]:
         yield Wave(step("fragment", "fragment", partial(requests.judged, run, k)))
 
 
-def steps(run: AnyRun) -> list[Step]:
-    """Return every stage of the run, and the exports and evaluations of its earlier ends and of other settings."""
+def steps(run: AnyRun, *, undecoded: bool = False) -> list[Step]:
+    """Return every stage of the run, and the exports and evaluations of its earlier ends and of other settings.
+
+    With ``undecoded`` also the stage ``decode`` of rollouts that nobody wanted decoded yet.
+    """
     judges = [stage for stage, runs in (("validate", run.validates), ("evaluate", run.evaluates)) if runs]
 
     def exported(k: int) -> bool:
@@ -112,4 +127,7 @@ def steps(run: AnyRun) -> list[Step]:
     def judged(k: int) -> bool:
         return run.is_due(k) or (exported(k) and any(has_begun(run.slots.version(k, stage)) for stage in judges))
 
-    return [step for wave in post_train(run, exported, judged) for step in wave.steps]
+    def decoded(k: int) -> bool:
+        return undecoded or has_begun(run.slots.iteration(k, "decode"))
+
+    return [step for wave in post_train(run, exported, judged, decoded) for step in wave.steps]

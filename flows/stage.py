@@ -8,10 +8,12 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from cosmos_rl_core.errors import ConfigError, mistakes_in
+from cosmos_rl_core.errors import ArtifactError, ConfigError, mistakes_in
 from cosmos_rl_core.recipes.reading import launch_of
+from cosmos_rl_core.storage.store import join, size
 from flows.defaults import store_of
 from flows.devices.fitting import misfits_of
+from flows.library import open_run
 from flows.operations.rerun import rerun
 from flows.planning.base import AnyRun
 from flows.planning.steps import Step, find, read_run
@@ -23,6 +25,7 @@ from flows.warning.gate import pass_gate
 from stages.artifacts.generations import has_begun
 from stages.artifacts.slots import standing
 from stages.execution.runner import require_own_version
+from stages.reporting.contracts import Report
 
 
 def stage_name() -> str:
@@ -48,7 +51,8 @@ def run(
 
     Args:
         run_id: Name of the run.
-        stage: Name in `cosmos-flows status`: rollout, reward-ocr, update, export, report ...
+        stage: Name in `cosmos-flows status`: rollout, reward-ocr, update, export, report ...; or decode, for the
+            samples that a rollout did not decode.
         iteration: Number of the iteration, from 0; for an export or an evaluation the policy version. Leave empty for
             stages that a run has once.
         force: Make the stage again although it stands. If its bytes change, the next run of the recipe makes what
@@ -61,7 +65,7 @@ def run(
     """
     store = store_of(store)
     opened = read_run(store, run_id)
-    every = steps(opened)
+    every = steps(opened, undecoded=stage == "decode")
     step = find(every, run_id, stage, iteration)
     _require_order(opened, every, step)
     config = launch_of(cluster) if cluster else opened.recipe.launch
@@ -79,7 +83,19 @@ def run(
         launch(waves, step.name, step.request())
         # Imported here because it needs pandas, and Prefect imports this file again to cancel a flow run.
         importlib.import_module("flows.session.recording").record(opened, waves.display.note)
-    return f"{step.name} stands"
+    return "; ".join([f"{step.name} is made", *_renew_page(run_id, store)])
+
+
+def _renew_page(run_id: str, store_url: str) -> list[str]:
+    """Write the page of the run anew, if it has one. Return why it lacks what damaged stages made."""
+    opened = open_run(run_id, store_url)
+    if size(join(opened.run.slots.report, Report.PAGE)) is None:
+        return []
+    try:
+        importlib.import_module("flows.reporting.report").write_report(opened)
+    except ArtifactError as error:
+        return [str(error)]
+    return []
 
 
 def _require_order(run: AnyRun, every: Sequence[Step], step: Step) -> None:

@@ -13,7 +13,7 @@ from pydantic import Field
 from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.early_warning import Limit
 from cosmos_rl_core.config.policy import LoraConfig, SolverConfig, TimeDensity
-from cosmos_rl_core.config.shared import Init, MediaShape, ModelRef, Split, StageConfig, Trains
+from cosmos_rl_core.config.shared import Decoding, Init, MediaShape, ModelRef, Split, StageConfig, Trains
 from cosmos_rl_core.config.train import AnyCaptioner, AnyDataset, AnyReward, AnyRewarded, AnySupervised, Gate
 from cosmos_rl_core.datasets._base import Prompt
 
@@ -218,6 +218,20 @@ class Rollout(OnPolicy, Samples):
     """Whether all samples of a prompt start from the same noise."""
     given_frames: tuple[int, int] = (0, 0)
     """Fewest and most latent frames of the data that videos begin with. Above 0, the input ``data`` is needed."""
+    decoding: Decoding = Field(default=Decoding(), json_schema_extra={"neutral": {}})
+    """Which samples are decoded, and how."""
+
+
+class Decode(StageConfig):
+    """The media of those samples of a rollout that it did not decode, in the same units, with their rows."""
+
+    name = "decode"
+    version = 1
+    distributed = True
+    inputs = {"samples": "one"}
+    model: ModelRef
+    media: MediaShape
+    decoding: Decoding
 
 
 class Reward(StageConfig):
@@ -370,6 +384,6 @@ class Validate(OnPolicy):
 
 
 CONTRACTS: tuple[type[StageConfig], ...] = (
-    *(Index, Caption, Describe, Embed, Encode, Policy, Rollout, Reward, Judge, Warn, Update, Finetune),
+    *(Index, Caption, Describe, Embed, Encode, Policy, Rollout, Decode, Reward, Judge, Warn, Update, Finetune),
     *(Export, Evaluate, Validate),
 )

@@ -20,7 +20,7 @@ from stages.artifacts.request import Request
 from stages.contracts import Warn
 from stages.execution.context import Context, Ranks
 from stages.formats.losses import item_losses, sums_of
-from stages.formats.samples import BY_GUARDRAIL, REFUSED
+from stages.formats.samples import BY_GUARDRAIL, REFUSED, have_media
 from stages.formats.tables import read_table
 from stages.reporting import choosing, pictures
 from stages.reporting.contracts import WEIGHTED, Fragment
@@ -119,7 +119,10 @@ def _without_pictures(request: Request) -> tuple[Excerpt, dict[str, Scored]]:
         return excerpt, {}
     table, before = scored.samples.table, None if first is None else first.samples.table
     ids = tuple(dict.fromkeys(one for limit in tripped for one in limit.samples))
-    shown = choosing.of_judged(table, before) if config.held_out else choosing.of_rollout(table) | {"tripped": ids}
+    if config.held_out:
+        shown = choosing.of_judged(table, before)
+    else:
+        shown = choosing.of_rollout(table[have_media(table)]) | {"tripped": ids}
     chosen = dict.fromkeys(chain.from_iterable(shown.values()))
     facts = {"pictures": {one: _facts(scored, one) for one in chosen}}
     if first is not None:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from cosmos_rl_core import seeds
-from cosmos_rl_core.models._base import CONDITIONAL_LATENTS, Conditioning, Model, generated, guided_velocity, stack
-from cosmos_rl_core.models._media import NotFiniteError
+from cosmos_rl_core.models._base import CONDITIONAL_LATENTS, Conditioning, generated, guided_velocity, stack
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.sampling.rollout import Trajectory, sample
@@ -19,8 +18,9 @@ from stages import contracts
 from stages.artifacts.request import Request
 from stages.execution.context import Context
 from stages.formats.embeddings import NEGATIVE, Embeddings
-from stages.generating.encoding import Encoding, vae_batches, with_media
-from stages.generating.plans import SamplePlan, grid_facts, planned, recorded_steps
+from stages.generating.decoding import decode_finite, decodes_in
+from stages.generating.encoding import Encoding, vae_batches, with_media, without_media
+from stages.generating.plans import SamplePlan, grid_facts, is_decoded, planned, recorded_steps
 from stages.generating.units import write_samples
 from stages.training.given import GivenMedia
 from stages.training.loading import load_policy
@@ -55,17 +55,30 @@ class _Generator:
         recorded = [self.recorded[plan.prompt.id] for plan in plans]
         stored = [_stored(sampled, place, steps) for place, steps in enumerate(recorded)]
         finite = [all(bool(t.isfinite().all()) for t in tensors.values()) for tensors in stored]
+        chosen = [place for place, plan in enumerate(plans) if is_decoded(plan, self.config.decoding.share)]
+        pictures = self._pictures(sampled.latents, chosen, finite)
         found: list[Encoding] = []
-        for part in vae_batches(len(plans), self.config.media):
-            pictures = decode_finite(self.model, sampled.latents[part], finite[part])
-            for plan, picture, tensors in zip(plans[part], pictures, stored[part], strict=True):
-                prompt_id = plan.prompt.id
-                facts = self.facts[prompt_id] | (self.given.facts(prompt_id) if self.given else {})
-                shown = None if picture is None else self.model.screen(picture)
-                refused = picture is not None and shown is None
-                kept = to_bytes(_emptied(tensors) if refused else tensors)
-                found.append(partial(with_media, plan, shown, kept, facts, refused=refused))
+        for place, (plan, tensors) in enumerate(zip(plans, stored, strict=True)):
+            prompt_id = plan.prompt.id
+            facts = self.facts[prompt_id] | (self.given.facts(prompt_id) if self.given else {})
+            if place not in pictures:
+                found.append(partial(without_media, plan, to_bytes(tensors), facts, is_finite=finite[place]))
+                continue
+            picture = pictures[place]
+            shown = None if picture is None else self.model.screen(picture)
+            refused = picture is not None and shown is None
+            kept = to_bytes(_emptied(tensors) if refused else tensors)
+            found.append(partial(with_media, plan, shown, kept, facts, refused=refused))
         return found
+
+    def _pictures(self, latents: Tensor, chosen: list[int], finite: list[bool]) -> dict[int, np.ndarray | None]:
+        """Return the pixels of the samples at the places ``chosen``, by place; None for one that is not finite."""
+        pictures: list[np.ndarray | None] = []
+        kept, are_finite = latents[chosen], [finite[place] for place in chosen]
+        with decodes_in(self.config.decoding, self.device):
+            for part in vae_batches(len(chosen), self.config.media):
+                pictures += decode_finite(self.model, kept[part], are_finite[part])
+        return dict(zip(chosen, pictures, strict=True))
 
     def sample(self, plans: list[SamplePlan]) -> Trajectory:
         """Run the solver, the part that needs the transformer."""
@@ -101,33 +114,6 @@ class _Generator:
     def _normal(self, keys: list[int], purpose: str, index: int) -> Tensor:
         draws = [torch.from_numpy(seeds.normal(self.shape, key, purpose, index)) for key in keys]
         return torch.stack(draws).to(self.device)
-
-
-@torch.no_grad()
-def decode_finite(model: Model, latents: Tensor, finite: list[bool]) -> list[np.ndarray | None]:
-    """Return the pixels ``[frames, height, width, 3]`` of each sample of ``latents`` ``[B, ...]``, on the CPU.
-
-    None for a sample that is not ``finite``, or whose pixels are not. Zeros replace the latents of such samples, so
-    that the batch, and with it the bits of the others, does not change.
-    """
-
-    def pixels(kept: list[bool]) -> np.ndarray:
-        mask = torch.tensor(kept, device=latents.device).view(-1, *[1] * (latents.ndim - 1))
-        return model.decode(latents if all(kept) else latents.where(mask, 0)).cpu().numpy()
-
-    def has_pixels(place: int) -> bool:
-        try:
-            pixels([other == place for other in range(len(finite))])
-        except NotFiniteError:
-            return False
-        return True
-
-    try:
-        found = pixels(finite)
-    except NotFiniteError:
-        finite = [is_finite and has_pixels(place) for place, is_finite in enumerate(finite)]
-        found = pixels(finite)
-    return [picture if kept else None for picture, kept in zip(found, finite, strict=True)]
 
 
 def _emptied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -77,6 +77,14 @@ class RolloutConfig(Section):
     """Number of samples in one forward pass. Changes memory, speed and the last bits of results."""
     samples_per_shard: int = Field(default=32, ge=1)
     """Number of samples in one file. A retry makes incomplete files again."""
+    decode_share: float = Field(default=1.0, ge=0, le=1, json_schema_extra={"neutral": 1.0})
+    """Expected share of the samples that are decoded to pixels, chosen by their seeds. Below 1 only where every reward
+    reads latents: decoding and encoding a video takes longer than scoring it. ``cosmos-flows decode`` makes the
+    pictures of the others."""
+    decode_dtype: Literal["float32", "bfloat16"] = Field(default="float32", json_schema_extra={"neutral": "float32"})
+    """Type in which the VAE multiplies when it decodes samples of rollouts. Held-out samples are decoded in float32."""
+    decode_tf32: bool = Field(default=False, json_schema_extra={"neutral": False})
+    """Let a GPU round factors to 10 bits (TF32) when the VAE decodes samples of rollouts in float32."""
     keep: KeepConfig = Field(default=KeepConfig(), json_schema_extra=NOT_IDENTITY)
     """Number of rollouts that keep tensors and media."""
     store_budget_gb: float = Field(default=1000.0, gt=0, json_schema_extra=NOT_IDENTITY)

@@ -38,6 +38,17 @@ class MediaShape(Section):
     """Frames; 1 for images."""
 
 
+class Decoding(Section):
+    """Decoding of a rollout's samples to pixels: how many of them, and in which precision."""
+
+    share: float = Field(default=1.0, json_schema_extra={"neutral": 1.0})
+    """Expected share of the samples, chosen by their seeds."""
+    dtype: Literal["float32", "bfloat16"] = Field(default="float32", json_schema_extra={"neutral": "float32"})
+    """Type in which the VAE multiplies."""
+    tf32: bool = Field(default=False, json_schema_extra={"neutral": False})
+    """Whether a GPU may round the factors of float32 products and convolutions to 10 bits."""
+
+
 class OptimizerSteps(Section):
     """A range of optimizer steps, with every schedule resolved to its values."""
 

@@ -6,10 +6,10 @@ its attention processors cast to float32 before they multiply, because a sum ove
 type. :func:`keep_float32` makes both compute in float32 under autocast too.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,18 @@ def use_tf32(allowed: bool) -> None:
     # PyTorch's defaults differ: it allows TF32 for convolutions but not for products.
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
+
+
+@contextmanager
+def with_tf32(allowed: bool) -> Iterator[None]:
+    """Allow or forbid TF32 like :func:`use_tf32` inside a ``with`` block, and restore what was set before it."""
+    products, convolutions = torch.backends.cuda.matmul, cast("Any", torch.backends.cudnn)
+    before = products.allow_tf32, convolutions.allow_tf32
+    use_tf32(allowed)
+    try:
+        yield
+    finally:
+        products.allow_tf32, convolutions.allow_tf32 = before
 
 
 def score_in_float32() -> None:

@@ -158,6 +158,11 @@ def settings(path: str | Path, component: str) -> dict[str, Any]:
     return {**spec(path).defaults(own.get("_class_name", "")), **own}
 
 
+def has_guardrail(path: str | Path, setting: Literal["required", "off"] | None) -> bool:
+    """Return whether prompts and media pass a guardrail of the model under a setting of it."""
+    return spec(path).guardrail_package is not None and setting != "off"
+
+
 def check_guardrail(path: str | Path, setting: Literal["required", "off"] | None) -> None:
     """Raise :class:`ConfigError` if ``policy.diffusers.guardrail`` needs a package that is not installed.
 

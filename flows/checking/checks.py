@@ -79,12 +79,26 @@ def check_model(recipe: Recipe, embedded: int, mistakes: Mistakes) -> None:
         mistakes.catch(guidance.stock_scale, directories.spec(path), scale)
     for check in (_check_given_frames, _check_posterior, buckets_of, costs.policy_parts, _check_shared_videos):
         mistakes.catch(check, recipe)
+    mistakes.catch(_check_decoded, recipe)
     texts = ("text embeddings", embedded, costs.embedding_bytes, "take fewer prompts")
     mistakes.catch(costs.check_budget, recipe, *texts)
     if recipe.train.train_policy.rewarded:
         advice = "keep fewer rollouts (rollout.keep.tensors), or train on fewer steps"
         samples = ("rollouts", costs.kept_samples(recipe), costs.sample_bytes, advice)
         mistakes.catch(costs.check_budget, recipe, *samples)
+
+
+def _check_decoded(recipe: Recipe) -> None:
+    """Raise :class:`ConfigError` if rollouts decode a share of their samples though something reads all pixels."""
+    share, frames = recipe.rollout.decode_share, recipe.policy.diffusers.train_frames
+    if share == 1 or not recipe.train.train_policy.rewarded:
+        return
+    setting = f"rollout.decode_share = {share:g}"
+    on_pixels = [one.fn.label for one in recipe.rewards if one.fn.reads(frames) == "media"]
+    if on_pixels:
+        raise ConfigError(f"{setting}: {', '.join(on_pixels)} read the pixels of every sample; leave decode_share out")
+    if directories.has_guardrail(costs.base_path(recipe), recipe.policy.diffusers.guardrail):
+        raise ConfigError(f"{setting}: the model's guardrail checks every video; leave decode_share out")
 
 
 def _check_dropout(recipe: Recipe) -> None:

@@ -15,7 +15,7 @@ from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of, standing
 from stages.formats.members import Members
-from stages.formats.samples import read_index
+from stages.formats.samples import have_media, read_index
 from stages.formats.tables import read_table
 
 FIRST = ["sample_id", "prompt", "picture"]
@@ -48,6 +48,11 @@ def samples(run: AnyRun, iteration: int) -> pd.DataFrame:
     names = {reward.fn.label: f"reward-{reward.fn.label}" for reward in run.scored}
     slots = {reward: run.slots.iteration(iteration, stage) for reward, stage in names.items()}
     table = _scored(run, run.slots.iteration(iteration, "rollout"), f"rollout {iteration}", slots)
+    if standing(decoded := run.slots.iteration(iteration, "decode"))[1] is not None:
+        later = _pictures(artifact := Artifact(input_of(decoded)), read_index(artifact))
+        table["picture"] = [
+            was or later.get(one) for was, one in zip(table["picture"], table["sample_id"], strict=True)
+        ]
     return _with_advantages(table, run.slots.iteration(iteration, "update"))
 
 
@@ -62,7 +67,7 @@ def held_out(run: AnyRun, policy_version: int) -> pd.DataFrame:
 def _scored(run: AnyRun, slot: str, what: str, scores: dict[str, str]) -> pd.DataFrame:
     """Return the index of an artifact of samples, with pictures and a column for each reward that has finished."""
     artifact = Artifact(made(run, slot, what))
-    table, members = read_index(artifact), Members(artifact)
+    table = read_index(artifact)
     for label, scored in scores.items():
         if standing(scored)[1] is None:
             continue
@@ -72,9 +77,15 @@ def _scored(run: AnyRun, slot: str, what: str, scores: dict[str, str]) -> pd.Dat
         found = found.set_index("sample_id").reindex(table["sample_id"])
         table[label] = found["score"].where(found["valid"].eq(True)).to_numpy("float64")
         table[f"{label}.error"] = found["error"].fillna("").to_numpy()
-    units = zip(table["sample_id"], table.pop("unit"), table["finite"], strict=True)
-    table["picture"] = [Picture(name, int(unit), members) if finite else None for name, unit, finite in units]
-    return table.reindex(columns=[*FIRST, *(name for name in table.columns if name not in FIRST)])
+    table["picture"] = [*_pictures(artifact, table).values()]
+    return table.reindex(columns=[*FIRST, *(name for name in table.columns if name not in (*FIRST, "unit"))])
+
+
+def _pictures(artifact: Artifact, index: pd.DataFrame) -> dict[str, Picture | None]:
+    """Return the picture of each sample by its id; None for a sample without one."""
+    members = Members(artifact)
+    rows = zip(index["sample_id"], index["unit"], have_media(index), strict=True)
+    return {name: Picture(name, int(unit), members) if there else None for name, unit, there in rows}
 
 
 def _with_advantages(table: pd.DataFrame, update: str) -> pd.DataFrame:

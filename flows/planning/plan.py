@@ -211,13 +211,12 @@ def _model(recipe: Recipe, *, whole: bool) -> ModelRef:
     path = directories.resolve_path(name)
     embedded = guidance.embedded_scale(path, diffusers.embedded_guidance_scale)
     supervised = guidance.supervised_scale(path, diffusers.supervised_guidance_scale, embedded)
-    guarded = directories.spec(path).guardrail_package is not None and diffusers.guardrail != "off"
     return ModelRef(
         # A shipped pipeline keeps its name, so that a run can continue where the package is installed elsewhere.
         path=name if name.startswith(shipped.PREFIX) else path,
         adapter=directories.adapter_name(path),
         digest=directories.pipeline_digest(path) if whole else "",
-        guardrail=("guardrail",) if guarded else (),
+        guardrail=("guardrail",) if directories.has_guardrail(path, diffusers.guardrail) else (),
         complex_human_instruction=diffusers.complex_human_instruction,
         embedded_guidance_scale=embedded,
         supervised_guidance_scale=supervised if effects.has_losses_on_media(recipe) else None,

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from cosmos_rl_core import plugins
+from cosmos_rl_core.config.shared import Decoding
 from cosmos_rl_core.config.train import RewardConfig, RewardedOptions, SupervisedOptions
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.training.schedules import optimizer_steps
@@ -50,6 +51,7 @@ def rollout(run: Run, k: int) -> Request:
         train_on=run.needs.train_on,
         use_same_seed=run.needs.use_same_seed,
         given_frames=given_frames,
+        decoding=_decoding(run),
         data_split=split_of(data_of(run.recipe)) if given_frames[1] > 0 else None,
         batch_size=settings.n_generation_mini_batch,
         samples_per_shard=settings.samples_per_shard,
@@ -61,6 +63,19 @@ def rollout(run: Run, k: int) -> Request:
         **(run.prepared.data.inputs() if given_frames[1] > 0 else {}),
     }
     return run.plan.request(run.slots.iteration(k, "rollout"), config, k, inputs)
+
+
+def decode(run: Run, k: int) -> Request:
+    """Return the Request for the media of those samples of rollout k that it did not decode."""
+    config = contracts.Decode(model=run.plan.base, media=run.plan.media, decoding=_decoding(run))
+    inputs = {"samples": (input_of(run.slots.iteration(k, "rollout"), INDEX, TENSORS),)}
+    return run.plan.request(run.slots.iteration(k, "decode"), config, k, inputs)
+
+
+def _decoding(run: Run) -> Decoding:
+    """Return which samples rollouts decode, and how."""
+    settings = run.recipe.rollout
+    return Decoding(share=settings.decode_share, dtype=settings.decode_dtype, tf32=settings.decode_tf32)
 
 
 def reward(run: Run, scoring: RewardConfig, samples: str, k: int | None) -> Request:

@@ -54,7 +54,7 @@ class StageMemory:
         return sum((held for name, held in self.rows.items() if name in _HELD), largest)
 
 
-LOADING = ("embed", "encode", "rollout", "judge", "update", "finetune", "validate", "export", "evaluate")
+LOADING = ("embed", "encode", "rollout", "decode", "judge", "update", "finetune", "validate", "export", "evaluate")
 """Stages that load weights of the pipeline or of a scorer. A method of the same name counts those of the pipeline."""
 
 
@@ -113,6 +113,8 @@ class _Model:
     def encode(self) -> Rows:
         """Count the VAE."""
         return self.holding("vae")
+
+    decode = encode
 
     def rollout(self) -> Rows:
         """Count the behaviour weights, the VAE, and the recorded states of one batch of samples."""

@@ -6,10 +6,11 @@ Unit ``n`` has one file in each part of the artifact:
 - ``tensors/<n>.tar``, of rollouts only: ``<id>.safetensors`` with the final latents and the recorded sampler steps;
 - ``index/<n>.json``: a row a sample with all other facts of it: prompt, seeds, noise levels, policy.
 
-A row with ``"finite": false`` has no picture. Such a sample is never scored or trained on.
+A row with ``"finite": false`` has no picture. Such a sample is never scored or trained on. Nor has one with
+``"decoded": false``, whose latents may be decoded later.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,6 +29,10 @@ KB_PER_SAMPLE = "kb_per_sample"
 """Name in the summary of the mean size of a sample's files in kB, the share of its unit's index included."""
 REFUSED, BY_GUARDRAIL = "refused", "refused by the guardrail"
 """Name, in a row of the index, of the reason why a decoded sample was not kept, and that reason. Other rows lack it."""
+
+
+DECODED = "decoded"
+"""Name, in a row of the index, of False for a finite sample whose latents were not decoded. Other rows lack it."""
 
 
 class Files(Protocol):
@@ -69,6 +74,11 @@ class StoredSample:
         return self.row["finite"]
 
     @property
+    def has_media(self) -> bool:
+        """Return whether there is a picture."""
+        return has_media(self.row)
+
+    @property
     def why_lost(self) -> str:
         """Return why there is no picture: that the sample is not finite, or was refused; "" if there is one."""
         return "" if self.finite else f"was {self.row[REFUSED]}" if REFUSED in self.row else "is not finite"
@@ -78,12 +88,19 @@ class StoredSample:
         """Return uint8 RGB ``[frames, height, width, 3]``. Raises :class:`ArtifactError` if there are none."""
         if self.why_lost:
             raise ArtifactError(f"sample {self.sample_id} {self.why_lost}: it has no picture")
+        if not self.has_media:
+            raise ArtifactError(f"sample {self.sample_id} was not decoded; `cosmos-flows decode` makes its picture")
         return media.decode(self.extension, self.media)
 
     @property
     def final_latents(self) -> np.ndarray | None:
         """Return the final latents, normalised, float32 ``[C, H, W]`` or ``[C, T, H, W]``; None if not read."""
         return None if self.tensors is None else load(self.tensors)["latents"]
+
+
+def has_media(row: Mapping[str, Any]) -> bool:
+    """Return whether the sample of a row of the index has a picture."""
+    return row["finite"] and row.get(DECODED, True)
 
 
 def unit_name(part: str, number: int) -> str:
@@ -99,7 +116,7 @@ def num_units(artifact: Artifact) -> int:
 def unit_files(number: int, samples: list[StoredSample]) -> dict[str, bytes]:
     """Return the files of a unit by name: its index, its media, and its tensors if the samples have any."""
     pictures = {f"{s.sample_id}.json": canonical_json(s.row) for s in samples}
-    pictures |= {f"{s.sample_id}.{s.extension}": s.media for s in samples if s.finite}
+    pictures |= {f"{s.sample_id}.{s.extension}": s.media for s in samples if s.has_media}
     tensors = {f"{s.sample_id}.safetensors": s.tensors for s in samples if s.tensors is not None}
     files = {
         unit_name(INDEX, number): canonical_json([s.row for s in samples]),
@@ -124,6 +141,12 @@ def read_index(artifact: Artifact) -> pd.DataFrame:
     return pd.DataFrame(list(all_rows(artifact)))
 
 
+def have_media(table: Any) -> Any:
+    """Return for each row of the index, as a table, whether the sample has a picture."""
+    finite = table["finite"].astype(bool)
+    return finite & table[DECODED].ne(False) if DECODED in table else finite
+
+
 def read_unit(artifact: Files, number: int, part: str = MEDIA) -> Iterator[StoredSample]:
     """Read one unit's samples with their media or their tensors, in the order of generation."""
     files = shards.unpack(artifact.read(unit_name(part, number)))
@@ -131,7 +154,7 @@ def read_unit(artifact: Files, number: int, part: str = MEDIA) -> Iterator[Store
         name = row["sample_id"]
         if part == TENSORS:
             yield StoredSample(row, tensors=files[f"{name}.safetensors"])
-        elif row["finite"]:
+        elif has_media(row):
             extension = media.IMAGE if f"{name}.{media.IMAGE}" in files else media.VIDEO
             yield StoredSample(row, extension, files[f"{name}.{extension}"])
         else:

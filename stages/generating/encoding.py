@@ -16,7 +16,7 @@ from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES
 from cosmos_rl_core.processes import TRAFFIC
 from cosmos_rl_core.storage import media
 from stages.contracts import MediaShape
-from stages.formats.samples import BY_GUARDRAIL, REFUSED, StoredSample
+from stages.formats.samples import BY_GUARDRAIL, DECODED, REFUSED, StoredSample
 from stages.generating.plans import SamplePlan, row_of
 
 VAE_SAMPLE_BYTES = 32 * 2**20
@@ -42,9 +42,19 @@ def with_media(
     ``facts`` are added to its row of the index.
     """
     assert not (refused and pixels is not None), "no media of a refused sample are stored"
-    row = row_of(plan) | {"finite": pixels is not None} | ({REFUSED: BY_GUARDRAIL} if refused else {}) | facts
-    encoded = ("", b"") if pixels is None else media.encode(pixels)
-    return StoredSample(row, *encoded, tensors=tensors)
+    return encoded(row_of(plan) | ({REFUSED: BY_GUARDRAIL} if refused else {}) | facts, pixels, tensors)
+
+
+def encoded(row: dict[str, Any], pixels: np.ndarray | None, tensors: bytes | None = None) -> StoredSample:
+    """Return a sample, whose ``row`` of the index lacks ``finite``, with its picture encoded."""
+    media_of = ("", b"") if pixels is None else media.encode(pixels)
+    return StoredSample(row | {"finite": pixels is not None}, *media_of, tensors=tensors)
+
+
+def without_media(plan: SamplePlan, tensors: bytes, facts: dict[str, Any], *, is_finite: bool) -> StoredSample:
+    """Return a generated sample whose latents are not decoded."""
+    undecoded = {DECODED: False} if is_finite else {}
+    return StoredSample(row_of(plan) | {"finite": is_finite} | undecoded | facts, tensors=tensors)
 
 
 def vae_batches(num_samples: int, shape: MediaShape) -> list[slice]:
@@ -53,7 +63,7 @@ def vae_batches(num_samples: int, shape: MediaShape) -> list[slice]:
     The VAE's memory grows with the pixels of its batch, and is by far the most of a video's memory.
     """
     sample_bytes = FLOAT32_BYTES * 3 * shape.frames * math.prod(shape.size)
-    at_once = num_samples if sample_bytes <= VAE_SAMPLE_BYTES else 1
+    at_once = max(1, num_samples) if sample_bytes <= VAE_SAMPLE_BYTES else 1
     return [slice(start, start + at_once) for start in range(0, num_samples, at_once)]
 
 

@@ -50,6 +50,11 @@ def planned(request: Request) -> list[SamplePlan]:
     return plan_samples(config.prompts, config.n_generation, *key, same_noise=config.use_same_seed)
 
 
+def is_decoded(plan: SamplePlan, share: float) -> bool:
+    """Return whether a sample is among the ``share`` that is decoded. It depends on the sample's seed alone."""
+    return seeds.derive("decoded", plan.seed) < share * 2**63
+
+
 def recorded_steps(request: Request, kernel: Kernel, prompt_id: str) -> tuple[int, ...]:
     """Return the steps to store of a prompt's samples; a random step is drawn from those with noise."""
     config = request.settings(Rollout)

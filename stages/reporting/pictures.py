@@ -89,6 +89,8 @@ def missing(sample: StoredSample) -> str:
     """Return why a sample has no picture; "" if it has one."""
     if sample.why_lost:
         return f"no picture: the sample {sample.why_lost}"
+    if not sample.has_media:
+        return "no picture: the sample was not decoded (rollout.decode_share)"
     return "" if sample.media else "the picture was deleted (rollout.keep.media)"
 
 

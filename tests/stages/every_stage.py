@@ -6,6 +6,7 @@ from typing import Any
 
 from cosmos_rl_core.captioners import text, vlm
 from cosmos_rl_core.config.early_warning import EarlyWarningConfig, Limit
+from cosmos_rl_core.config.shared import Decoding
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _sources, local, rendered_text
 from cosmos_rl_core.rewards import clip_score
@@ -13,7 +14,7 @@ from flows.planning import requests
 from flows.planning.run import Run
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
-from stages.contracts import INDEX, MEDIA, Caption, Describe, Encode, Index, Judge, MediaShape
+from stages.contracts import INDEX, MEDIA, TENSORS, Caption, Decode, Describe, Encode, Index, Judge, MediaShape, Rollout
 from tests import tiny_scorers
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
@@ -88,6 +89,7 @@ def stages_of_diffusion(tmp_path: Path) -> dict[str, Request]:
     step(requests.policy(run))
     step(run.prepared.embed)
     step(requests.rollout(run, 0))
+    step(decoding(run, tmp_path))
     step(rewards(run, run.slots.iteration(0, "rollout"), 0)[0])
     step(judging(run, tmp_path))
     warning = EarlyWarningConfig(statistics=False, limits=(Limit(reward="ocr", above=0.0, below=1.0),))
@@ -119,6 +121,17 @@ def stages_of_diffusion(tmp_path: Path) -> dict[str, Request]:
         make(request, tmp_path)
     step(requests.validate(validated, 0))
     return made
+
+
+def decoding(run: Run, tmp_path: Path) -> Request:
+    """The other pictures of a rollout that decodes half of its samples."""
+    rollout = requests.rollout(run, 0)
+    half = rollout.settings(Rollout).model_copy(update={"decoding": Decoding(share=0.5)})
+    rollout = rollout.model_copy(update={"slot": f"{tmp_path}/half", "config": half})
+    make(rollout, tmp_path)
+    settings = Decode(model=run.plan.base, media=run.plan.media, decoding=half.decoding)
+    samples = {"samples": (input_of(rollout.slot, INDEX, TENSORS),)}
+    return Request(stage="decode", slot=f"{tmp_path}/decode", seed=0, config=settings, inputs=samples)
 
 
 def judging(run: Run, tmp_path: Path) -> Request:

@@ -16,7 +16,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.contracts import MEDIA, TENSORS
-from stages.formats.samples import all_rows, unit_name
+from stages.formats.samples import all_rows, has_media, unit_name
 from stages.generating.plans import grid_facts, plan_samples, recorded_steps, row_of
 
 Row = dict[str, Any]
@@ -104,7 +104,7 @@ def _check_tars(
     """Check that a unit's tars hold its own samples, with their rows."""
     made, ids = samples.manifest, [row["sample_id"] for row in rows]
     pictures = {
-        f"{row['sample_id']}.{media.IMAGE}": f"{row['sample_id']}.{media.VIDEO}" for row in rows if row["finite"]
+        f"{row['sample_id']}.{media.IMAGE}": f"{row['sample_id']}.{media.VIDEO}" for row in rows if has_media(row)
     }
     for part in (MEDIA, TENSORS):
         name = unit_name(part, number)

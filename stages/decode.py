@@ -1,0 +1,76 @@
+"""Pictures and videos of those samples of a rollout that it did not decode."""
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from cosmos_rl_core.config.shared import Decoding
+from cosmos_rl_core.models._base import Model
+from cosmos_rl_core.parallel.distributed import Group
+from stages import contracts
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.layouts import holds
+from stages.artifacts.request import Request
+from stages.contracts import INDEX, MEDIA, TENSORS
+from stages.execution.context import Context
+from stages.formats.samples import DECODED, StoredSample, all_rows, read_unit, unit_files, unit_name
+from stages.generating.decoding import decode_finite, decodes_in
+from stages.generating.encoding import Encoding, UnitWriter, encoded, vae_batches
+from stages.training.loading import load_model
+
+
+def run(request: Request, context: Context[Group]) -> dict[str, Any]:
+    """Write ``index`` and ``media`` of the samples whose rows say ``"decoded": false``, in the units of their rollout.
+
+    A unit without such samples is left out, so that units here have other numbers than there.
+    """
+    config, ranks = request.settings(contracts.Decode), context.ranks
+    rollout = Artifact(request.one("samples"))
+    left = [row for row in all_rows(rollout) if not row.get(DECODED, True)]
+    units: dict[int, dict[str, dict[str, Any]]] = {}
+    for row in left:
+        units.setdefault(row.pop("unit"), {})[row["sample_id"]] = row
+    context.layout({"units": [[*rows] for rows in units.values()]})
+    checks = {
+        n: holds([unit_name(part, n) for part in (INDEX, MEDIA)], [*rows]) for n, rows in enumerate(units.values())
+    }
+    mine = [*enumerate(units.items())][ranks.rank :: ranks.world_size]
+    to_make = [(n, unit) for n, unit in mine if not context.attempt.adopt(n, checks[n])]
+    done, total = len(mine) - len(to_make), len(mine)
+    context.progress("decoding", done, total)
+
+    def write(number: int, made: list[StoredSample]) -> None:
+        context.attempt.finish(number, unit_files(number, made), checks[number])
+
+    if to_make:
+        decode = partial(_decoded, load_model(config.model, ("vae",), ranks.device), config.decoding, ranks.device)
+        with UnitWriter({n: len(rows) for n, (_, rows) in to_make}, write) as writer:
+            for n, (unit, rows) in to_make:
+                tensors = {one.sample_id: one for one in read_unit(rollout, unit, TENSORS) if one.sample_id in rows}
+                for part in vae_batches(len(rows), config.media):
+                    ids = [*rows][part]
+                    writer.take(n, decode([tensors[one] for one in ids], rows))
+                done += 1
+                context.progress("decoding", done, total)
+    made = [json.loads(context.attempt.read(unit_name(INDEX, n))) for n, _ in mine]
+    lost = sum(not row["finite"] for rows in made for row in rows)
+    nonfinite = sum(ranks.gather(lost))
+    return {"samples": len(left)} | ({"nonfinite": nonfinite} if nonfinite else {})
+
+
+def _decoded(
+    model: Model,
+    decoding: Decoding,
+    device: torch.device,
+    samples: list[StoredSample],
+    rows: Mapping[str, dict[str, Any]],
+) -> list[Encoding]:
+    """Decode samples, and return what encodes each of them."""
+    latents = torch.stack([torch.from_numpy(one.final_latents) for one in samples])
+    with decodes_in(decoding, device):
+        pictures = decode_finite(model, latents, [True] * len(samples))
+    kept = [{name: value for name, value in rows[one.sample_id].items() if name != DECODED} for one in samples]
+    return [partial(encoded, row, pixels) for row, pixels in zip(kept, pictures, strict=True)]
