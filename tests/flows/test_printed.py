@@ -47,8 +47,9 @@ def test_the_stages_of_sd3_5_are_those_that_its_recipe_plans(tmp_path: Path):
     total, names = int(found[1]), found[2].split(", ")
     counts = describe.as_json(plan, str(tmp_path / "store"))["stages"]
     assert counts.keys() == {*names}, STALE
-    # What runs once in an iteration runs 1000 times; prompts are embedded each five iterations there.
-    assert total == sum(500 * n for name, n in counts.items() if n == 2 and name != "export") + 1 + 2 + 200 + 1
+    # What runs once in an iteration runs 1000 times. Prompts of 5, 5, 10, 20 and 40 iterations are embedded together,
+    # then twelve times those of 80.
+    assert total == sum(500 * n for name, n in counts.items() if n == 2 and name != "export") + 1 + 2 + 5 + 12 + 1
 
 
 def test_the_page_of_costs_has_the_columns_of_today(recipe, tmp_path, main):
