@@ -53,7 +53,13 @@ def _of_gpu(torch: Any) -> dict[str, Any]:
         "cudnn_deterministic": backends.cudnn.deterministic,
         "cudnn_benchmark": backends.cudnn.benchmark,
         "attention_kernels": sorted(name for name, is_on in kernels.items() if is_on),
+        "segment_attention": "varlen" if has_varlen(torch) else "blocks",
     }
+
+
+def has_varlen(torch: Any) -> bool:
+    """Return whether this process's GPU has PyTorch's kernel for attention in segments of any length."""
+    return torch.backends.cuda.flash_sdp_enabled() and torch.cuda.get_device_capability() >= (8, 0)
 
 
 SDP_KERNELS = ("flash", "mem_efficient", "math", "cudnn")

@@ -1,8 +1,7 @@
 """Several conversations in one row, none of which sees another.
 
-Each has the positions that the model gives it alone, and the positions of its text begin at 0 again. Without a mask and
-without a cache, transformers then finds the borders of conversations by the first row of positions, and keeps attention
-within them. Any mask, the cache, or positions without that row would mix conversations silently.
+Each has the positions that the model gives it alone. Attention stays within conversations by their lengths, which the
+model's attention (:mod:`cosmos_rl_core.conversations.segments`) takes; another one would mix conversations silently.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,32 +13,35 @@ from torch import Tensor
 from torch.nn import functional
 
 from cosmos_rl_core.conversations.encoding import IGNORED, Encoded
+from cosmos_rl_core.conversations.segments import borders
 from cosmos_rl_core.vlms._base import Clip, Kind, Visual
 from cosmos_rl_core.vlms._prompts import Prompts, joined
 
 Inputs = dict[str, Tensor]
-LABELS = "labels"
+LABELS, LENGTHS = "labels", "lengths"
+"""Inputs that the model does not take: labels, and the number of tokens of each conversation."""
 
 
 def packed(model: Any, conversations: Sequence[Encoded]) -> Inputs:
-    """Return the arguments of the model's forward for conversations in one row, and their labels, on the CPU.
+    """Return the arguments of the model's forward for conversations in one row, their labels and lengths, on the CPU.
 
-    ``position_ids`` is ``[4, 1, tokens]``: the position in the text, then in time, down and across.
+    ``position_ids`` is ``[3, 1, tokens]``: the positions in time, down and across.
     """
     positions = torch.cat([positions_of(model, one) for one in conversations], dim=2)
     row = {"input_ids": "input_ids", "mm_token_type_ids": "kinds", LABELS: "labels"}
     rows = {name: torch.cat([getattr(one, field) for one in conversations])[None] for name, field in row.items()}
-    return rows | {"position_ids": positions} | joined([v for one in conversations for v in one.visuals])
+    rows |= {"position_ids": positions}
+    rows[LENGTHS] = torch.tensor([len(one.input_ids) for one in conversations], device="cpu")
+    return rows | joined([v for one in conversations for v in one.visuals])
 
 
 def positions_of(model: Any, encoded: Encoded) -> Tensor:
-    """Return the positions of a conversation that is alone, ``[4, 1, tokens]``."""
+    """Return the positions of a conversation that is alone, ``[3, 1, tokens]``."""
     media = joined([Visual("", _about(visual)) for visual in encoded.visuals])
     found, _ = model.model.get_rope_index(
         encoded.input_ids[None], mm_token_type_ids=encoded.kinds[None], attention_mask=None, **media
     )
-    in_text = torch.arange(found.shape[2], device=found.device).expand(1, 1, -1)
-    return torch.cat([in_text, found])
+    return found
 
 
 def _about(visual: Visual) -> dict[str, Any]:
@@ -63,16 +65,19 @@ def bins(lengths: Sequence[int], room: int) -> list[list[int]]:
     return [members for _, members in found]
 
 
-def token_losses(model: Any, inputs: Inputs) -> Tensor:
-    """Return the cross entropy of each label, float32 ``[labels]``, in order.
+def token_losses(model: Any, inputs: Inputs, device: torch.device | None = None) -> Tensor:
+    """Return the cross entropy of each label, float32 ``[labels]``, in order. ``device`` is the model's.
 
     Logits are computed where a label follows alone: a large vocabulary would fill the memory otherwise.
     """
-    given = dict(inputs)
-    labels = given.pop(LABELS)[0]
+    device = device or torch.device("cpu")
+    labels = inputs[LABELS][0]
+    # Found before they are moved: a GPU would have to finish its work first.
     places = (labels != IGNORED).nonzero()[:, 0]
-    logits = model(**given, use_cache=False, logits_to_keep=places - 1).logits[0]
-    return functional.cross_entropy(logits.float(), labels[places], reduction="none")
+    given = {name: tensor.to(device) for name, tensor in inputs.items() if name not in (LABELS, LENGTHS)}
+    within = borders(inputs[LENGTHS], device)
+    logits = model(**given, **within, use_cache=False, logits_to_keep=(places - 1).to(device)).logits[0]
+    return functional.cross_entropy(logits.float(), labels[places].to(device), reduction="none")
 
 
 def fillers(prompts: Prompts, kinds: Collection[Kind]) -> list[Encoded]:

@@ -117,7 +117,7 @@ class VlmFinetune(OfVlm, Trains):
 
     name = "vlm_finetune"
     package = PACKAGE
-    version = 2
+    version = 3
     distributed = True
     inputs = {"policy": "one", "tokens": "one"}
     param_dtype: Literal["float32", "bfloat16"] = "float32"

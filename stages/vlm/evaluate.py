@@ -88,9 +88,9 @@ class _Evaluator:
     def row(self, number: int) -> list[Any]:
         """Return the row of a conversation."""
         conversation, (one, source, cut_labels) = self.conversations[number], self.about[number]
-        inputs = {name: t.to(self.device) for name, t in packed(self.vlm.model, [conversation]).items()}
+        inputs = packed(self.vlm.model, [conversation])
         with torch.no_grad(), computes_in(self.config.param_dtype, self.device):
-            losses = token_losses(self.vlm.model, inputs).double()
+            losses = token_losses(self.vlm.model, inputs, self.device).double()
         row = [number, one, source, float(losses.sum()), len(losses)]
         if not self.config.max_new_tokens or cut_labels:
             # Of an answer that was cut off nobody can say whether another one is as good.

@@ -162,4 +162,4 @@ class VlmTrainer(Stepper):
     def _losses(self, inputs: Inputs) -> Tensor:
         device = self.group.device
         with computes_in(self.param_dtype, device):
-            return token_losses(self.model, {name: tensor.to(device) for name, tensor in inputs.items()})
+            return token_losses(self.model, inputs, device)

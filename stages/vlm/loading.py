@@ -6,6 +6,7 @@ import transformers
 from torch import nn
 
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conversations import segments
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.parallel import sharding
 from cosmos_rl_core.parallel.distributed import Group
@@ -47,6 +48,7 @@ def load(
         raise ConfigError(f"transformers {transformers.__version__} has no {name}, which {path!r} needs; upgrade it")
     model: Any = read_module(cls, path, f"the files of the VLM {path!r}", dtype="float32", attn_implementation="sdpa")
     align(model)
+    segments.use(model)
 
     def shard(module: nn.Module) -> Shards:
         if group.mesh is None or not sharded:

@@ -13,12 +13,12 @@ from cosmos_rl_core.parallel.distributed import require_alike
 H100, L40S = "NVIDIA H100 80GB HBM3", "NVIDIA L40S"
 
 
-def torch_on(device: str, **switches: Any) -> Any:
+def torch_on(device: str, *, flash: bool = True, capability: tuple[int, int] = (9, 0), **switches: Any) -> Any:
     """The parts of the module torch that are read, on a machine with this GPU."""
     cuda_backend = SimpleNamespace(
         matmul=SimpleNamespace(allow_tf32=False, allow_bf16_reduced_precision_reduction=True)
     )
-    for kernel, is_on in {"flash": True, "mem_efficient": True, "math": True, "cudnn": False}.items():
+    for kernel, is_on in {"flash": flash, "mem_efficient": True, "math": True, "cudnn": False}.items():
         setattr(cuda_backend, f"{kernel}_sdp_enabled", lambda is_on=is_on: is_on)
     cudnn = SimpleNamespace(version=lambda: 91002, allow_tf32=False, deterministic=False, benchmark=False)
     cpu = SimpleNamespace(get_cpu_capability=lambda: "AVX512")
@@ -34,6 +34,7 @@ def torch_on(device: str, **switches: Any) -> Any:
         cuda=SimpleNamespace(
             is_available=lambda: True,
             get_device_name=lambda: device,
+            get_device_capability=lambda: capability,
             nccl=SimpleNamespace(version=lambda: (2, 28, 9)),
         ),
     )
@@ -44,6 +45,12 @@ def test_a_process_with_a_gpu_records_its_libraries_and_not_the_hosts_cpu():
     assert (found["device"], found["cuda"], found["cudnn"], found["nccl"]) == (H100, "13.0", 91002, "2.28.9")
     assert found["attention_kernels"] == ["flash", "math", "mem_efficient"]
     assert not found.keys() & {"cpu", "cpu_capability"}
+
+
+def test_a_gpu_without_the_kernel_attends_in_blocks():
+    """Flash attention may be off, and GPUs before Ampere have none."""
+    gpus = [torch_on(H100), torch_on(H100, flash=False), torch_on("Tesla V100", capability=(7, 0))]
+    assert [numerics(gpu)["segment_attention"] for gpu in gpus] == ["varlen", "blocks", "blocks"]
 
 
 def test_a_process_on_a_cpu_records_its_model_and_instructions():

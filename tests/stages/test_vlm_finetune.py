@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from cosmos_rl_core.config.parallelism import Parallelism
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.conversations.packing import LABELS, packed
+from cosmos_rl_core.conversations.packing import LABELS, LENGTHS, packed
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.weights.parts import CURRENT, EMA
@@ -78,7 +78,8 @@ def test_the_loss_is_the_stock_models_mean_over_the_labels_of_the_step(talks: Ta
     losses: list[tuple[float, int]] = []
     for number in range(4):
         inputs = packed(model, [conversations[number]])
-        labels, _ = inputs.pop(LABELS), inputs.pop("position_ids")
+        labels = inputs.pop(LABELS)
+        del inputs["position_ids"], inputs[LENGTHS]
         with torch.no_grad():
             losses.append((float(model(**inputs, labels=labels).loss), int((labels != -100).sum())))
     expected = sum(loss * count for loss, count in losses) / sum(count for _, count in losses)
