@@ -25,9 +25,10 @@ SAMPLES, BATCH, VISITING = "samples", "micro-batch", "gathered or cast"
 IN_PASSING = "largest tensor twice"
 SCORER = "weights of the scorer"
 STEP = "optimizer's buffers"
-MODEL, LOGITS, READING = "model", "logits", "base, to be read"
-"""Of models of transformers, which are read whole."""
-_HELD = (TRANSFORMER, MODEL, OTHERS, *PARTS, GRADIENTS, OPTIMIZER, SAMPLES, BATCH, LOGITS, IN_PASSING, READING, SCORER)
+MODEL, LOGITS, READING, COPY = "model", "logits", "tensor of the base", "copy to be written"
+"""Of models of transformers. A rank maps one tensor of the base at a time."""
+_ONE_BY_ONE = (IN_PASSING, READING, COPY)
+_HELD = (TRANSFORMER, MODEL, OTHERS, *PARTS, GRADIENTS, OPTIMIZER, SAMPLES, BATCH, LOGITS, *_ONE_BY_ONE, SCORER)
 ROWS = (*_HELD, VISITING, STEP)
 """Kinds of memory. The last two are never held at the same time."""
 

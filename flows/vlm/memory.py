@@ -16,6 +16,7 @@ from cosmos_rl_core.weights.parts import EMA
 from cosmos_rl_core.weights.shapes import count_elements
 from flows.sizes.memory import (
     BATCH,
+    COPY,
     GRADIENTS,
     IN_PASSING,
     LOGITS,
@@ -91,8 +92,8 @@ class Model:
         return name.endswith(".weight") and len(self.shapes[name]) == 2 and name not in self.known.tables
 
     def policy(self) -> Rows:
-        """Count the whole model; what trains is copied to the CPU once the base has left it."""
-        return self._whole()
+        """Count the whole model; what trains is copied to the CPU."""
+        return self._whole() | {COPY: Bytes(cpu=FLOAT32_BYTES * count_elements(self.trained))}
 
     def finetune(self) -> Rows:
         """Count training: copies of what trains, and the inputs and logits of a row, as if each token had a label."""
@@ -107,7 +108,7 @@ class Model:
             OPTIMIZER: trained * MOMENTS,
             STEP: trained,
             VISITING: Bytes(self._visiting(spread, backward=True)),
-            READING: Bytes(cpu=self._base),
+            READING: self._reading(spread),
         }
         # Logits, their gradients.
         return rows | self._row(copies=2)
@@ -127,7 +128,7 @@ class Model:
 
     @property
     def _base(self) -> int:
-        """Return the bytes of the base in float32, which every rank reads whole into the CPU's memory."""
+        """Return the bytes of the base in float32."""
         return FLOAT32_BYTES * count_elements(self.shapes)
 
     def _spread(self, stage: str) -> Spread:
@@ -135,7 +136,12 @@ class Model:
 
     def _whole(self) -> Rows:
         lora = count_elements(self.trained) if self.recipe.policy.lora is not None else 0
-        return {MODEL: Bytes(self._base + FLOAT32_BYTES * lora), READING: Bytes(cpu=self._base)}
+        return {MODEL: Bytes(self._base + FLOAT32_BYTES * lora), READING: self._reading(Spread())}
+
+    def _reading(self, spread: Spread) -> Bytes:
+        """Count what a rank takes of one tensor of the mapped files, as if they were in float32."""
+        each = (self._resting({name: shape}, spread) for name, shape in self.shapes.items())
+        return Bytes(cpu=max(found.device + found.cpu for found in each))
 
     def _resting(self, shapes: Shapes, spread: Spread) -> Bytes:
         """Count weights between passes. Tables stay whole on every rank."""

@@ -4,12 +4,14 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
-from cosmos_rl_core.storage.tensor_files import read_tensors
+from cosmos_rl_core.storage.tensor_files import check_tensors, read_tensors
 from cosmos_rl_core.storage.tensor_headers import Readable
-from cosmos_rl_core.weights.policy_weights import cut, to_bytes
+from cosmos_rl_core.weights.parts import CURRENT
+from cosmos_rl_core.weights.policy_weights import PolicyWeights, cut, to_bytes
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.files import scan
 from stages.artifacts.request import Input
@@ -55,17 +57,53 @@ def read_part(
     Of tensors that ``shards`` divides, only this rank's rows are kept: memory holds one whole tensor besides.
     ``progress`` is called for every tensor, with the files as steps.
     """
-    artifact = Artifact(source)
     tensors: dict[str, Tensor] = {}
+
+    def keep(name: str, tensor: Tensor) -> None:
+        # A copy of the rows, so that the other rows are freed.
+        tensors[name] = shards.local(name, tensor).clone() if shards.cuts(name) else tensor
+
+    _for_each(source, part, keep, progress)
+    return tensors
+
+
+def load_part(
+    weights: PolicyWeights,
+    source: Input,
+    part: str,
+    progress: Progress = lambda *_: None,
+    *,
+    into: str = CURRENT,
+    optional: bool = False,
+) -> None:
+    """Copy an artifact's part into an existing part of ``weights``, a tensor at a time.
+
+    With ``optional`` an artifact without the part changes nothing. Raises :class:`ArtifactError` on other names, shapes
+    or types; some tensors may be copied by then.
+    """
+    own, found = weights.here(into), dict[str, Tensor]()
+
+    def copy(name: str, tensor: Tensor) -> None:
+        local = weights.shards.local(name, tensor)
+        found[name] = torch.empty_like(local, device="meta")
+        if name in own and own[name].shape == local.shape:
+            own[name].copy_(local)
+
+    _for_each(source, part, copy, progress)
+    if found or not optional:
+        check_tensors(found, own, "weights of this model")
+
+
+def _for_each(source: Input, part: str, take: Callable[[str, Tensor], None], progress: Progress) -> None:
+    """Read one part's tensors in order, on the CPU."""
+    artifact = Artifact(source)
     names = artifact.names(f"{part}/")
 
-    def take(stream: Readable, index: int) -> None:
+    def of_file(stream: Readable, index: int) -> None:
         for key, tensor in read_tensors(stream):
-            # A copy of the rows, so that the other rows are freed.
-            tensors[key] = shards.local(key, tensor).clone() if shards.cuts(key) else tensor
+            take(key, tensor)
             progress(f"reading {part}", index, len(names))
 
     for index, name in enumerate(names):
-        scan(artifact.url, artifact.entry(name), partial(take, index=index))
+        scan(artifact.url, artifact.entry(name), partial(of_file, index=index))
         progress(f"reading {part}", index + 1, len(names))
-    return tensors

@@ -15,12 +15,11 @@ from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.vlms._model import Vlm
 from cosmos_rl_core.vlms._prompts import joined
-from cosmos_rl_core.weights.parts import CURRENT
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import Check, cut
 from stages.artifacts.request import Request
 from stages.execution.context import Context
-from stages.formats.policies import read_part
+from stages.formats.policies import load_part
 from stages.formats.tables import to_parquet
 from stages.vlm.contracts import VlmEvaluate
 from stages.vlm.evaluated import summary_of
@@ -43,7 +42,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     numbers = [*range(len(tokens))]
     layout = context.layout({"conversations": cut(numbers, config.conversations_per_shard)})["conversations"]
     model, weights = load(config, prompts, context, config.param_dtype, sharded=False)
-    weights.load(CURRENT, read_part(source, source.part, progress=context.progress))
+    load_part(weights, source, source.part, context.progress)
     model.requires_grad_(False).eval()
     evaluator = _Evaluator(config, Vlm(model, prompts), Conversations(tokens, prompts, config.sources), context)
     names = [f"records/answers/{shard:05d}.parquet" for shard in range(len(layout))]

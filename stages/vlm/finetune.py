@@ -18,7 +18,7 @@ from cosmos_rl_core.weights.policy_weights import PolicyWeights
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.execution.context import Context
-from stages.formats.policies import read_part
+from stages.formats.policies import load_part
 from stages.training.micro_batches import made_ahead, my_share
 from stages.training.order import items_of_step
 from stages.training.stepper import Stepper, check_clocks
@@ -34,10 +34,11 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     tokens, prompts = Tokens(Artifact(request.one("tokens"))), prompts_of(config.vlm)
     layout = context.layout({"row_length": context.shrunk(config.row_length)})
     model, weights = load(config, prompts, context, config.param_dtype)
-    weights.load(CURRENT, read_part(policy, CURRENT, weights.shards, context.progress))
+    load_part(weights, policy, CURRENT, context.progress)
     copies = [EMA] if config.keeps_ema else []
     for part in copies:
-        weights.create(part, read_part(policy, part, weights.shards, context.progress) or None)
+        weights.create(part)
+        load_part(weights, policy, part, context.progress, into=part, optional=True)
     model.train()
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})

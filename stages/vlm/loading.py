@@ -12,10 +12,10 @@ from cosmos_rl_core.parallel import sharding
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import ParamDtype, half
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
-from cosmos_rl_core.pipelines.modules import align, read_module
 from cosmos_rl_core.vlms import _folders
 from cosmos_rl_core.vlms._base import Processor, adapted, architecture, module_of
 from cosmos_rl_core.vlms._prompts import Prompts
+from cosmos_rl_core.vlms._weights import MappedWeights
 from cosmos_rl_core.weights.policy_weights import PolicyWeights, prepare
 from stages.execution.context import Context
 from stages.vlm.contracts import OfVlm, VlmRef
@@ -38,7 +38,8 @@ def load(
 ) -> tuple[Any, PolicyWeights]:
     """Return the base model in float32, and its trainable weights: the base's, or adapters of zeros.
 
-    Every rank reads the whole model; with sharded weights it then keeps its own rows, unless ``sharded`` is false.
+    Every rank maps the files, and copies what it keeps straight to its device: with sharded weights its own rows,
+    unless ``sharded`` is false.
     Raises :class:`ArtifactError` if the files are not the planned ones.
     """
     path, group = config.vlm.path, context.ranks
@@ -46,17 +47,18 @@ def load(
     name = architecture(path)
     if (cls := getattr(transformers, name, None)) is None:
         raise ConfigError(f"transformers {transformers.__version__} has no {name}, which {path!r} needs; upgrade it")
-    model: Any = read_module(cls, path, f"the files of the VLM {path!r}", dtype="float32", attn_implementation="sdpa")
-    align(model)
+    base = MappedWeights(cls, path)
+    model = base.empty_model()
     segments.use(model)
 
     def shard(module: nn.Module) -> Shards:
-        if group.mesh is None or not sharded:
-            module.to(group.device)
-            return WHOLE
-        offload = group.parallelism.fsdp_offload
-        shards = sharding.shard(module, group.mesh, half(param_dtype), offload=offload)
-        sharding.move_whole(module, group.device)
+        shards, offload = WHOLE, sharded and group.parallelism.fsdp_offload
+        tied = _tied(module)
+        if group.mesh is not None and sharded:
+            shards = sharding.shard(module, group.mesh, half(param_dtype), offload=offload)
+        sharding.materialise(module, group.device, offload=offload)
+        _tie(module, tied)
+        base.move_into(module, shards)
         return shards
 
     processor = prompts.processor
@@ -65,6 +67,22 @@ def load(
         model, lora, reference=False, shard=shard, trains=lambda name: module_of(processor, name) in config.trains
     )
     return model, weights
+
+
+def _tied(model: nn.Module) -> list[list[str]]:
+    """Return the names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [some for some in names.values() if len(some) > 1]
+
+
+def _tie(model: nn.Module, tied: list[list[str]]) -> None:
+    """Make each parameter one again that was allocated under several names."""
+    for first, *others in tied:
+        for name in others:
+            module, _, own = name.rpartition(".")
+            setattr(model.get_submodule(module), own, model.get_parameter(first))
 
 
 def _adapters(config: LoraConfig, model: nn.Module, processor: Processor, trains: tuple[str, ...]) -> LoraConfig:

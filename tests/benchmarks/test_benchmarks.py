@@ -95,7 +95,14 @@ def test_fine_tuning_of_a_vlm_is_measured_beside_a_plain_loop(tmp_path: Path):
     assert vlm.main(few) == 0
     (path,) = tmp_path.iterdir()
     found = json.loads(path.read_text(encoding="utf-8"))
-    assert [row["trains"] for row in found["throughput"]] == ["full", "lora"]
+    assert [(row["trains"], row["row_tokens"]) for row in found["throughput"]] == [
+        ("full", vlm.ROW),
+        ("lora", vlm.ROW),
+        ("full", vlm.LONG_ROW),
+        ("lora", vlm.LONG_ROW),
+    ]
+    for row in found["throughput"][2:]:
+        assert vlm.LONG[0] <= row["conversation_tokens"][0] < row["conversation_tokens"][1] <= vlm.LONG[1]
     for row in found["throughput"]:
         assert row["ratio"] == pytest.approx(row["tokens_per_core_s"] / row["plain_tokens_per_core_s"])
     assert found["peak_mib_by_conversations"]["48"] > 0

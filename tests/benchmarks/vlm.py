@@ -4,6 +4,7 @@
 """
 
 import argparse
+import json
 import statistics
 import subprocess
 import sys
@@ -36,7 +37,11 @@ from tests.benchmarks import record
 from tests.stages.conftest import make
 
 BATCH, ROW, WARM_UPS = 32, 512, 3
-"""A row takes about ten of the conversations. Attention costs the square of its length."""
+"""A row takes about ten of the conversations."""
+LONG_ROW, LONG = 4096, (100, 300)
+"""Tokens of a row far longer than its conversations, and the least and the most tokens of these."""
+WITHOUT = (41, 62)
+"""Tokens of a conversation about a picture, and about a clip, without a question."""
 LANGUAGE = ("projector", "language")
 LORA = LoraConfig(r=8, lora_alpha=16, target_modules=("q_proj", "k_proj", "v_proj", "o_proj"))
 WIDE = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "head_dim": 96}
@@ -44,12 +49,17 @@ WIDE = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "
 
 
 class Work:
-    """Generated conversations of one kind of length, their tokens, and the model."""
+    """Generated conversations of one kind of length, their tokens, and the model.
 
-    def __init__(self, folder: Path, conversations: int, *, wide: bool) -> None:
-        self.folder = folder
+    ``long`` ones have :data:`LONG` tokens, in rows of :data:`LONG_ROW`.
+    """
+
+    def __init__(self, folder: Path, conversations: int, *, wide: bool, long: bool = False) -> None:
+        self.folder, self.long, self.row_length = folder, long, LONG_ROW if long else ROW
         if not (folder / "train").exists():
             shapes.write(folder / "train", range(conversations * 2 // 3), range(conversations // 3))
+            if long:
+                _lengthen(folder / "train")
             _save(folder / "model", wide=wide)
         model = str(folder / "model")
         self.vlm = VlmRef(path=model, digest=_folders.digest(model), changes={"video": {"fps": 4.0}})
@@ -71,7 +81,7 @@ class Work:
         """Make tokens."""
         files = {name: Path(options.annotation_path) for name, options in self.sources.items()}
         self.make("index", VlmIndex(sources=self.sources, files_digest=files_digest(files)))
-        config = VlmTokenize(vlm=self.vlm, sources=self.sources, max_length=256)
+        config = VlmTokenize(vlm=self.vlm, sources=self.sources, max_length=LONG[1])
         self.make("tokens", config, index=self.input("index"))
 
     def trained_s(self, name: str, steps: int, lora: LoraConfig | None) -> float:
@@ -85,7 +95,7 @@ class Work:
             steps=_steps(steps),
             sources=self.sources,
             batch_size=BATCH,
-            row_length=ROW,
+            row_length=self.row_length,
         )
         began_s = time.process_time()
         self.make(name, config, 0, policy=self.input(f"{name}-policy"), tokens=self.input("tokens"))
@@ -110,6 +120,16 @@ class Work:
             optimizer.zero_grad(set_to_none=True)
             seconds.append(time.process_time() - began_s)
         return seconds[WARM_UPS:]
+
+
+def _lengthen(folder: Path) -> None:
+    """Give each conversation a question, of a letter a token, so that lengths are evenly spread between bounds."""
+    for file in sorted(folder.glob("*.json")):
+        rows = json.loads(file.read_text(encoding="utf-8"))
+        fewest, most = LONG[0] - WITHOUT[0], LONG[1] - WITHOUT[1]
+        for number, row in enumerate(rows):
+            row["conversations"][0]["value"] = "?" * (fewest + (most - fewest) * number // max(len(rows) - 1, 1))
+        file.write_text(json.dumps(rows), encoding="utf-8")
 
 
 def _save(folder: Path, *, wide: bool) -> None:
@@ -170,6 +190,8 @@ def throughput(work: Work, lora: LoraConfig | None, rounds: int, steps: int) -> 
     ratios = [theirs / mine for mine, theirs in zip(ours, plain, strict=True)]
     found = {
         "trains": name,
+        "row_tokens": work.row_length,
+        "conversation_tokens": [int(lengths.min()), int(lengths.max())],
         "tokens_per_core_s": here,
         "plain_tokens_per_core_s": there,
         "ratio": statistics.median(ratios),
@@ -206,9 +228,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        wide = Work(place / "wide", settings.conversations, wide=True)
-        wide.prepare()
-        found = [throughput(wide, lora, settings.rounds, settings.steps) for lora in (None, LORA)]
+        works = [
+            Work(place / name, settings.conversations, wide=True, long=name == "long") for name in ("wide", "long")
+        ]
+        for work in works:
+            work.prepare()
+        cases = [(work, lora) for work in works for lora in (None, LORA)]
+        found = [throughput(work, lora, settings.rounds, settings.steps) for work, lora in cases]
         memory: dict[str, float] = {}
         for conversations in settings.sizes:
             here = place / f"of-{conversations}"
