@@ -9,18 +9,19 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load as load_tensors
-from torch import Tensor
+from torch import Tensor, nn
 
 from cosmos_rl_core.config.parallelism import Parallelism
+from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.sharding import Shards
-from cosmos_rl_core.weights.parts import CURRENT
-from cosmos_rl_core.weights.policy_weights import to_bytes
+from cosmos_rl_core.weights.parts import CURRENT, EMA
+from cosmos_rl_core.weights.policy_weights import PolicyWeights, to_bytes
 from stages.artifacts.attempt import Attempt
 from stages.artifacts.slots import input_of
 from stages.execution.context import Context
 from stages.execution.outcome import Outcome
-from stages.formats.policies import read_part, write_part
+from stages.formats.policies import load_part, read_part, write_part
 from tests.hand_made import NUMERICS, make, report
 from tests.stages.ranks import start_ranks
 
@@ -86,3 +87,26 @@ def test_reading_a_part_is_told_by_tensor_and_file(tmp_path: Path):
     read = read_part(input_of(slot), "current", progress=lambda *step: told.append(step))
     assert sorted(read) == ["0.a", "0.b", "1.a", "1.b"]
     assert told == [("reading current", step, 2) for step in (0, 0, 1, 1, 1, 2)]
+
+
+def test_a_part_is_copied_into_weights_a_tensor_at_a_time(tmp_path: Path):
+    slot, values = str(tmp_path / "slot"), {"a": torch.full((2,), 3.0), "b": torch.full((3, 1), 4.0)}
+    make(report(slot), {"current/00000.safetensors": to_bytes(values)})
+    weights = PolicyWeights({name: nn.Parameter(torch.zeros_like(value)) for name, value in values.items()})
+    weights.create(EMA)
+    load_part(weights, input_of(slot), CURRENT, into=EMA)
+    assert not any(tensor.any() for tensor in weights.here(CURRENT).values())
+    load_part(weights, input_of(slot), CURRENT)
+    for part in (CURRENT, EMA):
+        assert all(torch.equal(weights.here(part)[name], value) for name, value in values.items())
+
+
+def test_a_part_of_other_weights_is_refused_and_an_absent_one_may_be(tmp_path: Path):
+    slot = str(tmp_path / "slot")
+    make(report(slot), {"current/00000.safetensors": to_bytes({"a": torch.ones(2), "c": torch.ones(2)})})
+    weights = PolicyWeights({name: nn.Parameter(torch.zeros(2)) for name in "ab"})
+    with pytest.raises(ArtifactError, match=r"not weights of this model: 2 differ, e\.g\. b is None, expected"):
+        load_part(weights, input_of(slot), CURRENT)
+    load_part(weights, input_of(slot), EMA, optional=True)
+    with pytest.raises(ArtifactError, match=r"not weights of this model: 2 differ, e\.g\. a is None, expected"):
+        load_part(weights, input_of(slot), EMA)
