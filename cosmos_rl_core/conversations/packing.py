@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cosmos_rl_core.conversations.encoding import IGNORED, Encoded
-from cosmos_rl_core.conversations.segments import borders
+from cosmos_rl_core.conversations.segments import borders, is_used
 from cosmos_rl_core.vlms._base import Clip, Kind, Visual
 from cosmos_rl_core.vlms._prompts import Prompts, joined
 
@@ -68,14 +68,20 @@ def bins(lengths: Sequence[int], room: int) -> list[list[int]]:
 def token_losses(model: Any, inputs: Inputs, device: torch.device | None = None) -> Tensor:
     """Return the cross entropy of each label, float32 ``[labels]``, in order. ``device`` is the model's.
 
-    Logits are computed where a label follows alone: a large vocabulary would fill the memory otherwise.
+    Logits are computed where a label follows alone: a large vocabulary would fill the memory otherwise. Raises
+    ``ValueError`` for several conversations if the model would mix them.
     """
     device = device or torch.device("cpu")
-    labels = inputs[LABELS][0]
+    labels, lengths = inputs[LABELS][0], inputs[LENGTHS]
+    if len(lengths) > 1 and not is_used(model):
+        raise ValueError(
+            f"{len(lengths)} conversations in a row, but {type(model).__name__} takes no attention from outside and "
+            "would mix them; leave packs out of its processor"
+        )
     # Found before they are moved: a GPU would have to finish its work first.
     places = (labels != IGNORED).nonzero()[:, 0]
     given = {name: tensor.to(device) for name, tensor in inputs.items() if name not in (LABELS, LENGTHS)}
-    within = borders(inputs[LENGTHS], device)
+    within = borders(lengths, device)
     logits = model(**given, **within, use_cache=False, logits_to_keep=(places - 1).to(device)).logits[0]
     return functional.cross_entropy(logits.float(), labels[places].to(device), reduction="none")
 

@@ -43,6 +43,11 @@ def use(model: Any) -> None:
         model.config._attn_implementation = NAME
 
 
+def is_used(model: Any) -> bool:
+    """Return whether a model attends by segments."""
+    return model.config._attn_implementation == NAME
+
+
 def borders(lengths: Tensor, device: torch.device) -> dict[str, Any]:
     """Return the arguments of a model's forward that divide its rows into segments of ``lengths``, on the CPU.
 

@@ -198,6 +198,11 @@ def test_gradient_checkpointing_leaves_the_bits(folder: str, model: Any, encoded
     assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
 
 
+def test_a_model_that_would_mix_conversations_is_refused(stock: Any, encoded: list[Encoded]):
+    with pytest.raises(ValueError, match=r"2 conversations in a row, but Qwen\w+ takes no attention from outside"):
+        token_losses(stock, packed(stock, encoded[:2]))
+
+
 def test_without_lengths_conversations_would_mix(model: Any, encoded: list[Encoded]):
     """The reason for the rules of packing: the same row without borders gives other logits."""
     inputs = packed(model, encoded)
