@@ -11,12 +11,12 @@ RELEASED = {
     "report": 5, "vlm_index": 2, "vlm_tokenize": 1, "vlm_policy": 1, "vlm_finetune": 1, "vlm_evaluate": 2,
     "vlm_export": 1,
 }  # fmt: skip
-"""Versions of the stages in 0.1.0."""
+"""Versions of the stages in 0.1.0; a stage that came later began with 1."""
 
 
 def test_raised_versions_are_listed():
     page = (ROOT / "docs" / "changelog.md").read_text(encoding="utf-8")
     unreleased = page.partition("## Unreleased")[2].partition("\n## ")[0]
     listed = {name: int(version) for name, version in re.findall(r"^\| `(\w+)` \| (\d+) \|", unreleased, re.MULTILINE)}
-    raised = {name: stage.version for name, stage in STAGES.items() if stage.version != RELEASED[name]}
+    raised = {name: stage.version for name, stage in STAGES.items() if stage.version != RELEASED.get(name, 1)}
     assert listed == raised
