@@ -7,12 +7,17 @@ from pathlib import Path
 from stages.execution import runner
 
 
+def peak_bytes(pid: int | str = "self") -> int:
+    """The most memory of a process that was resident until now."""
+    # Not getrusage: it also counts what the parent had at the fork.
+    (kibibytes,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
+    return 1024 * int(kibibytes)
+
+
 def main(argv: list[str]) -> int:
     """Run the stage; returns its exit code."""
     code = runner.main(argv)
-    # Not getrusage: it also counts what the parent had at the fork.
-    (kibibytes,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
-    print(1024 * int(kibibytes))
+    print(peak_bytes())
     return code
 
 

@@ -1,15 +1,30 @@
 """The benchmarks on tiny shapes, and what they say of the true ones without measuring anything."""
 
 import json
+import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import diffusers
 import pytest
 
+from flows.planning import requests
+from flows.planning.plan import Settings, freeze, plan_of
+from flows.planning.run import Run
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Request
+from stages.artifacts.slots import input_of
+from stages.contracts import METRICS
+from stages.formats.tables import read_table
 from tests.benchmarks import __main__ as bench
-from tests.benchmarks import data, flops, models, overlap, pictures, rewards, vlm
+from tests.benchmarks import data, flops, iteration, models, one_core, overlap, pictures, rewards, vlm
 from tests.benchmarks.models import Shape
+from tests.benchmarks.naive_loop import NaiveLoop, Variant
+from tests.hand_made import rewards as scored_by
+from tests.stages.conftest import FEW_PROMPTS, make
 
 
 @pytest.mark.parametrize("name", models.known())
@@ -114,3 +129,55 @@ def test_the_statistics_of_pictures_are_measured(tmp_path: Path):
     rows = json.loads(path.read_text(encoding="utf-8"))["measured"]
     assert [row["shape"] for row in rows] == [[*shape] for shape in pictures.SHAPES]
     assert all(row["samples_per_core_s"] > 0 for row in rows)
+
+
+def small_iteration(folder: Path) -> tuple[str, list[str]]:
+    """A recipe of 24 samples an iteration, and its overrides."""
+    words = "".join(f", {name} = '{value}'" for name, value in FEW_PROMPTS.items() if name != "name")
+    few = f"train.train_policy.dataset={{ name = 'ocr'{words} }}"
+    return one_core.recipe_without_validation(folder), [*one_core.sizes_of(24), few]
+
+
+def our_steps(recipe: str, overrides: list[str], folder: Path) -> Any:
+    """The optimizer steps of the first iteration of a run, by its stages."""
+    store = str(folder / "store")
+    run = Run(freeze(plan_of(Settings(recipe, store, "ours", overrides=overrides)), store), store)
+    before: list[Callable[[], Request]] = [partial(requests.policy, run), lambda: run.prepared.embed]
+    for request in (*before, partial(requests.rollout, run, 0)):
+        make(request(), folder)
+    for reward in scored_by(run, run.slots.iteration(0, "rollout"), 0):
+        make(reward, folder)
+    make(requests.update(run, 0), folder)
+    return read_table(Artifact(input_of(run.slots.iteration(0, "update"))), METRICS)
+
+
+@pytest.mark.slow
+def test_the_first_optimizer_steps_of_the_naive_loops_are_those_of_the_stages(tmp_path: Path):
+    """So that it does the same work, and no other."""
+    recipe, overrides = small_iteration(tmp_path)
+    # Three steps: after the first one, current and old differ.
+    overrides.append("train.train_policy.batch_size_per_optimize=8")
+    ours = our_steps(recipe, overrides, tmp_path)
+    variants: tuple[Variant, ...] = ("three", "two", "merged")
+    for variant in variants:
+        told = NaiveLoop(recipe, overrides, variant).iteration()
+        assert told["loss"] == pytest.approx(ours["loss"].to_list(), rel=1e-4), variant
+        assert told["grad_norm"] == pytest.approx(ours["grad_norm"].to_list(), rel=1e-3), variant
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_an_iteration_is_measured_beside_naive_loops_of_as_many_samples(tmp_path: Path):
+    assert iteration.main(["--samples", "24", "--repeats", "1", "--output", str(tmp_path)]) == 0
+    (path,) = tmp_path.iterdir()
+    rows = {row["how"]: row for row in json.loads(path.read_text(encoding="utf-8"))["measured"]}
+    assert [*rows] == [*iteration.NAIVE, *iteration.OURS]
+    assert all(row["trained"] == [24] for row in rows.values())
+    assert all(row["ratio"] == row["iteration_s"] / rows["three"]["iteration_s"] for row in rows.values())
+    assert all(math.isfinite(rows[how]["reward"]) and rows[how]["peak_bytes"] > 0 for how in iteration.NAIVE)
+    for how in iteration.OURS:
+        parts = ("rollout_s", "reward_s", "warn_s", "update_s", "between_s")
+        assert rows[how]["iteration_s"] == pytest.approx(sum(rows[how][part] for part in parts))
+        assert {"rollout", "reward", "update"} <= rows[how]["peak_bytes"].keys()
+    # Write-once files with the same contents, and records of when and how they were made.
+    assert rows["warm"]["store_bytes"] == pytest.approx(rows["cold"]["store_bytes"], rel=0.02)

@@ -34,6 +34,7 @@ from stages.training.order import items_of_step
 from stages.vlm.contracts import VlmFinetune, VlmIndex, VlmPolicy, VlmRef, VlmTokenize
 from stages.vlm.tokens import Conversations, Tokens
 from tests.benchmarks import record
+from tests.benchmarks.peak import peak_bytes
 from tests.stages.conftest import make
 
 BATCH, ROW, WARM_UPS = 32, 512, 3
@@ -220,11 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if settings.child:
         work = Work(Path(settings.child[0]), int(settings.child[1]), wide=False)
         work.trained_s("trained", WARM_UPS, None)
-        # Of this program alone: `getrusage` begins with the peak of the process that started it.
-        (line,) = (
-            line for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if "VmHWM" in line
-        )
-        print(int(line.split()[1]) / 1024)
+        print(peak_bytes() / 2**20)
         return 0
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
