@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,15 +29,17 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 LOOK_S = 0.1
 
 
-def start(words: Sequence[str], output: int | IO[Any], **environment: str) -> subprocess.Popen[str]:
-    """A process on that core. Its standard input is a pipe, its errors go where its output goes unless that is one."""
+def start(
+    words: Sequence[str], output: int | IO[Any], errors: int = subprocess.DEVNULL, **environment: str
+) -> subprocess.Popen[str]:
+    """A process on that core. Its standard input is a pipe."""
     return subprocess.Popen(
         [*words],
         env=os.environ | ONE_THREAD | environment,
         text=True,
         stdin=subprocess.PIPE,
         stdout=output,
-        stderr=subprocess.DEVNULL if output == subprocess.PIPE else subprocess.STDOUT,
+        stderr=errors,
         preexec_fn=lambda: os.sched_setaffinity(0, {CORE}),
     )
 
@@ -58,7 +59,10 @@ class Ended:
 def run(log: Path, *words: str, **environment: str) -> Ended:
     """Run a command of this project to its end. Ends this program with its output if it fails."""
     began, began_s = time.time(), time.perf_counter()
-    with log.open("w", encoding="utf-8") as file, start([*COMMAND, *words], file, **environment) as process:
+    with (
+        log.open("w", encoding="utf-8") as file,
+        start([*COMMAND, *words], file, subprocess.STDOUT, **environment) as process,
+    ):
         watched = _Peaks(process.pid)
         watched.start()
         code = process.wait()
@@ -141,10 +145,3 @@ def iteration(store_url: str, run_id: str, k: int) -> dict[str, Any]:
         "samples": len(samples.query("used")),
         "store_bytes": sum(entry.size for entry in store.listed(folder).values()),
     }
-
-
-def gaps_s(store_url: str, run_id: str) -> list[float]:
-    """Seconds from the end of each wave of a run to the beginning of the next one."""
-    return [
-        after.began - before.began - before.wall_s for before, after in pairwise(pages(open_run(run_id, store_url).url))
-    ]

@@ -20,7 +20,19 @@ from stages.artifacts.slots import input_of
 from stages.contracts import METRICS
 from stages.formats.tables import read_table
 from tests.benchmarks import __main__ as bench
-from tests.benchmarks import data, flops, iteration, models, one_core, overlap, pictures, rewards, vlm
+from tests.benchmarks import (
+    data,
+    empty_stages,
+    flops,
+    iteration,
+    long_runs,
+    models,
+    one_core,
+    overlap,
+    pictures,
+    rewards,
+    vlm,
+)
 from tests.benchmarks.models import Shape
 from tests.benchmarks.naive_loop import NaiveLoop, Variant
 from tests.hand_made import rewards as scored_by
@@ -181,3 +193,45 @@ def test_an_iteration_is_measured_beside_naive_loops_of_as_many_samples(tmp_path
         assert {"rollout", "reward", "update"} <= rows[how]["peak_bytes"].keys()
     # Write-once files with the same contents, and records of when and how they were made.
     assert rows["warm"]["store_bytes"] == pytest.approx(rows["cold"]["store_bytes"], rel=0.02)
+
+
+def test_the_imports_of_a_cold_stage_are_told_by_package():
+    light, torch = (empty_stages.imports(stage) for stage in ("warn", "export"))
+    assert "torch" in torch["by_package"]
+    assert "torch" not in light["by_package"]
+    for found in (light, torch):
+        assert sum(found["by_package"].values()) == pytest.approx(found["seconds"])
+        assert all(seconds >= empty_stages.SHOWN_S for name, seconds in found["by_package"].items() if name != "others")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_every_second_of_an_empty_stage_has_a_cause(tmp_path: Path):
+    assert empty_stages.main(["--iterations", "1", "--output", str(tmp_path)]) == 0
+    (path,) = tmp_path.iterdir()
+    rows = json.loads(path.read_text(encoding="utf-8"))["measured"]
+    stages = [row for row in rows if row["what"] in empty_stages.STAGES]
+    assert {(row["mode"], row["what"]) for row in stages} == {
+        (mode, stage) for mode in ("warm", "cold") for stage in empty_stages.STAGES
+    }
+    for row in stages:
+        causes = (*empty_stages.CAUSES, "outside_s")
+        # Each is rounded to milliseconds.
+        assert sum(row[cause] for cause in causes) == pytest.approx(row["seconds"], abs=1e-3 * len(causes))
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_commands_on_long_runs_are_measured_on_both_stores(tmp_path: Path):
+    few = ["--iterations", "1", "--commands", "status", "plan", "--output", str(tmp_path)]
+    assert long_runs.main(few) == 0
+    (path,) = tmp_path.iterdir()
+    rows = json.loads(path.read_text(encoding="utf-8"))["measured"]
+    assert [(row["store"], row["command"]) for row in rows] == [
+        (store, command) for store in ("local", "s3") for command in ("status", "plan")
+    ]
+    for row in rows[2:]:
+        assert row["requests"] == sum(row["requests_by_method"].values())
+        assert row["requests_per_artifact"] == row["requests"] / row["artifacts"]
+        # These commands only look.
+        assert row["requests_by_method"].keys() <= {"GET", "HEAD"}
