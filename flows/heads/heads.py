@@ -82,7 +82,7 @@ class Heads:
     def __init__(self, run: AnyRun) -> None:
         """Read the heads that there are. Raises like :func:`read_heads`."""
         self._run = run
-        self._number, self._previous = 0, None
+        self._number, self._previous, self._pages = 0, None, 0
         self._known: dict[str, str] = {}
         self._slots: dict[str, None] = {}
         for head, found in read_heads(run.url):
@@ -100,15 +100,21 @@ class Heads:
         self._slots |= dict.fromkeys(slots)
 
     def write(self, iteration: int | None) -> None:
-        """Write a head with the records that no head names yet; none if there is no such record."""
+        """Write a head with the records that no head names yet; none if there is no such record.
+
+        After an iteration of which nothing is new, what is beside the artifacts waits for the next head.
+        """
+        if iteration is not None and self._known and not self._slots:
+            return
         found = {self._path(url): url for slot in self._slots for url in records_of(slot)}
         found |= {self._path(url): url for url in run_records(self._run.url)}
         plan = store.join(self._run.url, PLAN_FILE)
         if not self._known and store.size(plan) is not None:
             found[self._path(plan)] = plan
         # The stages of these pages have ended, so nobody writes them again.
-        every = (page_url(self._run.url, number) for number in numbers(self._run.url))
-        found |= {self._path(url): url for url in every}
+        every = [number for number in numbers(self._run.url) if number >= self._pages]
+        self._pages = max(every, default=-1) + 1 or self._pages
+        found |= {self._path(url): url for url in (page_url(self._run.url, number) for number in every)}
         new = {path: sha256(store.read(url)) for path, url in found.items() if path not in self._known}
         self._slots.clear()
         if not new:

@@ -80,17 +80,20 @@ def states_of(every: Sequence[Step], kept: Mapping[str, State] | None = None) ->
 def _states(every: Sequence[Step], kept: Mapping[str, State]) -> list[State]:
     found: list[State] = []
     in_doubt: set[str] = set()
+    words: set[Word] = set()
+    """Of the newest iteration so far."""
     group, begun = "", True
     for step in every:
         if step.group.startswith("iteration-") and step.group != group:
             # Iterations run in order: after one without any file there are no later ones.
-            before = [state.word for state in found if state.step.group == group]
-            begun = begun and (group == "" or set(before) != {"missing"})
-            group = step.group
+            begun = begun and (group == "" or words != {"missing"})
+            group, words = step.group, set()
         if (state := kept.get(step.name)) is None:
             reads = begun or step.group == ""
             state = state_of(step, in_doubt) if reads else State(step, "missing", read=False)
         found.append(state)
+        if step.group == group:
+            words.add(state.word)
         if state.word != "stands":
             in_doubt.add(step.slot)
     return found

@@ -94,12 +94,14 @@ def _attempt(waves: Waves, name: str, requests: Sequence[Request]) -> Any:
     """
     try:
         waves.check()
-        missing = [request for request in requests if standing_manifest(request) is None]
+        found = [standing_manifest(request) for request in requests]
+        missing = [request for request, manifest in zip(requests, found, strict=True) if manifest is None]
         if missing:
             asked_s = time.monotonic()
             pauses.wait_while_paused(waves.waiting())
             waves.make(name, missing, asked_s, partial(gpus.taken, launch=waves.config, waiting=waves.waiting()))
-        manifests = [found for request in requests if (found := standing_manifest(request)) is not None]
+            found = [standing_manifest(request) for request in requests]
+        manifests = [manifest for manifest in found if manifest is not None]
         if len(manifests) < len(requests):
             raise StageError.of("crash", f"{name} ended without an artifact that stands")
         waves.display.done(name, manifests, skipped=not missing)

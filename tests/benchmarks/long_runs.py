@@ -38,7 +38,8 @@ from tests.hand_made import make
 from tests.seaweed import BUCKET, S3_VARIABLES, SeaweedFS
 
 COMMANDS = ("status", "plan", "run")
-RUN = "long"
+RUN, MEMORY = "long", "/dev/shm"
+"""A file system in memory: to make a run takes mostly flushes of small files."""
 Made = tuple[dict[str, bytes], dict[str, Any]]
 
 
@@ -171,7 +172,7 @@ def main(argv: list[str]) -> int:
     loads = [os.getloadavg()[0]]
     rows: list[dict[str, Any]] = []
     for iterations in asked.iterations:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=MEMORY if Path(MEMORY).is_dir() else None) as folder:
             for row in measure(Path(folder), iterations, asked):
                 print(row, flush=True)
                 rows.append(row)

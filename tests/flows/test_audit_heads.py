@@ -9,7 +9,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from flows.auditing.audit import audit
 from flows.auditing.flow import audit as audit_flow
+from flows.heads.heads import Heads, read_heads
 from flows.heads.signatures import key_id, sign, signers
+from flows.library.states import states
+from flows.planning.steps import read_run
 from tests.flows.proved import RUN_ID, Forger, Proved, told
 
 REWARD = "iterations/0001/reward-ocr"
@@ -73,3 +76,17 @@ def test_the_flow_leaves_out_what_is_no_run(forger: Forger):
     (forger.root.parent / ".cache").mkdir()
     (forger.root.parent / "notes.txt").write_text("mine", encoding="utf-8")
     assert str(audit_flow.fn(store=str(forger.store)).message).startswith("nothing is wrong with 1 run")
+
+
+def test_iterations_without_anything_new_have_no_new_head_and_the_end_names_what_is_beside_them(forger: Forger):
+    run = read_run(str(forger.store), RUN_ID)
+    heads, before = Heads(run), list(read_heads(run.url))
+    (forger.root / "numerics" / "later.json").write_bytes(b"{}")
+    for k in range(run.recipe.train.num_iterations):
+        heads.add(manifest for state in states(run) if state.step.k == k and (manifest := state.manifest))
+        heads.write(k)
+    assert list(read_heads(run.url)) == before
+    heads.write(None)
+    *same, (last, _) = read_heads(run.url)
+    assert same == before
+    assert [path.rpartition("/")[2] for path in last.records] == ["later.json"]
