@@ -34,9 +34,11 @@ test-gpu: $(VENV)/installed
 	$(BIN)/python -m pytest --device cuda --results tests/benchmarks/results
 	$(BIN)/python -m tests.benchmarks
 
-# The second half of it with compiled blocks too: minutes more.
+# Everything that the page of results shows, on an idle machine: more than an hour. Some of it: make bench BENCH="iteration long_runs".
+# `python -m tests.benchmarks.every --list` says what each measures. The shapes of real models, also compiled, need a CUDA device.
+BENCH ?=
 bench: $(VENV)/installed
-	$(BIN)/python -m tests.benchmarks --compile --repeats 5
+	$(BIN)/python -m tests.benchmarks.every $(BENCH)
 
 # pyright needs a quarter less CPU time with a larger heap than Node's default.
 lint: $(VENV)/installed

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_rl_core.estimates.estimate import Estimate, mean_of
-from docs import drift
+from docs import drift, speed
 from flows.library.opened_run import open_run
 from stages.artifacts.slots import standing
 
@@ -109,6 +109,7 @@ def _figures() -> Iterator[Figure]:
         if run.algorithm in rows:
             title = rows[run.algorithm].replace("\\", "")
             yield RESULTS, rf"\| {rows[run.algorithm]} \|.*\|", _row(title, *run.ends), 1
+    yield from _of_speed()
     yield from _of_data()
     yield from _of_the_service()
     yield from _of_vlms()
@@ -133,6 +134,25 @@ def _of_the_demo(runs: Sequence[HeldOut]) -> Iterator[Figure]:
         found = mean_of(*zip(*((one, prompt) for prompt, some in scores.items() for one in some), strict=True))
         mean, error = f"{found.mean:.6f}", f"{found.error:.6f}"
         yield "docs/library.ipynb", rf"({re.escape(mean)}{IN_NOTEBOOK})0\.\d+", rf"\g<1>{error}", 2
+
+
+def _of_speed() -> Iterator[Figure]:
+    iteration, empty, long = (_newest(f"cpu-{what}") for what in ("iteration", "empty-stages", "long-runs"))
+    for rows in (
+        speed.iterations(iteration),
+        speed.memory(iteration),
+        speed.empty_stages(empty),
+        speed.long_runs(long),
+    ):
+        yield _whole_table(rows)
+    around = speed.around_waves(empty)
+    said = (
+        f"{around['between waves']:.2f} s between two waves, {around['before the first wave']:.1f} s before the first"
+    )
+    yield RESULTS, r"[\d.]+ s between two waves, [\d.]+ s before the first", said, 1
+    for what, title in (("warn", "without torch"), ("export", "with torch"), ("flow", "the command")):
+        packages = speed.packages(empty, what)
+        yield RESULTS, rf"({title}): [\w. ,]+ s([;.])", rf"\g<1>: {packages} s\g<2>", 1
 
 
 def _of_data() -> Iterator[Figure]:
@@ -175,8 +195,7 @@ def _of_early_warning() -> Iterator[Figure]:
     header = ["statistic", "most drift of an honest run", "false alarms at 5", "at 8, the default"]
     header += ["hacked run: first alarm", "drift in its last iteration"]
     runs = [drift.Drift.read(file) for file in sorted(MEASURED.glob("drift-*.json"))]
-    table = "\n".join([_row(*header), f"|{'---|' * 6}", *(_row(*cells) for cells in drift.rows(runs))]) + "\n"
-    yield RESULTS, r"\| statistic \| most drift.*\n\|[-|]+\n(?:\|.*\n)+", table, 1
+    yield _whole_table([header, *(list(cells) for cells in drift.rows(runs))])
     rates = {tuple(row["shape"]): f"{row['samples_per_core_s']:.0f}" for row in _newest("cpu-pictures")["measured"]}
     said = (
         f"take {rates[1, 512, 512]} samples a second of a core at 512 x 512, {rates[1, 1024, 1024]} at 1024 x 1024, "
@@ -191,6 +210,13 @@ def _table_row(*cells: str, named: int) -> Figure:
     unit = r" MB" if cells[-1].endswith("MB") else ""
     others = rf" [\d.]+{unit} \|" * (len(cells) - named)
     return RESULTS, re.escape("| " + " | ".join(cells[:named]) + " |") + others, _row(*cells), 1
+
+
+def _whole_table(rows: Sequence[Sequence[str]]) -> Figure:
+    """Return a table of the results, found by its header, with any number of rows."""
+    header, *others = (_row(*cells) for cells in rows)
+    lines = [header, f"|{'---|' * len(rows[0])}", *others]
+    return RESULTS, rf"{re.escape(header)}\n\|[-|]+\n(?:\|.*\n)*", "\n".join(lines).replace("\\", r"\\") + "\n", 1
 
 
 def _row(*cells: str) -> str:

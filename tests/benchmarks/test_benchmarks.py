@@ -23,6 +23,7 @@ from tests.benchmarks import __main__ as bench
 from tests.benchmarks import (
     data,
     empty_stages,
+    every,
     flops,
     iteration,
     long_runs,
@@ -235,3 +236,13 @@ def test_commands_on_long_runs_are_measured_on_both_stores(tmp_path: Path):
         assert row["requests_per_artifact"] == row["requests"] / row["artifacts"]
         # These commands only look.
         assert row["requests_by_method"].keys() <= {"GET", "HEAD"}
+
+
+def test_all_benchmarks_that_store_results_run_by_one_command(capsys: pytest.CaptureFixture[str]):
+    assert every.main(["--list"]) == 0
+    listed = [line.partition(": ") for line in capsys.readouterr().out.splitlines()]
+    assert {name for name, _, said in listed if said.startswith("Measure")} == {*every.BENCHMARKS}
+    storing = {
+        path.stem for path in Path(every.__file__).parent.glob("*.py") if "record.write(" in path.read_text("utf-8")
+    }
+    assert storing - {"test_benchmarks"} == {*every.BENCHMARKS} - {every.SHAPES} | {"__main__"}

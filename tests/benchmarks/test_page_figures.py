@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from docs import speed
 from tests.benchmarks.flops import forward_flops
 from tests.benchmarks.models import Shape
 from tests.benchmarks.record import FOLDER
@@ -42,3 +43,11 @@ def test_how_it_was_measured_is_what_the_page_says():
     assert f"requests of {served['batch']}" in RESULTS
     assert f"waits {overlap['wait_s']} s a sample" in RESULTS
     assert f"{overlap['repeats']} x {overlap['iterations']} iterations" in RESULTS
+
+
+def test_the_parts_of_our_iterations_on_the_page_add_up():
+    _, *rows = speed.iterations(newest("iteration"))
+    ours = [row for row in rows if row[1] in speed.MODES]
+    assert ours
+    for _, _, whole, _, *parts, _ in ours:
+        assert float(whole) == pytest.approx(sum(map(float, parts)), abs=0.005 * (1 + len(parts)))
