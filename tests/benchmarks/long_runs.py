@@ -160,10 +160,12 @@ def measure(folder: Path, iterations: int, asked: argparse.Namespace) -> Iterato
             url = upload(server, Path(settings.store), "store")
             for command in asked.commands:
                 words = words_of(command, settings, url)
-                methods = requests_of(words, folder, server)
-                counts = {"requests": methods.total(), "requests_by_method": dict(methods)}
-                counts["requests_per_artifact"] = methods.total() / artifacts
-                yield about | {"store": "s3"} | seconds_of(words, folder, asked.repeats, server.variables) | counts
+                row = about | {"store": "s3"} | seconds_of(words, folder, asked.repeats, server.variables)
+                if iterations <= asked.counted:
+                    methods = requests_of(words, folder, server)
+                    row |= {"requests": methods.total(), "requests_by_method": dict(methods)}
+                    row["requests_per_artifact"] = methods.total() / artifacts
+                yield row
 
 
 def main(argv: list[str]) -> int:
@@ -188,6 +190,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--iterations", type=int, nargs="+", default=[1, 60, 600], help="lengths of the runs")
     parser.add_argument("--stores", nargs="+", choices=("local", "s3"), default=["local", "s3"])
     parser.add_argument("--commands", nargs="+", choices=COMMANDS, default=[*COMMANDS])
+    counted = "iterations up to which requests are counted, which takes as long again"
+    parser.add_argument("--counted", type=int, default=60, help=counted)
     parser.add_argument("--repeats", type=int, default=1, help="of each command; the median counts")
     parser.add_argument("--output", type=Path, default=record.FOLDER, help="where the JSON goes")
     return parser
