@@ -51,8 +51,8 @@ class Elsewhere(Tensor):
         self.held = other.held
 
     def tolist(self) -> Any:
-        """Also from a GPU, numbers come as Python's."""
-        return self.held.tolist()
+        """Also from a GPU, numbers come as Python's, by a copy that a dispatch mode sees."""
+        return self.cpu().tolist()
 
     def numpy(self, *_: Any, **__: Any) -> Any:
         """As from a GPU: not without a move."""

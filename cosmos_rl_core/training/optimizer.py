@@ -98,8 +98,29 @@ def optimizer_step(
     Gradients of sharded tensors are sums over ranks already. Returns the gradient norm before clipping and the learning
     rate. Raises like :func:`clip_gradients`, on all ranks.
     """
+    norms = summed_norms(parameters, group, shards).tolist()
+    return move(optimizer, parameters, norms, lr=lr, max_norm=max_norm)
+
+
+def summed_norms(parameters: Parameters, group: Group | None, shards: Shards = WHOLE) -> Tensor:
+    """Sum the gradients over ranks. Return their 2-norms in the order of the names: float64, on the device. Collective.
+
+    The norms cover all rows of sharded tensors on all ranks. Nothing waits for the device.
+    """
     sum_gradients({name: p for name, p in parameters.items() if not shards.cuts(name)}, group)
-    norm = clip_gradients(parameters, max_norm, shards)
+    names = sorted(parameters)
+    here = [torch.linalg.vector_norm(_gradient(parameters[name]), dtype=torch.float64) for name in names]
+    return shards.norms(names, _stacked(here))
+
+
+def move(
+    optimizer: torch.optim.Optimizer, parameters: Parameters, norms: Sequence[float], *, lr: float, max_norm: float
+) -> dict[str, float]:
+    """Clip the gradients, whose ``norms`` are those of :func:`summed_norms`, move the weights and clear the gradients.
+
+    Returns and raises like :func:`optimizer_step`.
+    """
+    norm = clip_gradients(parameters, max_norm, norms)
     for settings in optimizer.param_groups:
         settings["lr"] = lr
     optimizer.step()
@@ -119,16 +140,13 @@ def sum_gradients(parameters: Parameters, group: Group | None) -> None:
         gradient.copy_(total.view(gradient.shape))
 
 
-def clip_gradients(parameters: Parameters, max_norm: float, shards: Shards = WHOLE) -> float:
+def clip_gradients(parameters: Parameters, max_norm: float, norms: Sequence[float]) -> float:
     """Scale all gradients to the global 2-norm ``max_norm`` if they exceed it. Return the norm before scaling.
 
-    The norm covers all rows of sharded tensors on all ranks.
+    ``norms`` has the norm of each gradient in the order of the names.
     Raises :class:`DivergenceError` if the norm is not finite, so that no step is skipped silently.
     """
     names = sorted(parameters)
-    gradients = [_gradient(parameters[name]) for name in names]
-    here = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
-    norms = shards.norms(names, _stacked(here)).tolist()
     norm = math.hypot(*norms)
     if not math.isfinite(norm):
         broken = [name for name, value in zip(names, norms, strict=True) if not math.isfinite(value)]
@@ -137,8 +155,8 @@ def clip_gradients(parameters: Parameters, max_norm: float, shards: Shards = WHO
             f"not finite, the first is {broken[0]!r}; look at the losses and lower the learning rate"
         )
     if norm > max_norm:
-        for gradient in gradients:
-            gradient.mul_(max_norm / norm)
+        for name in names:
+            _gradient(parameters[name]).mul_(max_norm / norm)
     return norm
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from cosmos_rl_core.algorithms._base import Loss, Transitions
 from cosmos_rl_core.algorithms._needs import DRIFT_METRICS
@@ -49,13 +50,18 @@ class DriftWatch(Watcher):
     def saw(self, index: int, micro: MicroBatch, loss: Loss) -> None:
         if not isinstance(micro.batch, Transitions) or micro.weight == 0:
             return
-        columns = {name: loss.metrics[name].tolist() for name in DRIFT_METRICS}
-        for place, (sample_id, step) in enumerate(zip(micro.names, micro.steps, strict=True)):
-            values = {name: column[place] for name, column in columns.items()}
-            self._worst = max(self._worst, [values["ratio_drift"], sample_id, step], key=_severity)
-            place, name = place_of(sample_id)
-            named = {"optimizer_step": index, "rollout": self._contents[place], "sample_id": name, "step": step}
-            self.rows.append(named | values)
+        places = range(len(micro.names))
+
+        def take(numbers: list[float]) -> None:
+            columns = [numbers[place :: len(places)] for place in places]
+            for sample_id, step, values in zip(micro.names, micro.steps, columns, strict=True):
+                named_values = dict(zip(DRIFT_METRICS, values, strict=True))
+                self._worst = max(self._worst, [named_values["ratio_drift"], sample_id, step], key=_severity)
+                place, name = place_of(sample_id)
+                named = {"optimizer_step": index, "rollout": self._contents[place], "sample_id": name, "step": step}
+                self.rows.append(named | named_values)
+
+        self.trainer.readings.want(torch.stack([loss.metrics[name] for name in DRIFT_METRICS]), take)
 
     def may_step(self, index: int, means: dict[str, float]) -> bool:
         """Return whether the weights may move. All ranks see the same numbers and decide alike. Collective."""

@@ -14,9 +14,10 @@ from cosmos_rl_core.parallel.sharding import Shards
 from cosmos_rl_core.training.optimizer import (
     load_optimizer_state,
     make_optimizer,
+    move,
     optimizer_state,
-    optimizer_step,
     state_shards,
+    summed_norms,
 )
 from cosmos_rl_core.weights.parts import CURRENT, EMA, OPTIMIZER, SCHEDULE
 from cosmos_rl_core.weights.policy_weights import PolicyWeights, to_bytes
@@ -26,6 +27,7 @@ from stages.contracts import METRICS
 from stages.execution.context import Context
 from stages.formats.policies import read_part, write_part
 from stages.formats.tables import to_parquet
+from stages.training.readings import Readings
 
 CLOCKS = f"{SCHEDULE}/clocks.json"
 NONFINITE = "nonfinite_steps"
@@ -42,6 +44,9 @@ class Stepper:
         self.weights, self.context = weights, context
         self.steps, self.group = steps, context.ranks
         self.rows: list[dict[str, float]] = []
+        self.readings = Readings()
+        """Numbers of the step at work."""
+        self._norms: list[float] = []
         self._num_nonfinite = 0
         settings = {"betas": steps.betas, "eps": steps.epsilon, "weight_decay": steps.weight_decay}
         self.optimizer = make_optimizer(weights.parameters, steps.optimizer, **settings)
@@ -52,21 +57,32 @@ class Stepper:
         state = read_part(policy, OPTIMIZER, state_shards(self.weights.shards), self.context.progress)
         load_optimizer_state(self.optimizer, self.weights.parameters, state)
 
+    def read(self) -> None:
+        """Sum the gradients over the ranks, and read their norms with all other readings of the step. Collective.
+
+        It is the one wait for the device in a step.
+        """
+        self.weights.collect_gradients()
+        self.readings.want(summed_norms(self.weights.parameters, self.group, self.weights.shards), self._take_norms)
+        self.readings.read()
+
+    def _take_norms(self, norms: list[float]) -> None:
+        self._norms = norms
+
     def move(self, index: int) -> dict[str, float] | None:
-        """Move the weights by the gradients, and update the average. Collective.
+        """Move the weights by the gradients that :meth:`read` summed, and update the average.
 
         Returns gradient norm and learning rate; None if the step is skipped. All ranks decide alike, because the norm
         is that of the gradients summed over ranks.
         """
         steps = self.steps
         try:
-            moved = optimizer_step(
+            moved = move(
                 self.optimizer,
                 self.weights.parameters,
+                self._norms,
                 lr=steps.lrs[index],
                 max_norm=steps.grad_norm_clip,
-                group=self.group,
-                shards=self.weights.shards,
             )
         except DivergenceError as error:
             if self.nonfinite_in_a_row >= steps.max_nonfinite:

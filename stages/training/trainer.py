@@ -23,6 +23,7 @@ from stages.contracts import Finetune, Update
 from stages.execution.context import Context
 from stages.formats.policies import read_part
 from stages.training.loading import load_policy
+from stages.training.readings import Readings
 from stages.training.stepper import Stepper
 
 PEAKS = ("loss", "policy_loss", "kl", "data_loss", "old_deviation")
@@ -71,7 +72,10 @@ class Watcher:
     """Observes a trainer. This base class does nothing, records nothing and permits every step."""
 
     def saw(self, index: int, micro: MicroBatch, loss: Loss) -> None:
-        """Observe a micro-batch and its loss, with the index of the optimizer step."""
+        """Observe a micro-batch and its loss, with the index of the optimizer step.
+
+        What it wants to know of tensors it asks of the trainer's ``readings``, which are read before :meth:`may_step`.
+        """
 
     def may_step(self, index: int, means: dict[str, float]) -> bool:
         """Return whether the weights may move at step ``index``, given the means over all ranks."""
@@ -137,9 +141,7 @@ class Trainer(Stepper):
         row has a learning rate of 0 and no gradient norm. Raises :class:`DivergenceError`, on all ranks, after more
         than ``max_nonfinite`` consecutive non-finite steps.
         """
-        totals: dict[str, float] = {}
-        counts: dict[str, float] = {}
-        peaks: dict[str, float] = {}
+        sums = _Sums(num_samples * num_times)
         for made in micro_batches:
             self.sign_of_life(index)
             micro = made.to(self.group.device)
@@ -149,19 +151,14 @@ class Trainer(Stepper):
                 self.watcher.saw(index, micro, loss)
                 loss_share(loss.per_sample, num_samples, num_times, micro.weight).backward()
             for name, value in {"loss": loss.per_sample.detach(), **loss.metrics}.items():
-                share = float(value.double().sum()) * micro.weight / (num_samples * num_times)
-                totals[name] = totals.get(name, 0.0) + share
-                counts[name] = counts.get(name, 0.0) + value.numel() * micro.weight
-                if name in PEAKS and micro.weight:
-                    peaks[name] = float(np.maximum(peaks.get(name, -math.inf), float(value.max())))
-        totals, counts, highest = self._over_ranks(totals, counts, peaks)
+                sums.want(self.readings, name, value, micro.weight)
+        self.read()
+        totals, counts, highest = self._over_ranks(sums)
         # The loss is the sum that is descended. Media may have a loss at fewer levels than the samples have.
-        every = num_samples * num_times
-        means = {name: total * (1.0 if name == "loss" else every / counts[name]) for name, total in totals.items()}
+        means = {name: total * (1.0 if name == "loss" else sums.every / counts[name]) for name, total in totals.items()}
         row: dict[str, float] = {"step": self.steps.first_step + index}
-        # After a refusal the gradient norm is not computed: far from the behaviour, gradients may overflow.
+        # The gradient norm of a step that is refused is left out: far from the behaviour, gradients may overflow.
         goes_on = self.watcher.may_step(index, means)
-        self.weights.collect_gradients()
         row |= (self.move(index) if goes_on else None) or {"grad_norm": math.nan, "lr": 0.0}
         self.optimizer.zero_grad(set_to_none=True)
         self.rows.append(row | means | highest)
@@ -196,16 +193,39 @@ class Trainer(Stepper):
             raise ConfigError(f"the algorithm's loss must be one number a sample: {found}")
         return loss
 
-    def _over_ranks(
-        self, totals: dict[str, float], counts: dict[str, float], peaks: dict[str, float]
-    ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    def _over_ranks(self, sums: "_Sums") -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
         """Return sums, counts and maxima over all ranks, by name. A rank may have had batches of one kind only."""
         # Context-parallel peers had the same losses, which count once.
-        found = self.group.gather([totals, counts, peaks] if self.group.leads else [{}, {}, peaks])
-        all_totals, all_counts, all_peaks = zip(*found, strict=True)
+        once = [sums.totals, sums.counts] if self.group.leads else [{}, {}]
+        all_totals, all_counts, all_peaks = zip(*self.group.gather([*once, sums.peaks]), strict=True)
         highest = {name: np.max([each.get(name, -math.inf) for each in all_peaks]) for name in set().union(*all_peaks)}
         named = {f"{name}_max": float(number) for name, number in sorted(highest.items())}
         return _summed(all_totals), _summed(all_counts), named
+
+
+class _Sums:
+    """Sums, counts and maxima of a rank's metrics by name, filled when the readings of a step are read."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        """Samples times noise levels of the optimizer step."""
+        self.totals: dict[str, float] = {}
+        self.counts: dict[str, float] = {}
+        self.peaks: dict[str, float] = {}
+
+    def want(self, readings: Readings, name: str, value: Tensor, weight: float) -> None:
+        """Reduce a metric ``[B]`` on the device, and take the numbers when they are read."""
+        has_peak = name in PEAKS and weight != 0
+        self.counts[name] = self.counts.get(name, 0.0) + value.numel() * weight
+
+        def take(numbers: list[float]) -> None:
+            share = numbers[0] * weight / self.every
+            self.totals[name] = self.totals.get(name, 0.0) + share
+            if has_peak:
+                self.peaks[name] = float(np.maximum(self.peaks.get(name, -math.inf), numbers[1]))
+
+        reduced = [value.double().sum(), value.max().double()] if has_peak else [value.double().sum()]
+        readings.want(torch.stack(reduced), take)
 
 
 def _summed(every: Sequence[dict[str, float]]) -> dict[str, float]:

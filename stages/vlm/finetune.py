@@ -145,17 +145,22 @@ class VlmTrainer(Stepper):
         A row without labels is computed like the others: ranks that share weights must do equal numbers of passes.
         """
         total, count = 0.0, 0
+
+        def take(numbers: list[float], factor: float) -> None:
+            nonlocal total
+            total += numbers[0] * factor
+
         for row in rows:
             self.sign_of_life(index)
             losses = self._losses(row.inputs)
             # Texts alone pass no part of the vision tower: if only such parts train, they have no gradient.
             if losses.requires_grad:
                 (losses.sum() * row.factor).backward()
-            total += float(losses.detach().double().sum()) * row.factor
+            self.readings.want(losses.double().sum(), partial(take, factor=row.factor))
             count += len(losses) if row.factor else 0
+        self.read()
         found = self.group.gather([total, count])
         numbers = {"loss": sum(one for one, _ in found), "label_tokens": float(sum(some for _, some in found))}
-        self.weights.collect_gradients()
         moved = self.move(index) or {"grad_norm": math.nan, "lr": 0.0}
         self.optimizer.zero_grad(set_to_none=True)
         self.rows.append({"step": self.steps.first_step + index} | moved | numbers)

@@ -1,6 +1,7 @@
 """Optimizer steps by a trainer made by hand: steps that are left out, and adapters that drop out."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -236,17 +237,15 @@ def leave_one_step_of_three_out(folder: str) -> None:
     straight = trainer_of(folder, "sft", None, 2, group, lrs=[1e-3, 1e-4])
     matrix = next(p for p in left_out.model.transformer.parameters() if isinstance(p, DTensor))
 
-    class Poisoner(Watcher):
-        def may_step(self, index: int, means: dict[str, float]) -> bool:
-            if index == 1 and group.rank == 1:
-                assert isinstance(matrix.grad, DTensor)
-                matrix.grad.to_local()[0] = math.nan
-            return True
+    def poisoned(index: int) -> Iterator[MicroBatch]:
+        yield mine
+        if index == 1 and group.rank == 1:
+            assert isinstance(matrix.grad, DTensor)
+            matrix.grad.to_local()[0] = math.nan
 
-    left_out.watcher = Poisoner()
     in_a_row: list[int] = []
     for index in range(3):
-        left_out.step(index, [mine], 2, 1)
+        left_out.step(index, poisoned(index), 2, 1)
         in_a_row.append(left_out.nonfinite_in_a_row)
     for index in range(2):
         straight.step(index, [mine], 2, 1)
