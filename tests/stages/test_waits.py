@@ -1,0 +1,110 @@
+"""What an optimizer step waits for: the numbers that it reads from another device, counted."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.weights.policy_weights import prepare
+from stages.training.readings import Readings
+from stages.training.trainer import MicroBatch, Trainer
+from tests import tiny_pipelines
+from tests.adapters import load_model
+from tests.families import CPU
+from tests.other_device import DEVICE, Elsewhere, OtherDevice
+from tests.stages.test_trainer import both, conditioning_of, trainer_of
+
+_aten = torch.ops.aten
+
+
+class Waits(TorchDispatchMode):
+    """Counts the operations for which a host waits: single numbers, and copies from the other device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        reads = any(isinstance(leaf, Elsewhere) for leaf in tree_flatten((args, kwargs))[0])
+        stays = any(isinstance(leaf, Elsewhere) for leaf in tree_flatten(found)[0])
+        if reads and not stays:
+            self.found.append(str(func))
+        return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_pipelines.save("sd3", tmp_path_factory.mktemp("waits") / "sd3"))
+
+
+def trainer_there(folder: str, kind: str) -> Trainer:
+    """A trainer on the other device, whose behaviour is the base."""
+    plain = trainer_of(folder, kind, None)
+    model = load_model(folder, ("transformer",), DEVICE)
+    weights = prepare(model.transformer, LoraConfig(r=4))
+    weights.create("behaviour")
+    weights.create("ema")
+    weights.create("reference")
+    group: Any = SimpleNamespace(
+        rank=0, world_size=1, leads=True, device=DEVICE, gather=lambda value: [value], all_reduce_sum_=lambda t: t
+    )
+    context: Any = SimpleNamespace(ranks=group, progress=lambda *_: None, outcome=plain.context.outcome)
+    config: Any = SimpleNamespace(steps=plain.steps, param_dtype="float32")
+    return Trainer(model, plain.algorithm, weights, config, context)
+
+
+@pytest.mark.parametrize(("kind", "num_batches"), [("sft", 3), ("nft", 1)])
+def test_a_step_waits_for_the_device_once_whatever_its_number_of_micro_batches(
+    folder: str, kind: str, num_batches: int
+):
+    made: list[MicroBatch] = both(conditioning_of(folder)) * num_batches
+    with OtherDevice():
+        trainer = trainer_there(folder, kind)
+        with Waits() as waits:
+            trainer.step(0, made, 2 * num_batches, 1)
+    assert waits.found == ["aten._to_copy.default"]
+    (row,) = trainer.rows
+    assert row["lr"] == 1e-3
+    assert all(math.isfinite(number) for number in row.values())
+
+
+def test_single_numbers_and_lists_of_another_device_are_counted():
+    """The count itself: each way to read is seen."""
+    with OtherDevice():
+        there = torch.ones(3, device=DEVICE)
+        with Waits() as waits:
+            _ = there.sum() + there.max()
+        assert waits.found == []
+        for read in (
+            lambda: float(there.sum()),
+            lambda: there[0].item(),
+            lambda: bool(there.sum() > 2),
+            there.tolist,
+            there.cpu,
+        ):
+            with Waits() as waits:
+                read()
+            assert len(waits.found) == 1
+
+
+def test_readings_are_handed_out_in_order_with_every_digit():
+    found: list[Any] = []
+    tensors: list[Tensor] = [
+        torch.tensor([0.1, math.inf], device=CPU),
+        torch.tensor(1 / 3, dtype=torch.float64, device=CPU),
+        torch.zeros(0, device=CPU),
+    ]
+    readings = Readings()
+    for tensor in tensors:
+        readings.want(tensor, found.append)
+    readings.read()
+    assert found == [tensors[0].tolist(), [1 / 3], []]
+    readings.read()
+    assert len(found) == 3
