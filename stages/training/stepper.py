@@ -6,9 +6,9 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
-from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.config.shared import OptimizerSteps
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError, DivergenceError
+from cosmos_rl_core.parallel.checksums import checksums
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.sharding import Shards
 from cosmos_rl_core.training.optimizer import (
@@ -20,7 +20,7 @@ from cosmos_rl_core.training.optimizer import (
     summed_norms,
 )
 from cosmos_rl_core.weights.parts import CURRENT, EMA, OPTIMIZER, SCHEDULE
-from cosmos_rl_core.weights.policy_weights import PolicyWeights, to_bytes
+from cosmos_rl_core.weights.policy_weights import PolicyWeights
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input
 from stages.contracts import METRICS
@@ -126,16 +126,16 @@ class Stepper:
         """Raise :class:`CosmosRLError` unless ranks that hold the same rows hold the same bits. Collective."""
         if self.group.world_size == 1:
             return
-        digests: dict[str, str] = {}
+        mine: dict[str, int] = {}
         for part, tensors in parts.items():
-            for name, tensor in tensors.items():
-                place = f"rows {cuts[part].index} of {part}" if cuts[part].cuts(name) else part
-                digests[place] = sha256(digests.get(place, "").encode() + to_bytes({name: tensor}))
-        found = self.group.gather(digests)
-        unequal = [place for place, mine in digests.items() if any(one.get(place, mine) != mine for one in found)]
+            held = f"rows {cuts[part].index} of "
+            places = {name: f"{held if cuts[part].cuts(name) else ''}{part}/{name}" for name in tensors}
+            mine |= checksums({places[name]: tensor for name, tensor in tensors.items()})
+        found = self.group.gather(mine)
+        unequal = [place for place, one in mine.items() if any(other.get(place, one) != one for other in found)]
         if unequal:
             raise CosmosRLError(
-                f"the ranks ended with different tensors in {', '.join(unequal)}; "
+                f"the ranks ended with different bits of {len(unequal)} of {len(mine)} tensors, e.g. {unequal[0]}; "
                 "a collective or a kernel does not give equal bits on all ranks"
             )
 

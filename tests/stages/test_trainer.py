@@ -1,6 +1,7 @@
 """Optimizer steps by a trainer made by hand: steps that are left out, and adapters that drop out."""
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,7 @@ from cosmos_rl_core.config.parallelism import Parallelism
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.shared import OptimizerSteps
 from cosmos_rl_core.config.train import DatasetOptions
-from cosmos_rl_core.errors import ConfigError, DivergenceError
+from cosmos_rl_core.errors import ConfigError, CosmosRLError, DivergenceError
 from cosmos_rl_core.models._base import Conditioning, stack
 from cosmos_rl_core.parallel import sharding
 from cosmos_rl_core.parallel.distributed import Group
@@ -370,3 +371,23 @@ def test_supervised_training_made_again_drops_out_the_same(store: Path):
     first = trained("first", 0.5)
     assert trained("again", 0.5) == first
     assert trained("without", 0.0) != first
+
+
+# ---- ranks that hold the same tensors
+
+
+def end_with_one_bit_of_the_second_rank_changed(folder: str) -> None:
+    group = Group(60.0, Parallelism(world_size=2))
+    trainer = trainer_of(folder, "sft", LoraConfig(r=4), group=group)
+    trainer.step(0, both(conditioning_of(folder)), 4, 1)
+    name = sorted(trainer.weights.parameters)[3]
+    if group.rank == 1:
+        trainer.weights.here("ema")[name].view(torch.int32).reshape(-1)[5] ^= 1
+    with pytest.raises(CosmosRLError, match=rf"different bits of 1 of \d+ tensors, e\.g\. ema/{re.escape(name)};"):
+        trainer.write(["ema"], 0)
+    group.close()
+
+
+@pytest.mark.processes
+def test_ranks_that_end_with_another_bit_fail_with_the_name_of_the_tensor(folder: str, tmp_path: Path):
+    start_ranks(partial(end_with_one_bit_of_the_second_rank_changed, folder), tmp_path, 2, 120.0)
