@@ -44,7 +44,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
         return my_share([[partial(draws, chunk)] for chunk in chunks], group)
 
     first = config.steps.first_step
-    with made_ahead(map(share, range(first, first + len(config.steps.lrs)))) as steps:
+    with made_ahead(map(share, range(first, first + len(config.steps.lrs))), group.device) as steps:
         for index, micro_batches in enumerate(steps):
             trainer.step(index, micro_batches, config.batch_size, 1)
     trainer.write(copies, iteration)

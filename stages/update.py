@@ -73,7 +73,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
         )
         return [*chain.from_iterable(dealt)]
 
-    with made_ahead(map(share, range(len(steps)))) as made:
+    with made_ahead(map(share, range(len(steps))), group.device) as made:
         for index, micro_batches in enumerate(made):
             if not trainer.step(index, micro_batches, sum(map(len, steps[index])), draws[0][1]):
                 break  # the policy has drifted too far

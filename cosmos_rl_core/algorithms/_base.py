@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import pandas as pd
-    from torch import Tensor, device
+    from torch import Tensor
 
     from cosmos_rl_core.config.train import AlgorithmOptions
 
@@ -53,10 +53,10 @@ class Batch:
         t = self.t.view(self.per_sample)
         return (1 - t) * self.x_0 + t * self.noise
 
-    def to(self, device: device) -> Batch:
-        """Return the batch on a device."""
+    def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with every tensor changed."""
         tensors = {name: value for name, value in vars(self).items() if value is not None}
-        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
+        return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean over each sample's generated dimensions: ``[B, ...] -> [B]``; float64 with a mask."""
@@ -96,10 +96,10 @@ class Transitions:
         """Return the noise level of each sample ``[B]``, float64 in [0, 1]."""
         return self.at.t
 
-    def to(self, device: device) -> Transitions:
-        """Return the transitions on a device."""
-        tensors = {name: value for name, value in vars(self).items() if value is not None}
-        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
+    def each(self, change: Callable[[Tensor], Tensor]) -> Transitions:
+        """Return the transitions with every tensor changed."""
+        own = {name: value for name, value in vars(self).items() if name != "at" and value is not None}
+        return replace(self, at=self.at.each(change), **{name: change(tensor) for name, tensor in own.items()})
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from torch import Tensor, device
+    from collections.abc import Callable
+
+    from torch import Tensor
 
 
 class Coefficients(NamedTuple):
@@ -29,9 +31,9 @@ class Coefficients(NamedTuple):
         """Return the rows ``index``, ``[B]`` int64, one for each sample of a batch."""
         return Coefficients(*(column[index] for column in self))
 
-    def to(self, device: device) -> Coefficients:
-        """Return the columns on a device."""
-        return Coefficients(*(column.to(device) for column in self))
+    def each(self, change: Callable[[Tensor], Tensor]) -> Coefficients:
+        """Return the columns, each changed."""
+        return Coefficients(*(change(column) for column in self))
 
 
 def model_input(x: Tensor, at: Coefficients) -> tuple[Tensor, Tensor]:

@@ -4,12 +4,24 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from itertools import chain, islice, tee
-from typing import TypeVar
+from typing import Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
 
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.storage import store
 
-Micro = TypeVar("Micro")
+
+class Tensors(Protocol):
+    """Tensors that are copied to the device together."""
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return them, each changed."""
+        ...
+
+
+Micro = TypeVar("Micro", bound=Tensors)
 
 
 def my_share(items: list[list[Callable[[float], Micro]]], group: Group) -> list[Callable[[], Micro]]:
@@ -27,12 +39,25 @@ def my_share(items: list[list[Callable[[float], Micro]]], group: Group) -> list[
 
 
 @contextmanager
-def made_ahead(shares: Iterable[list[Callable[[], Micro]]]) -> Iterator[Iterator[Iterator[Micro]]]:
+def made_ahead(
+    shares: Iterable[list[Callable[[], Micro]]], device: torch.device
+) -> Iterator[Iterator[Iterator[Micro]]]:
     """Give the micro-batches of each optimizer step, made in the background while earlier ones compute.
 
+    For a GPU they lie in pinned memory, from which it copies them while the host goes on.
     Memory holds a few of them (:func:`cosmos_rl_core.storage.store.ahead`). What fails to be made raises in its turn.
     The threads end with the context.
     """
     shares, again = tee(shares)
-    with closing(store.ahead(chain.from_iterable(shares), lambda make: make())) as made:
+
+    def made_for(make: Callable[[], Micro]) -> Micro:
+        return make() if device.type != "cuda" else make().each(partial(_pinned, device=device))
+
+    with closing(store.ahead(chain.from_iterable(shares), made_for)) as made:
         yield ((micro for _, micro in islice(made, len(share))) for share in again)
+
+
+def _pinned(tensor: Tensor, device: torch.device) -> Tensor:
+    # A new thread has the first GPU, on which each rank would take memory.
+    with torch.cuda.device(device):
+        return tensor.pin_memory()

@@ -1,8 +1,8 @@
 """Policy k to policy k + 1 of a VLM by supervised steps on conversations."""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -52,7 +52,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
         return my_share([[make] for make in rows.of_step(request.seed, step)], context.ranks)
 
     first = config.steps.first_step
-    with made_ahead(map(share, range(first, first + len(config.steps.lrs)))) as steps:
+    with made_ahead(map(share, range(first, first + len(config.steps.lrs))), context.ranks.device) as steps:
         for index, some in enumerate(steps):
             trainer.step(index, some)
     trainer.write(copies, iteration)
@@ -66,6 +66,10 @@ class PackedRow:
     inputs: Inputs
     factor: float
     """Factor on the sum of the losses of its tokens; 0 pads a rank that has fewer rows."""
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "PackedRow":
+        """Return the row with every tensor changed."""
+        return replace(self, inputs={name: change(tensor) for name, tensor in self.inputs.items()})
 
 
 class _Rows:

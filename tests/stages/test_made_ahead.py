@@ -38,7 +38,7 @@ def number_of(micro: MicroBatch) -> tuple[int, float]:
 def test_each_step_has_its_own_and_a_rank_without_one_repeats_one_with_weight_0(rank: int):
     group: Any = SimpleNamespace(data_rank=rank, data_world_size=2)
     steps = [[[partial(one, 0)], [partial(one, 1)], [partial(one, 2)]], [[partial(one, 3)], [partial(one, 4)]]]
-    with made_ahead(my_share(step, group) for step in steps) as made:
+    with made_ahead((my_share(step, group) for step in steps), CPU) as made:
         found = [[number_of(micro) for micro in step] for step in made]
     expected = [[(0, 1.0), (2, 1.0)], [(3, 1.0)]] if rank == 0 else [[(1, 1.0), (2, 0.0)], [(4, 1.0)]]
     assert found == expected
@@ -51,7 +51,7 @@ def test_the_next_step_is_made_while_this_one_computes():
         begun.set()
         return one(1)
 
-    with made_ahead(iter([[partial(one, 0)], [second]])) as steps:
+    with made_ahead(iter([[partial(one, 0)], [second]]), CPU) as steps:
         for step in steps:
             for micro in step:
                 assert begun.wait(60)
@@ -63,7 +63,7 @@ def test_steps_before_one_that_cannot_be_made_are_done():
         raise ArtifactError("i7 is not what was committed")
 
     shares: list[list[Make]] = [[partial(one, 0)], [partial(one, 1), broken], [broken]]
-    with made_ahead(shares) as steps:
+    with made_ahead(shares, CPU) as steps:
         assert [number_of(micro)[0] for micro in next(steps)] == [0]
         second = next(steps)
         assert number_of(next(second))[0] == 1
@@ -73,9 +73,27 @@ def test_steps_before_one_that_cannot_be_made_are_done():
 
 def test_no_thread_outlives_a_training_that_ends_early():
     threads = threading.active_count()
-    with made_ahead([partial(one, number)] for number in range(100)) as steps:
+    with made_ahead(([partial(one, number)] for number in range(100)), CPU) as steps:
         assert [number_of(micro)[0] for micro in next(steps)] == [0]
     assert threading.active_count() == threads
+
+
+def test_every_tensor_of_a_micro_batch_is_changed_once_before_it_is_copied():
+    """As it is pinned: a tensor that stays out would have the host wait for its copy."""
+    x = torch.zeros((1, 2), device=CPU)
+    at = Coefficients(*[x] * len(Coefficients._fields))
+    transitions = Transitions(x, x, x, at, x, x, mask=x)
+    micro = MicroBatch(transitions, {"embeds": x}, negative={"embeds": x})
+    seen: list[torch.Tensor] = []
+
+    def add_1(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(tensor)
+        return tensor + 1
+
+    changed = tensors_in(micro.each(add_1))
+    assert len(seen) == len(changed) == len(tensors_in(micro))
+    assert all(tensor.tolist() == [[1, 1]] for tensor in changed)
+    assert x.tolist() == [[0, 0]]
 
 
 def test_a_micro_batch_moves_whole():
