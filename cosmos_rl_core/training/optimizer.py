@@ -31,10 +31,12 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 def make_optimizer(parameters: Parameters, name: OptimizerName = "AdamW", **settings: Any) -> torch.optim.Optimizer:
     """Make an optimizer with equal settings for all parameters; :func:`optimizer_step` sets the learning rate.
 
-    torch chooses an implementation by the device, which is part of the recorded numerics.
+    On a GPU it is the fused implementation, one kernel for all parameters; torch's default there runs one for each
+    operation. With parameters in the CPU's memory torch chooses. The device is part of the recorded numerics.
     """
     named = [parameters[each] for each in sorted(parameters)]
-    return getattr(torch.optim, name)(named, lr=0.0, **settings)
+    on_gpu = bool(named) and all(parameter.is_cuda for parameter in named)
+    return getattr(torch.optim, name)(named, **({"lr": 0.0, "fused": on_gpu or None} | settings))
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Parameters) -> dict[str, Tensor]:
@@ -59,11 +61,15 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, parameters: Parameter
     if not state:
         return
     step = torch.zeros((), device="cpu")
+    # The fused implementation counts steps where the parameters are, so that nothing waits to read them.
+    counts_there = optimizer.defaults["fused"]
     expected = {f"{m}.{name}": step if m == "step" else p for name, p in parameters.items() for m in _MOMENTS}
     check_tensors(state, expected, "the optimizer state of these trainable parameters")
     for name, parameter in sorted(parameters.items()):
         optimizer.state[parameter] = {
-            moment: state[f"{moment}.{name}"].to("cpu" if moment == "step" else parameter.device, copy=True)
+            moment: state[f"{moment}.{name}"].to(
+                "cpu" if moment == "step" and not counts_there else parameter.device, copy=True
+            )
             for moment in _MOMENTS
         }
 

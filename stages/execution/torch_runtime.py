@@ -45,5 +45,7 @@ def numerics(group: Group, param_dtype: ParamDtype) -> dict[str, Any]:
         **asdict(group.parallelism),
     }
     if group.device.type == "cuda":
+        # Of parameters that lie on the GPU (`make_optimizer`).
+        found["optimizer"] = "fused"
         found["environment"] = {name: os.environ[name] for name in CHANGE_BITS if name in os.environ}
     return found

@@ -170,6 +170,22 @@ def test_going_on_from_stored_state_gives_the_same_bits_as_never_having_stopped(
     assert all(torch.equal(resumed[each], straight[each]) for each in straight)
 
 
+@pytest.mark.parametrize("name", get_args(OptimizerName))
+def test_the_fused_implementation_goes_on_from_stored_state_with_the_same_bits(name: OptimizerName):
+    def fused(named: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
+        return make_optimizer(named, name, fused=True, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
+
+    straight, first = parameters(), parameters()
+    train(straight, fused(straight), range(4))
+    optimizer = fused(first)
+    train(first, optimizer, range(2))
+    state = optimizer_state(optimizer, first)
+    fresh = fused(first)
+    load_optimizer_state(fresh, first, state)
+    train(first, fresh, range(2, 4))
+    assert all(torch.equal(first[each], straight[each]) for each in straight)
+
+
 def test_stored_state_does_not_move_with_the_optimizer_in_either_direction():
     named = parameters()
     optimizer = adamw(named)
