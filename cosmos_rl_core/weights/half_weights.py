@@ -1,7 +1,7 @@
-"""A transformer for sampling whose matrices are stored in the half type of the computation.
+"""Transformers whose frozen matrices are stored in the half type of the computation.
 
-Autocast casts the weights of linear and convolution modules in every forward pass. Without training they can be stored
-cast, which halves their memory and gives the same products. Modules that compute in float32
+Autocast casts the weights of linear and convolution modules in every forward pass. Those that do not train can be
+stored cast, which halves their memory and gives the same products. Modules that compute in float32
 (:mod:`cosmos_rl_core.parallel.precision`) are stored in float32.
 """
 
@@ -25,10 +25,7 @@ def load(path: str, param_dtype: precision.ParamDtype, device: torch.device) -> 
     """
     transformer = _loading.empty_transformer(path)
     precision.keep_float32(transformer)
-    kept = {weight for module in precision.float32_modules(transformer) for weight in module.parameters()}
-    for weight in map(transformer.get_parameter, matrix_names(transformer)):
-        if weight not in kept:
-            weight.data = weight.data.to(precision.half(param_dtype))
+    cast_frozen(transformer.requires_grad_(False), param_dtype)
     materialise(transformer, device)
     load_base(transformer, path, WHOLE)
     forward = transformer.forward
@@ -42,6 +39,19 @@ def load(path: str, param_dtype: precision.ParamDtype, device: torch.device) -> 
 
     transformer.forward = computed
     return transformer
+
+
+def cast_frozen(transformer: nn.Module, param_dtype: precision.ParamDtype) -> None:
+    """Cast the frozen matrices that autocast would cast in every forward pass, one after the other, in place.
+
+    With the bits that autocast gives: outputs and gradients stay the same. In float32 nothing is cast.
+    """
+    if (dtype := precision.half(param_dtype)) is None:
+        return
+    kept = {weight for module in precision.float32_modules(transformer) for weight in module.parameters()}
+    for weight in map(transformer.get_parameter, sorted(matrix_names(transformer))):
+        if weight not in kept and not weight.requires_grad:
+            weight.data = weight.data.to(dtype)
 
 
 def _whole(value: Any) -> Any:

@@ -107,6 +107,9 @@ def load_policy(
     weights.load(CURRENT, read_part(source, source.part, weights.shards, context.progress))
     if config.below is not None:
         weights.load_below(read_part(request.one(INIT), INIT, progress=context.progress))
+    if mesh is None:
+        # FSDP casts the rows that it gathers itself.
+        half_weights.cast_frozen(model.transformer, config.param_dtype)
     if group.peers is not None:
         model.split_sequence(group.peers)
     return model, weights
