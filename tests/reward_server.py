@@ -104,6 +104,13 @@ class RewardServer:
     mistakes: list[str] = field(default_factory=list[str])
     """What was wrong with requests; empty where all were as they should be."""
     pulls: dict[str, int] = field(default_factory=dict[str, int])
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a request is taken or answered."""
+
+    @property
+    def sorted_frames(self) -> list[Frame]:
+        """The frames by prompts and pixels: requests that are under way together arrive in any order."""
+        return sorted(self.frames, key=lambda frame: (frame.about["prompts"], frame.array.tobytes()))
 
     def environment(self) -> dict[str, str]:
         """What a client has to be told."""
@@ -159,6 +166,28 @@ class RewardServer:
             self.mistakes.append(f"{name}: {headers.get(name)!r}, expected {expected!r}")
 
 
+class Withholding:
+    """Scores that are withheld until the service has as many requests as it may, or all that are left.
+
+    A request of several samples is refused, and each of them is then left.
+    """
+
+    def __init__(self, server: RewardServer, requests: int, in_flight: int) -> None:
+        self._server, self._left, self._in_flight = server, requests, in_flight
+        self.answered, self.most = 0, 0
+
+    def __call__(self, frame: Frame) -> dict[str, list[float]] | None:
+        unanswered = len(self._server.frames) - self.answered
+        self.most = max(self.most, unanswered)
+        if unanswered < min(self._in_flight, self._left - self.answered):
+            return None
+        self.answered += 1
+        if len(frame.array) == 1:
+            return {"overall_reward": [float(frame.array[0, 0, 0, 0])]}
+        self._left += len(frame.array)
+        return {"overall_reward": []}
+
+
 @contextmanager
 def reward_server() -> Iterator[RewardServer]:
     """A running service on a free port of this machine."""
@@ -171,7 +200,8 @@ def reward_server() -> Iterator[RewardServer]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             headers = {name.lower(): value for name, value in self.headers.items()}
             known = {"/api/reward/enqueue": service.enqueue, "/api/reward/pull": service.pull}
-            status, told = known[self.path](headers, body) if self.path in known else (404, {"detail": "Not Found"})
+            with service.turn:
+                status, told = known[self.path](headers, body) if self.path in known else (404, {"detail": "Not Found"})
             # NaN goes out as Python's NaN, as from cosmos-rl's service.
             raw = told if isinstance(told, Raw) else Raw(json.dumps(told).encode())
             self.send_response(status)

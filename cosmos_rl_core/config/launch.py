@@ -65,7 +65,7 @@ class LaunchConfig(Section):
     """Number of ranks of each distributed stage."""
     stage_processes: dict[str, Annotated[int, Field(ge=1)]] = {}
     """Number of ranks of single stages, in place of ``processes``, e.g. ``{rollout = 8}``. ``reward = n`` scores with
-    n processes side by side, each with a reward of its own: more requests to a service, or more cores."""
+    n processes side by side, each with a reward of its own. The reward ``remote`` has n windows of 16 requests."""
     dp_shard_size: int = Field(default=1, ge=1)
     """Number of ranks over which FSDP2 shards the weights; must divide the ranks of every distributed stage. 1
     keeps all weights on each rank; a number below the ranks keeps several sharded copies (HSDP)."""

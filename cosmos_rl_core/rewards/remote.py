@@ -5,8 +5,10 @@ The environment names the service: ``REMOTE_REWARD_ENQUEUE_URL``, ``REMOTE_REWAR
 
 import math
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -16,24 +18,20 @@ from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError, UnavailableError
-from cosmos_rl_core.rewards._base import LatentSample, Sample
+from cosmos_rl_core.processes import TRAFFIC
+from cosmos_rl_core.rewards._base import Ask, LatentSample, Sample
 from cosmos_rl_core.rewards._base.answers import brief, finite
 from cosmos_rl_core.rewards._base.served import ScorerChangedError, ServedScorer, named, why_loading
-from cosmos_rl_core.rewards._remote.client import (
-    RETRY_DELAYS_S,
-    Client,
-    LostError,
-    RefusedError,
-    Service,
-    Ticket,
-    tries,
-)
+from cosmos_rl_core.rewards._remote.client import Client, LostError, RefusedError, Service, Ticket
 from cosmos_rl_core.rewards._remote.frame import frame
+from cosmos_rl_core.rewards._remote.tries import RETRY_DELAYS_S, tries
+from cosmos_rl_core.rewards._remote.window import Request, Window
 
 DECODED_CHANNELS = (16, 48)
 """Numbers of channels of latents that services decode: Wan2.1's and Wan2.2's."""
 IN_FLIGHT = 16
-"""Largest number of requests that the service has at a time; cosmos-rl's silently drops the oldest of more than 60."""
+"""Number of requests that the service has at a time, while there are so many: enough for the processes of a service and
+the way there and back. cosmos-rl's silently drops the oldest of more than 60."""
 
 CONFLICT = 409
 """Status of a service that has another scorer than the frame names."""
@@ -41,8 +39,8 @@ LOSSES = 3
 """Lost requests after which a fetch URL that never knew one counts as wrong."""
 
 Samples = Sequence[Sample | LatentSample]
-Entries = dict[int, dict[str, float] | Exception]
-"""Scores or an error by the index of the sample."""
+Entry = dict[str, float] | Exception
+"""Scores of a sample, or its error."""
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 _FAILED_TEXT = "Error"
@@ -136,47 +134,49 @@ class Reward:
         """Take scores of this scorer only. Others raise :class:`ScorerChangedError`."""
         self._held = scorer
 
-    def score(self, samples: Samples) -> list[dict[str, float] | Exception]:
+    def score(self, samples: Samples) -> list[Entry]:
         """Return scores or an error for each sample, in order.
 
         A refused request is repeated sample by sample, so that only failing samples are lost.
         """
+        with self.window() as ask:
+            return ask([*samples], lambda: None)
+
+    @contextmanager
+    def window(self, count: int = 1) -> Iterator[Ask]:
+        """Open ``count`` windows of :data:`IN_FLIGHT` requests; see :class:`WindowReward`."""
+        service, timeout_s = Service.from_environment(), self._options.timeout_s
+        with Client(service, timeout_s) as client, Window(count * IN_FLIGHT) as window:
+            yield partial(self._score, client, window)
+
+    def _score(self, client: Client, window: Window, samples: Samples, sent: Callable[[], None]) -> list[Entry]:
         alike: dict[tuple[Any, ...], list[int]] = {}
         for i, sample in enumerate(samples):
             kind, array = _sent(sample)
             alike.setdefault((kind, array.shape, _fps(sample, kind)), []).append(i)
         size = self._options.batch_size
         batches = [part[i : i + size] for part in alike.values() for i in range(0, len(part), size)]
-        with Client(Service.from_environment(), self._options.timeout_s) as client:
-            found = self._ask(client, samples, batches)
+
+        def ask(batch: list[int]) -> Future[Future[list[Entry]]]:
+            return window.ask(self._request(client, [samples[i] for i in batch]))
+
+        found = _answers(ask, batches, sent)
         return [found[i] for i in range(len(samples))]
 
-    def _ask(self, client: Client, samples: Samples, batches: Iterable[list[int]]) -> Entries:
-        """Return scores of batches of indices into ``samples``. The service always has several requests, while there
-        are some.
-        """
-        waiting, sent, found = deque(batches), deque[tuple[list[int], Ticket | RefusedError]](), Entries()
-        while waiting or sent:
-            while waiting and len(sent) < IN_FLIGHT:
-                batch = waiting.popleft()
-                sent.append((batch, self._enqueue(client, [samples[i] for i in batch])))
-            batch, ticket = sent.popleft()
-            try:
-                if isinstance(ticket, RefusedError):
-                    raise ticket
-                told = self._result(client, [samples[i] for i in batch], ticket)
-                found |= dict(zip(batch, self._entries(told["scores"], len(batch)), strict=True))
-            except RefusedError as error:
-                if len(batch) == 1:
-                    found[batch[0]] = error
-                else:
-                    waiting.extendleft([i] for i in reversed(batch))
-        return found
+    def _request(self, client: Client, samples: Samples) -> Request[list[Entry]]:
+        """Make the frame of samples, send it, and return their scores."""
+        body = self._frame(samples)
+        yield
+        ticket = self._enqueue(client, body)
+        # A service rarely loses a frame, which is then made again.
+        del body
+        told = self._result(client, samples, ticket)
+        return self._entries(told["scores"], len(samples))
 
     def _result(self, client: Client, samples: Samples, ticket: Ticket) -> dict[str, Any]:
         """Return the service's answer. A frame that the service has lost is sent again, within the same deadline."""
         lost: list[LostError] = []
-        for _ in tries(ticket.deadline_s, RETRY_DELAYS_S):
+        for _ in tries(ticket.deadline_s, RETRY_DELAYS_S, client.ended):
             try:
                 told = client.result(ticket, self._options.reward_fn)
             except RefusedError as error:
@@ -186,10 +186,7 @@ class Reward:
                 lost.append(error)
                 if len(lost) >= LOSSES and not client.known:
                     break
-                again = self._enqueue(client, samples, ticket.deadline_s)
-                if isinstance(again, RefusedError):
-                    raise again from error
-                ticket = again
+                ticket = self._enqueue(client, self._frame(samples), ticket.deadline_s)
             else:
                 self._check_scorer(told.get("scorer"))
                 return told
@@ -201,20 +198,21 @@ class Reward:
         if self._held is not None and (found is None or found.digest != self._held.digest):
             raise ScorerChangedError.of(self._options.label, self._held, found)
 
-    def _enqueue(self, client: Client, samples: Samples, deadline_s: float | None = None) -> Ticket | RefusedError:
+    def _frame(self, samples: Samples) -> bytes:
         kind = _sent(samples[0])[0]
         arrays = np.stack([_sent(sample)[1] for sample in samples])
         fps = _fps(samples[0], kind)
         prompts = [sample.prompt for sample in samples]
+        held = self._held
+        metadata = [sample.metadata for sample in samples] if held and held.metadata else []
+        return frame(prompts, self._options.reward_fn, kind, arrays, fps, held.digest if held else "", metadata)
+
+    def _enqueue(self, client: Client, body: bytes, deadline_s: float | None = None) -> Ticket:
         try:
-            held = self._held
-            metadata = [sample.metadata for sample in samples] if held and held.metadata else []
-            digest = held.digest if held else ""
-            body = frame(prompts, self._options.reward_fn, kind, arrays, fps, digest, metadata)
             return client.enqueue(body, deadline_s)
         except RefusedError as error:
             self._refuse_other(error)
-            return error
+            raise
 
     def _refuse_other(self, error: RefusedError) -> None:
         """Raise :class:`ScorerChangedError` if another scorer is the reason for an error."""
@@ -230,7 +228,7 @@ class Reward:
         if answer.status_code == CONFLICT or ServedScorer.of(self._options.reward_fn, scorer) is not None:
             self._check_scorer(scorer)
 
-    def _entries(self, scores: dict[str, Any], count: int) -> list[dict[str, float] | Exception]:
+    def _entries(self, scores: dict[str, Any], count: int) -> list[Entry]:
         """Return an entry per sample. Raises :class:`RefusedError` unless each key has a score for each sample."""
         keys = (self._options.score_key or self._options.reward_fn).split("+")
         if missing := [key for key in keys if key not in scores]:
@@ -242,7 +240,7 @@ class Reward:
             raise RefusedError(f"{missing[0]} has no list of {count} scores")
         return [self._entry(keys, {key: scores[key][i] for key in fit}) for i in range(count)]
 
-    def _entry(self, keys: list[str], told: dict[str, Any]) -> dict[str, float] | Exception:
+    def _entry(self, keys: list[str], told: dict[str, Any]) -> Entry:
         """Return the service's answer for a sample as a score or an error."""
         options = self._options
         found = {key: finite(value) for key, value in told.items()}
@@ -253,6 +251,38 @@ class Reward:
         low, high = options.bounds
         score = min(max(sum(numbers[key] for key in keys), low), high)
         return numbers | {options.label: options.scale * score}
+
+
+def _answers(
+    ask: Callable[[list[int]], Future[Future[list[Entry]]]], batches: list[list[int]], sent: Callable[[], None]
+) -> dict[int, Entry]:
+    """Return the entries of batches of samples by the index of the sample; call ``sent`` once all were sent.
+
+    Raises the first error that is no sample's fault, whichever request it is of.
+    """
+    asked: dict[Future[Any], list[int]] = {ask(batch): batch for batch in batches}
+    unsent, found = {*asked}, dict[int, Entry]()
+    while asked:
+        with TRAFFIC.waiting():
+            done = wait(asked, return_when=FIRST_COMPLETED).done
+        for future in done:
+            batch = asked.pop(future)
+            unsent.discard(future)
+            try:
+                told = future.result()
+            except RefusedError as error:
+                if len(batch) == 1:
+                    found[batch[0]] = error
+                else:
+                    asked |= {ask([i]): [i] for i in batch}
+                continue
+            if isinstance(told, Future):
+                asked[told] = batch
+            else:
+                found |= zip(batch, told, strict=True)
+        if not unsent:
+            sent()
+    return found
 
 
 def _fps(sample: Sample | LatentSample, kind: str) -> float | None:

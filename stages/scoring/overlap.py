@@ -19,7 +19,7 @@ from cosmos_rl_core import outside_plugins
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.numerics import numerics
 from cosmos_rl_core.processes import die_with_parent
-from cosmos_rl_core.rewards._base import NamedReward
+from cosmos_rl_core.rewards._base import NamedReward, WindowReward
 from cosmos_rl_core.storage import store
 from stages.artifacts.files import read_stored
 from stages.artifacts.generations import current_generation, is_committed
@@ -29,6 +29,7 @@ from stages.execution.outcome import Outcome, failure_of
 from stages.execution.runner import require_own_version
 from stages.generating.plans import planned
 from stages.scoring.portions import Portion, portions_of
+from stages.scoring.processes import side_by_side
 from stages.scoring.scorer import Scorer
 from stages.scoring.shards import Shards
 
@@ -135,11 +136,9 @@ class Ahead:
         outcome.progress("waiting for samples", 0, 1)
         while self._samples.look():
             self._divide()
-            portion = next((one for one in self._waiting if one.units.keys() <= self._samples.finished), None)
-            if portion is not None:
-                self._score(portion)
-                self._waiting.remove(portion)
-                outcome.progress("scoring ahead", self._num_portions - len(self._waiting), self._num_portions)
+            if ready := [one for one in self._waiting if one.units.keys() <= self._samples.finished]:
+                # A service gets all of them at once, without a pause between two.
+                self._score(ready if isinstance(self._scorer.reward, WindowReward) else ready[:1], outcome)
             elif self._layout is not None and not self._waiting:
                 return
             else:
@@ -158,10 +157,20 @@ class Ahead:
             self._waiting = portions.all[self._share :: self._count]
             self._num_portions = len(self._waiting)
 
-    def _score(self, portion: Portion) -> None:
+    def _score(self, ready: Sequence[Portion], outcome: Outcome) -> None:
         shards = Shards(self._request, self._scorer, self._generation, numerics(), self._made_by)
-        if shards.name(portion) not in shards.names:
-            shards.write(portion, self._scorer.score(portion))
+        there = shards.names
+        left = [portion for portion in ready if shards.name(portion) not in there]
+        for portion, made in side_by_side(self._scorer, self._request, left, 1, None):
+            shards.write(portion, made)
+            self._ended(portion, outcome)
+        for portion in ready:
+            if portion not in left:
+                self._ended(portion, outcome)
+
+    def _ended(self, portion: Portion, outcome: Outcome) -> None:
+        self._waiting.remove(portion)
+        outcome.progress("scoring ahead", self._num_portions - len(self._waiting), self._num_portions)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,19 +1,24 @@
-"""Portions that several processes score side by side, each with a reward of its own and without torch."""
+"""Portions that are scored side by side: by several processes without torch, or by a service that has several."""
 
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from multiprocessing import get_context
+from queue import SimpleQueue
 
 from cosmos_rl_core import outside_plugins
 from cosmos_rl_core.errors import CosmosRLError, UnavailableError
 from cosmos_rl_core.foreign_errors import is_out_of_memory
-from cosmos_rl_core.processes import die_with_parent
+from cosmos_rl_core.processes import TRAFFIC, die_with_parent
+from cosmos_rl_core.rewards._base import WindowReward
 from cosmos_rl_core.rewards._base.answers import words
 from cosmos_rl_core.rewards._base.served import ServedScorer
 from stages.artifacts.request import Request
 from stages.scoring.portions import Portion
 from stages.scoring.scorer import Made, Scorer
 
+UNSENT = 2
+"""Number of portions of which a service lacks samples: while one is sent, the next one is read and decoded."""
 _SCORERS: list[Scorer] = []
 """The scorer of this process, if it is one of several."""
 
@@ -23,8 +28,12 @@ def side_by_side(
 ) -> Iterator[tuple[Portion, Made]]:
     """Yield each portion with its scores, as soon as it has them, scored by ``count`` processes.
 
-    One process is this one. Only this process writes, so that what it kept when it was killed is what counts.
+    One process is this one. Only this process writes, so that what it kept when it was killed is what counts. A service
+    with windows of requests has ``count`` of them, all of this process.
     """
+    if isinstance(scorer.reward, WindowReward) and portions:
+        yield from through_windows(scorer, scorer.reward, portions, count)
+        return
     count = min(count, len(portions))
     if count <= 1:
         yield from ((portion, scorer.score(portion)) for portion in portions)
@@ -38,6 +47,48 @@ def side_by_side(
                 yield futures[future], future.result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def through_windows(
+    scorer: Scorer, reward: WindowReward, portions: list[Portion], count: int = 1
+) -> Iterator[tuple[Portion, Made]]:
+    """Yield each portion with its scores, as soon as it has them.
+
+    A portion begins when the service lacks samples of fewer than :data:`UNSENT` others, so it never waits for samples
+    at the border of two, and memory holds those of its requests and of as many portions.
+    """
+    left, turn, ended = iter(portions), threading.Lock(), SimpleQueue[Future[tuple[Portion, Made]]]()
+    threads = ThreadPoolExecutor(len(portions), "portion")
+
+    def begin() -> None:
+        with turn:
+            portion = next(left, None)
+            if portion is not None:
+                threads.submit(score, portion).add_done_callback(ended.put)
+
+    def score(portion: Portion) -> tuple[Portion, Made]:
+        is_first = iter([True])
+
+        def sent() -> None:
+            # Also after a sample was sent again, and for a portion of which there is nothing to send.
+            if next(is_first, False):
+                begin()
+
+        made = scorer.score(portion, lambda samples: ask(samples, sent))
+        sent()
+        return portion, made
+
+    try:
+        with reward.window(count) as ask:
+            for _ in range(UNSENT):
+                begin()
+            for _ in portions:
+                with TRAFFIC.waiting():
+                    future = ended.get()
+                yield future.result()
+    finally:
+        # After an error they end when their requests do.
+        threads.shutdown(wait=False)
 
 
 def _begin(request: bytes, served: ServedScorer | None) -> None:

@@ -23,6 +23,8 @@ from stages.scoring.portions import Portion
 Rows = list[dict[str, Any]]
 Outcome = dict[str, Any] | Exception
 """A sample's scores by name, or why it has none."""
+Asked = Callable[[list[Any]], list[Any]]
+"""Scores samples, as ``score`` of a reward does."""
 _AWAY = (UnavailableError, ConnectionError, TimeoutError)
 """Errors of a scorer that is away, which are no sample's fault."""
 _PASSING = (ConfigError, *_AWAY)
@@ -93,8 +95,10 @@ class Scorer:
             self.reward.hold_to(served)
             self.name = f"{self.config.scorer}, {served.digest}"
 
-    def score(self, portion: Portion) -> Made:
+    def score(self, portion: Portion, ask: Asked | None = None) -> Made:
         """Return the score rows of one portion, the answers that they come from, and the calls.
+
+        ``ask`` scores samples in place of the reward's ``score``.
 
         Failed samples are tried again together, up to ``max_attempts`` times in all; of a groupwise reward, all samples
         of the prompt are. The reward never gets a sample without a picture.
@@ -107,7 +111,7 @@ class Scorer:
         waiting = finite = [_sample(one) for one in stored if one.finite]
         for attempt in range(self.config.max_attempts if waiting else 0):
             started_s = time.monotonic()
-            outcomes = self._outcomes(waiting, label)
+            outcomes = self._outcomes(waiting, label, ask or self.reward.score)
             results |= zip((sample.sample_id for sample in waiting), outcomes, strict=True)
             failed = [s for s in waiting if isinstance(results[s.sample_id], Exception)]
             call = len(waiting), attempt, len(failed), time.monotonic() - started_s
@@ -120,7 +124,7 @@ class Scorer:
     def _read_unit(self, number: int) -> dict[str, StoredSample]:
         return {one.sample_id: one for one in read_unit(self.samples, number, self.part)}
 
-    def _outcomes(self, samples: list[Any], label: str) -> list[Outcome]:
+    def _outcomes(self, samples: list[Any], label: str, ask: Asked) -> list[Outcome]:
         """Return scores or a failure for each sample. If scoring them together fails, each is scored alone; of a
         groupwise reward, all fail.
 
@@ -128,7 +132,7 @@ class Scorer:
         scorer is away, :class:`ConfigError`, because it would fail all samples, and a lack of memory.
         """
         try:
-            found = [scored(entry, label) for entry in entries(self.reward.score([*samples]), len(samples))]
+            found = [scored(entry, label) for entry in entries(ask([*samples]), len(samples))]
         except _PASSING:
             raise
         except Exception as error:
@@ -137,7 +141,7 @@ class Scorer:
                 raise
             if len(samples) == 1 or self.groupwise:
                 return [error] * len(samples)
-            return [outcome for sample in samples for outcome in self._outcomes([sample], label)]
+            return [outcome for sample in samples for outcome in self._outcomes([sample], label, ask)]
         for outcome in found:
             if isinstance(outcome, _AWAY):
                 raise outcome

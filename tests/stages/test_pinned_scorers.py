@@ -14,6 +14,7 @@ from cosmos_rl_core.rewards import remote
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._base.served import ScorerChangedError, ServedScorer
 from cosmos_rl_core.rewards._remote.client import Client, Service
+from stages import contracts
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.execution.execution import Execution
@@ -95,7 +96,8 @@ def test_metadata_goes_to_a_service_that_takes_it_and_to_no_other(server: Reward
     server.scorer = FIRST
     stage.make("two")
     found = [frame.about.get("metadata") for frame in server.frames]
-    assert found == [[{"count": 0}], [{"count": 1}], [{"count": 2}], None, None, None]
+    assert sorted(found[:3], key=str) == [[{"count": 0}], [{"count": 1}], [{"count": 2}]]
+    assert found[3:] == [None, None, None]
     assert stage.scorers("one") == stage.scorers("two")
 
 
@@ -134,7 +136,7 @@ def test_half_a_stage_of_one_scorer_is_never_finished_by_another(server: RewardS
     server.scorer = SECOND
     stage.make(accept=True)
     assert stage.scorers() == [f"reward service, fn, {'b' * 64}"] * 3
-    assert len(server.frames) == 4
+    assert [frame.about["scorers"]["fn"] for frame in server.frames].count("b" * 64) == 3
 
 
 def test_a_killed_stage_keeps_the_scores_of_the_same_scorer(server: RewardServer, tmp_path: Path):
@@ -143,7 +145,7 @@ def test_a_killed_stage_keeps_the_scores_of_the_same_scorer(server: RewardServer
     with pytest.raises(Killed):
         stage.make(outcome=DiesAfterOne)
     stage.make()
-    assert len(server.frames) == 3
+    assert len(table_of(str(tmp_path / "scores"), contracts.Reward.CALLS)["failed"]) == 2
 
 
 def test_a_damaged_pin_is_damage_and_pins_nothing(server: RewardServer, tmp_path: Path):

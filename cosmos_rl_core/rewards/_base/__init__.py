@@ -1,6 +1,7 @@
 """Interface of reward plugins. A plugin file has a class ``Options`` (a Section) and a class ``Reward``."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -101,4 +102,21 @@ class NamedReward(Reward, Protocol):
 
     def hold_to(self, scorer: ServedScorer | None) -> None:
         """Take scores of this scorer only; of any if it is None."""
+        ...
+
+
+Ask = Callable[[list[Any], Callable[[], None]], list[dict[str, float] | Exception]]
+"""Scores samples as :meth:`Reward.score` does. Calls its second argument, maybe several times, once a service has all
+of the samples."""
+
+
+@runtime_checkable
+class WindowReward(Reward, Protocol):
+    """A reward of a service that always has a window of requests, those of several callers together."""
+
+    def window(self, count: int) -> AbstractContextManager[Ask]:
+        """Open ``count`` windows and return what scores samples through them. Any number of threads may call it.
+
+        After an error inside the context, what the threads still wait for fails.
+        """
         ...

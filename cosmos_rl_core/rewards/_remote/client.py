@@ -2,8 +2,9 @@
 
 import json
 import os
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
@@ -16,6 +17,7 @@ from cosmos_rl_core.http_client import client, without_secrets
 from cosmos_rl_core.processes import TRAFFIC
 from cosmos_rl_core.rewards._base.answers import brief
 from cosmos_rl_core.rewards._base.served import FORMAT, ServedScorer
+from cosmos_rl_core.rewards._remote.tries import POLL_DELAYS_S, RETRY_DELAYS_S, tries
 
 ENQUEUE_URL, FETCH_URL = "REMOTE_REWARD_ENQUEUE_URL", "REMOTE_REWARD_FETCH_URL"
 TOKEN = "REMOTE_REWARD_TOKEN"
@@ -34,8 +36,6 @@ TIMEOUTS = {
 """Seconds by default: base plus so many per MiB of the body, between minimum and maximum; and to connect."""
 REPLICA_HEADER = "X-Lepton-Replica-Target"
 PULL_TIMEOUT_S = 10.0
-RETRY_DELAYS_S, POLL_DELAYS_S = (0.5, 30.0), (0.05, 5.0)
-"""First and longest pause before a failed request is repeated, and before the next poll for scores."""
 MAX_REPLY_BYTES = 2**24
 """Largest reply that is read, in bytes after decompression. Scores of a request take some kilobytes."""
 
@@ -179,7 +179,7 @@ class Ticket:
 
 
 class Client:
-    """Sends frames and fetches scores, each request within ``timeout_s`` of its first try.
+    """Sends frames and fetches scores, each request within ``timeout_s`` of its first try. Threads may share it.
 
     Raises :class:`UnavailableError` if the service cannot be reached, is broken or is not ready in time, and
     :class:`ConfigError` if no request can work: wrong URL, token, proxy, certificate or size of the body.
@@ -190,11 +190,14 @@ class Client:
         self._http = client(service.token)
         self.known = False
         """Whether the second URL has ever answered as the service of a request does."""
+        self.ended = threading.Event()
+        """Set at the end, so that no thread tries again."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.ended.set()
         self._http.close()
 
     def check(self) -> str:
@@ -228,7 +231,7 @@ class Client:
         Raises :class:`ConfigError` and :class:`UnavailableError` as other requests do.
         """
         away = UnavailableError(f"{_place(self._service.info_url)} was not asked")
-        for _ in tries(time.monotonic() + self._timeout_s, RETRY_DELAYS_S):
+        for _ in tries(time.monotonic() + self._timeout_s, RETRY_DELAYS_S, self.ended):
             try:
                 return self.scorers_now()
             except UnavailableError as error:
@@ -291,7 +294,7 @@ class Client:
         headers = {REPLICA_HEADER: ticket.replica} if ticket.replica else {}
         form, found = {"uuid": ticket.uuid, "type": reward_fn}, ""
         url, deadline_s = self._service.fetch_url, ticket.deadline_s
-        for _ in tries(deadline_s, POLL_DELAYS_S):
+        for _ in tries(deadline_s, POLL_DELAYS_S, self.ended):
             answer = self._post(url, deadline_s, PULL_TIMEOUT_S, data=form, headers=headers)
             self.known = True
             if answer.status_code == httpx.codes.OK:
@@ -306,7 +309,7 @@ class Client:
     def _post(self, url: str, deadline_s: float, timeout_s: float, **request: Any) -> Response:
         """Return the answer, after as many tries as the deadline allows."""
         found = ""
-        for _ in tries(deadline_s, RETRY_DELAYS_S):
+        for _ in tries(deadline_s, RETRY_DELAYS_S, self.ended):
             answer = self._try("POST", url, deadline_s, timeout_s, **request)
             if isinstance(answer, str):
                 found = answer
@@ -385,14 +388,3 @@ def _body(answer: Response, deadline_s: float) -> bytes:
         if len(body) > MAX_REPLY_BYTES:
             raise RefusedError(f"{_ANSWER} is larger than {MAX_REPLY_BYTES} bytes")
     return bytes(body)
-
-
-def tries(deadline_s: float, pauses_s: tuple[float, float]) -> Iterator[None]:
-    """Yield once per try, with growing pauses between, while the next try begins before the deadline."""
-    pause_s, longest_s = pauses_s
-    yield
-    while time.monotonic() + pause_s <= deadline_s:
-        with TRAFFIC.waiting():
-            time.sleep(pause_s)
-        pause_s = min(1.5 * pause_s, longest_s)
-        yield

@@ -17,7 +17,7 @@ from cosmos_rl_core.rewards._remote.client import Service
 from cosmos_rl_core.rewards._remote.frame import frame
 from cosmos_rl_core.rewards.remote import IN_FLIGHT
 from cosmos_rl_core.storage import media
-from tests.reward_server import TOKEN, Frame, RewardServer, brightness, reward_server
+from tests.reward_server import TOKEN, Frame, RewardServer, Withholding, brightness, reward_server
 
 NAME = "remote-dance_grpo-overall_reward"
 NFT = {"type": "nft", "dataset": {"name": "ocr"}}
@@ -63,10 +63,11 @@ def test_frames_are_the_golden_ones_byte_for_byte():
 
 def test_videos_go_as_half_precision_latents_in_batches_and_scores_come_back_in_order(server: RewardServer):
     found = reward(batch_size=2, scale=3.0).score(samples())
-    assert [len(sent.array) for sent in server.frames] == [2, 2, 1]
+    frames = server.sorted_frames
+    assert [len(sent.array) for sent in frames] == [2, 2, 1]
     half = LATENTS.astype(np.float16)
-    np.testing.assert_array_equal(np.concatenate([sent.array for sent in server.frames]), half)
-    assert [text for sent in server.frames for text in sent.about["prompts"]] == [s.prompt for s in samples()]
+    np.testing.assert_array_equal(np.concatenate([sent.array for sent in frames]), half)
+    assert [text for sent in frames for text in sent.about["prompts"]] == [s.prompt for s in samples()]
     means = [float(np.mean(entry, dtype=np.float64)) for entry in half]
     assert [score(entry) for entry in found] == pytest.approx([3 * mean for mean in means])
     assert [entry["overall_reward"] for entry in found if isinstance(entry, dict)] == pytest.approx(means)
@@ -82,7 +83,7 @@ def test_pixels_of_videos_go_with_the_colours_first(server: RewardServer):
 
 def test_videos_of_other_speeds_go_apart_and_say_theirs(server: RewardServer):
     reward().score([replace(one, fps=fps) for one, fps in zip(samples(3, latents=False), (24, 16, 24), strict=True)])
-    sent = [(len(one.array), one.about["video_infos"][0]["video_fps"]) for one in server.frames]
+    sent = [(len(one.array), one.about["video_infos"][0]["video_fps"]) for one in server.sorted_frames]
     assert sent == [(2, 24.0), (1, 16.0)]
 
 
@@ -90,7 +91,8 @@ def test_images_go_as_pixels_with_the_colours_last_and_sizes_apart(server: Rewar
     pictures = [VIDEO[0, :1], VIDEO[1, :1, :8], VIDEO[2, :1]]
     found = reward().score([Sample(f"p-{i}", "p", "x", p) for i, p in enumerate(pictures)])
     assert [sent.about["media_type"] for sent in server.frames] == ["image", "image"]
-    np.testing.assert_array_equal(server.frames[0].array, VIDEO[[0, 2], 0])
+    (large,) = (sent for sent in server.frames if len(sent.array) == 2)
+    np.testing.assert_array_equal(large.array, VIDEO[[0, 2], 0])
     assert [score(entry) for entry in found] == pytest.approx([float(p.mean()) for p in pictures])
 
 
@@ -162,25 +164,15 @@ def test_a_service_that_fails_for_a_moment_is_asked_again(server: RewardServer):
     assert isinstance(found, dict)
 
 
-def test_the_service_always_has_several_requests_and_never_too_many(server: RewardServer):
-    sent: list[int] = []
-
-    def scores(frame: Frame) -> dict[str, list[float]]:
-        sent.append(len(server.frames))
-        return {"overall_reward": [float(frame.array[0, 0, 0, 0])] * (1 if len(frame.array) == 1 else 0)}
-
-    server.scores = scores
-    pictures = [np.full((1, 2, 2, 3), i, np.uint8) for i in range(21)]
-    found = reward(batch_size=1).score([Sample(f"s{i}", "p", "x", one) for i, one in enumerate(pictures)])
-    assert [score(one) for one in found] == [float(i) for i in range(21)]
-    # With each result that arrives another request is sent.
-    assert sent == [*range(IN_FLIGHT, 22), *[21] * (IN_FLIGHT - 1)]
-    server.frames.clear()
-    sent.clear()
-    # A request of two that fails is repeated in two, and they wait for their turn.
-    again = reward(batch_size=2).score([Sample(f"s{i}", "p", "x", one) for i, one in enumerate(pictures)])
-    assert again == found
-    assert max(count - answered for answered, count in enumerate(sent)) == IN_FLIGHT
+@pytest.mark.parametrize(("batch_size", "requests"), [(1, 41), (2, 21 + 40)])
+def test_the_service_always_has_as_many_requests_as_it_may(server: RewardServer, batch_size: int, requests: int):
+    pictures = [np.full((1, 2, 2, 3), i, np.uint8) for i in range(41)]
+    server.scores = withholding = Withholding(server, -(-41 // batch_size), IN_FLIGHT)
+    found = reward(batch_size=batch_size, timeout_s=60.0).score(
+        [Sample(f"s{i}", "p", "x", one) for i, one in enumerate(pictures)]
+    )
+    assert [score(one) for one in found] == [float(i) for i in range(41)]
+    assert (withholding.answered, len(server.frames), withholding.most) == (requests, requests, IN_FLIGHT)
 
 
 @pytest.mark.parametrize(

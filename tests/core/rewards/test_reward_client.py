@@ -255,9 +255,8 @@ def test_an_answer_without_the_score_fails_its_sample_alone(server: RewardServer
 
 def test_only_the_samples_whose_answers_lack_the_key_are_lost(server: RewardServer):
     server.pull_answers = [(200, {"scores": {"other": [1.0, 2.0]}}), (200, {"scores": {"other": [1.0]}})]
-    first, second = scores(2)
-    assert isinstance(first, ValueError)
-    assert isinstance(second, dict)
+    # Which of the two is asked for first again is not decided.
+    assert sorted(type(one).__name__ for one in scores(2)) == ["RefusedError", "dict"]
 
 
 def test_an_answer_that_is_compressed_all_the_same_is_read(server: RewardServer):
