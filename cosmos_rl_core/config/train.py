@@ -164,8 +164,9 @@ class RewardConfig(Section):
     """Maximum share of excluded samples; above it the stage fails. Neither gated samples count, nor those
     that a guardrail refused."""
     overlap: bool = Field(default=False, json_schema_extra=NOT_IDENTITY)
-    """Begin to score the finished files of a rollout while it still makes others. Changes no score. For rewards without
-    torch and ``launch.launcher = "local"``; they share the processor with the rollout."""
+    """Begin to score the finished files of a rollout while it still makes others. Changes no score. For
+    ``launch.launcher = "local"``. Rewards without torch share the processor with the rollout; those with torch take
+    devices that it leaves free, and begin after it if there are none."""
 
     @model_validator(mode="after")
     def _gate_has_bounds(self) -> Self:

@@ -132,10 +132,8 @@ def _of_rewards(recipe: Recipe) -> Iterator[Row]:
         yield place, reward, reward.role != "train", "weight", why
         yield place, reward, reward.role != "gate", "max_gated_fraction", "only role = 'gate' holds samples back"
         yield place, reward, not (recipe.train.train_policy.rewarded or recipe.evaluates), "fn", none
-        why = f"{reward.fn.label} computes with torch and waits for the devices that the rollout has"
-        why = why if recipe.train.train_policy.rewarded else "supervised training makes no rollouts"
-        idle = not recipe.train.train_policy.rewarded or reward.fn.facts.torch
-        yield place, reward, reward.overlap and idle, "overlap", why
+        idle = not recipe.train.train_policy.rewarded
+        yield place, reward, reward.overlap and idle, "overlap", "supervised training makes no rollouts"
     if (warning := recipe.early_warning) is not None and not recipe.train.train_policy.rewarded:
         yield "early_warning", warning, True, "on_trip limits", "supervised training makes no rollouts"
     if (validation := recipe.validation) is not None and not recipe.evaluates:

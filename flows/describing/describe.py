@@ -24,6 +24,7 @@ from flows.planning.plan import Plan, run_url
 from flows.planning.run import Run, run_of
 from flows.post_train import post_train
 from flows.sizes import costs, memory
+from stages.contracts import Judge, Rollout
 
 MIB, GIB = 2**20, 2**30
 
@@ -56,7 +57,7 @@ def describe_plan(plan: Plan, store_url: str, named_by: str = "", *, slots: int 
         batch = f"{recipe.prompts_per_iteration} prompts x {recipe.rollout.n_generation} samples"
         rewards = [f"{r.fn.label} ({r.role}, weight {r.weight:g})" for r in Run(plan, store_url).scored]
         subjects |= {"iteration": f"{batch}, {solver}", "rewards": ", ".join(rewards), "warns": _warns(plan)}
-        subjects |= {"agreement": checks.agreements(recipe), "overlaps": _overlaps(recipe)}
+        subjects |= {"agreement": checks.agreements(recipe), "overlaps": _overlaps(plan, store_url, slots)}
     if missing := missing_files(plan):
         command = directories.download_command(recipe.policy.model_name_or_path)
         missing += [] if command is None else [f"a run needs them: {command}"]
@@ -86,11 +87,35 @@ def _follows(recipe: Recipe) -> list[str]:
     return [*dict.fromkeys(said for dataset in datasets if dataset for said in dataset.follows)]
 
 
-def _overlaps(recipe: Recipe) -> str | list[str]:
-    labels = ", ".join(reward.fn.label for reward in recipe.rewards if reward.overlap)
-    if labels and recipe.launch.launcher != "local":
-        return f"nothing: with launcher = {recipe.launch.launcher!r}, {labels} begins after the rollout"
-    return f"{labels}: scored while the rollout runs" if labels else []
+def _overlaps(plan: Plan, store_url: str, slots: int | None) -> list[str]:
+    """Return which rewards overlap with the rollout, and why others do not."""
+    launch, overlapping = plan.recipe.launch, [reward for reward in plan.recipe.rewards if reward.overlap]
+    labels = ", ".join(reward.fn.label for reward in overlapping)
+    if labels and launch.launcher != "local":
+        return [f"nothing: with launcher = {launch.launcher!r}, {labels} begins after the rollout"]
+    count = fitting.most(launch, fitting.devices_for(launch, runs_here=False), slots)
+    beside, after = _beside_rollouts(plan, store_url, count) if overlapping else [], list[str]()
+    for reward in overlapping:
+        if not reward.fn.facts.torch:
+            continue
+        if why := fitting.why_not_beside([*beside, Judge.name], launch, count):
+            after.append(f"{reward.fn.label} begins after the rollout: {why}")
+        else:
+            beside.append(Judge.name)
+    late = {line.partition(" begins ")[0] for line in after}
+    early = ", ".join(reward.fn.label for reward in overlapping if reward.fn.label not in late)
+    return [f"{early}: scored while the rollout runs"] * bool(early) + after
+
+
+def _beside_rollouts(plan: Plan, store_url: str, count: int | None) -> list[str]:
+    """Return the most stages that run side by side with a rollout, with itself."""
+    found: list[str] = []
+    for wave in post_train(run_of(plan, store_url)):
+        kinds = [step.kind for step in wave.steps]
+        for turn in fitting.turns(kinds, plan.recipe.launch, count):
+            stages = [kinds[place] for place in turn]
+            found = max(found, stages, key=len) if Rollout.name in stages else found
+    return found
 
 
 def turns(plan: Plan, store_url: str, *, slots: int | None = None) -> dict[str, str]:

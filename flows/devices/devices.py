@@ -195,6 +195,12 @@ def taken(needs: Sequence[Need], devices: Sequence[str], waiting: Waiting) -> It
             share.file.close()
 
 
+def taken_now(need: Need, devices: Sequence[str]) -> Share | None:
+    """Lock devices for a need and return its share; None if not enough are free, or there are none to lock."""
+    shares = _take([need], devices) if devices else None
+    return shares[0] if shares else None
+
+
 def _why_busy(needs: Sequence[Need], devices: Sequence[str]) -> str:
     wanted, names = sum(need.count for need in needs), ", ".join(devices)
     used = ", ".join(f"{name} by process {pid}" for name, pid in users(devices).items())

@@ -48,6 +48,23 @@ def turns(stages: Sequence[str], launch: LaunchConfig, count: int | None) -> lis
     return found
 
 
+def why_not_beside(stages: Sequence[str], launch: LaunchConfig, count: int | None) -> str:
+    """Return why the last one of some stages cannot compute beside the others, with what to set; "" if it can.
+
+    ``count`` is :func:`most`.
+    """
+    if launch.gpu_limit is not None:
+        return "launch.gpu_limit has slots for the stages of a wave only; leave it out of the profile"
+    if _fit(stages, launch, count):
+        return ""
+    needs = [need for stage in stages if (need := need_of(stage, launch)).count]
+    wanted = sum(need.count for need in needs)
+    if count is not None and wanted > count:
+        found = f"{' and '.join(need.stage for need in needs)} need {wanted} GPUs together, and there are {count}"
+        return f"{found}; show more, or {FEWER}"
+    return f"launch.stage_gpus gives {stages[-1]} GPUs of another stage; give it others"
+
+
 def misfits(
     stages: Sequence[str], launch: LaunchConfig, devices: Sequence[str] | None, slots: int | None = None
 ) -> list[str]:

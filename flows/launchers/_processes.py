@@ -48,19 +48,26 @@ def start_cold(job: Job, request: Path, log: Path, launch: LaunchConfig, share: 
         )
 
 
-def start_ahead(folder: Path, log: Path, launch: LaunchConfig) -> Process:
-    """Start the processes that score a rollout while it runs, by the Requests in a folder. They get no device."""
+def start_ahead(folder: Path, log: Path, launch: LaunchConfig, job: Job, share: Share | None) -> Process:
+    """Start the processes that score a rollout while it runs, by the Requests in a folder.
+
+    Those of a stage with torch keep the locks of a share; others get no device.
+    """
     chosen = launch.python if launch.mode == "cold" else None
-    ahead = [*module(chosen or sys.executable, "stages.scoring.overlap"), str(folder)]
-    count = launch.side_by_side("reward")
+    python, stage = chosen or sys.executable, job.request.stage
+    ahead = [*module(python, "stages.scoring.overlap"), str(folder)]
+    if STAGES[stage].torch:
+        command, shown = ranks_command(stage, ahead, python, launch), _shown(job, share)
+    else:
+        command, shown = [*ahead, "--processes", str(launch.side_by_side(stage))], {VISIBLE: ""}
     with log.open("ab") as file:
         hold(file)
         return subprocess.Popen(
-            [*module(chosen or sys.executable, PROCESSES), *ahead, "--processes", str(count)],
-            stdin=subprocess.DEVNULL,
+            [*module(python, PROCESSES), *command],
+            stdin=subprocess.DEVNULL if share is None else share.file,
             stdout=file,
             stderr=file,
-            env=_environment(launch) | {VISIBLE: ""},
+            env=_environment(launch) | shown,
         )
 
 
@@ -68,9 +75,14 @@ def stage_command(
     stage: str, request: str, python: str, launch: LaunchConfig, host: str = "", order: str = ""
 ) -> list[str]:
     """Return the command of a stage on each of its nodes. Several nodes meet on ``host`` under the id ``order``."""
-    runner = module(python, "stages.execution.runner")
-    if not STAGES[stage].distributed:
-        return [*runner, request]
+    runner = [*module(python, "stages.execution.runner"), request]
+    return ranks_command(stage, runner, python, launch, host, order) if STAGES[stage].distributed else runner
+
+
+def ranks_command(
+    stage: str, command: list[str], python: str, launch: LaunchConfig, host: str = "", order: str = ""
+) -> list[str]:
+    """Return the command by which torchrun starts a command as each rank of a stage; see :func:`stage_command`."""
     nodes = launch.nodes_of(stage)
     if nodes == 1:
         # Not --standalone, which resolves the host's name and listens on every interface.
@@ -80,7 +92,7 @@ def stage_command(
         port = 20000 + int(digest(order)[:8], 16) % 10000
         meeting = ["--nnodes", str(nodes), "--rdzv-endpoint", f"{host}:{port}", "--rdzv-id", order]
     meeting += ["--nproc-per-node", str(launch.processes_of(stage) // nodes)]
-    return [*module(python, TORCHRUN), *OPTIONS, *meeting, "--no-python", *runner, request]
+    return [*module(python, TORCHRUN), *OPTIONS, *meeting, "--no-python", *command]
 
 
 def stage_environment(launch: LaunchConfig) -> dict[str, str]:

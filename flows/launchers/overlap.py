@@ -6,22 +6,34 @@ from typing import Self
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import first_line
 from cosmos_rl_core.process_trees import Watched
+from flows.devices.devices import Share
 from flows.devices.work_folders import WorkFolder
-from flows.launchers._base import JobState
+from flows.launchers._base import Job, JobState
 from flows.launchers._processes import start_ahead
 from flows.launchers.endings import kind_of
 from stages.artifacts.request import REQUEST, ROLLOUT, Request
-from stages.execution.outcome import read_failures
+from stages.execution.outcome import read_failures, read_status
 
 LOG = "log.txt"
 
 
 class EarlyScoring:
-    """The process, or several, that score one rollout by one reward. They end with this context, if not before."""
+    """The process, or several, that score one rollout by one reward. They end with this context, if not before.
 
-    def __init__(self, rollout: Request, reward: Request, launch: LaunchConfig, note: Callable[[str], None]) -> None:
-        self._name, self._launch, self._note = reward.slot.rpartition("/")[2], launch, note
-        self._requests = {ROLLOUT: rollout, REQUEST: reward}
+    ``share`` are the devices of a reward with torch, which stay locked while they run.
+    """
+
+    def __init__(
+        self,
+        rollout: Request,
+        reward: Job,
+        launch: LaunchConfig,
+        note: Callable[[str], None],
+        share: Share | None = None,
+    ) -> None:
+        self._name, self._launch, self._note = reward.request.slot.rpartition("/")[2], launch, note
+        self._reward, self._share = reward, share
+        self._requests = {ROLLOUT: rollout, REQUEST: reward.request}
         self._process: Watched | None = None
 
     def __enter__(self) -> Self:
@@ -29,9 +41,15 @@ class EarlyScoring:
         try:
             for name, request in self._requests.items():
                 (self._folder.path / name).write_text(request.model_dump_json(indent=1), encoding="utf-8")
-            self._process = Watched(start_ahead(self._folder.path, self._folder.path / LOG, self._launch))
+            self._reward.execution.write(self._folder.path / REQUEST)
+            log = self._folder.path / LOG
+            self._process = Watched(start_ahead(self._folder.path, log, self._launch, self._reward, self._share))
         except OSError as error:
             self._say(str(error))
+        finally:
+            if self._share is not None:
+                # Now only the processes hold the locks, which are freed when they end.
+                self._share.file.close()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -44,10 +62,17 @@ class EarlyScoring:
         """Return the id of the process, of several the first; None if it has ended."""
         return None if self._process is None else self._process.pid
 
+    @property
+    def has_begun(self) -> bool:
+        """Return whether it has loaded what scores. Before that, no sample is at hand."""
+        return read_status(self._folder.path) is not None
+
     def is_running(self) -> bool:
         """Return whether it runs. Why it failed is noted once."""
         if self._process is None or (code := self._process.poll()) is None:
             return self._process is not None
+        # Ranks that a killed torchrun left would keep their devices.
+        self._process.end()
         self._process = None
         if code:
             failures = read_failures(self._folder.path)

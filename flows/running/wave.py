@@ -12,8 +12,8 @@ from cosmos_rl_core.errors import CosmosRLError, StageError, mistakes_in
 from cosmos_rl_core.process_trees import KILLED
 from cosmos_rl_core.storage import store
 from flows import launchers
-from flows.devices.devices import device_of, need_of
-from flows.devices.fitting import misfits, most, turns
+from flows.devices.devices import device_of, need_of, taken_now
+from flows.devices.fitting import misfits, most, turns, why_not_beside
 from flows.devices.waiting import Waiting
 from flows.devices.work_folders import is_full
 from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState, RunningJob
@@ -189,15 +189,29 @@ class Waves:
             yield _Running(job.request, started, self.display.note, _asked_s=asked_s, _begun_s=begun_s)
 
     def _scoring_ahead(self, requests: Sequence[Request]) -> Iterator[EarlyScoring]:
-        """Start what scores the rollouts of this wave while they run. Only on this machine."""
-        if self.config.launcher == "local":
-            for rollout in requests:
-                for reward in self.overlapping(rollout):
-                    yield EarlyScoring(rollout, reward, self.config, self.display.note)
+        """Start what scores the rollouts of this wave while they run. Only on this machine.
+
+        Rewards with torch get devices that are free now, and wait for none: the plan says which ones never fit.
+        """
+        stages, devices = [request.stage for request in requests], self._jobs.devices
+        count = most(self.config, devices, self.slots)
+        for rollout in requests if self.config.launcher == "local" else ():
+            for reward in self.overlapping(rollout):
+                share = None
+                if STAGES[reward.stage].torch:
+                    if why_not_beside([*stages, reward.stage], self.config, count):
+                        continue
+                    share = taken_now(need_of(reward.stage, self.config), devices)
+                    if share is None and devices:
+                        self.display.note(f"{place_of(reward)}: no device is free beside the rollout; it begins after")
+                        continue
+                    stages.append(reward.stage)
+                job = Job(reward, self.execution_of(reward))
+                yield EarlyScoring(rollout, job, self.config, self.display.note, share)
 
     def _wait_for(self, early: Sequence[EarlyScoring]) -> None:
-        """Let scoring that began before its wave end the samples at hand."""
-        began_s = time.monotonic()
+        """Let scoring that began before its wave ended score the samples at hand."""
+        began_s, early = time.monotonic(), [one for one in early if one.has_begun]
         while any(one.is_running() for one in early) and time.monotonic() - began_s < self.config.stall_timeout_s:
             time.sleep(POLL_INTERVAL_S)
             self.check()

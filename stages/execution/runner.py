@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.execution.runner", description=SUMMARY)
     parser.add_argument("request", help="path of the request (JSON)")
     path = Path(parser.parse_args(argv).request)
-    outcome = Outcome(path.parent, int(os.environ.get("RANK", "0")))
+    outcome = Outcome(path.parent, own_rank())
     try:
         execute(_read(path), _execution(path), outcome)
         outcome.finish()
@@ -95,7 +95,7 @@ def execute(request: Request, execution: Execution, outcome: Outcome) -> Manifes
     started_s = time.monotonic()
     outcome.progress("starting", 0, 1)
     require_own_version(request)
-    ranks, found = _start(request, execution)
+    ranks, found = joined(request, execution)
     begun: list[Any] | None = None
     if ranks.rank == 0:
         generation, attempt_id, already = Attempt.begin(request, outcome.note)
@@ -155,7 +155,13 @@ def _gather_files(ranks: Ranks, attempt: Attempt) -> dict[str, FileEntry]:
     return files
 
 
-def _start(request: Request, execution: Execution) -> tuple[Ranks, dict[str, Any]]:
+def own_rank() -> int:
+    """Return the number of this process among the ranks that torchrun started; 0 without it."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def joined(request: Request, execution: Execution) -> tuple[Ranks, dict[str, Any]]:
+    """Set up this process, join the other ranks of a Request, and return them with what decides its bits."""
     if not request.config.torch:
         return Alone(), numerics()
     # Imported here, so that light stages never load torch.

@@ -3,6 +3,9 @@
 The folder has the rollout's Request and the reward's. The scores go into the reward's slot as shards, which the reward
 stage takes if they are of the samples that the rollout committed. This process commits nothing, and no run depends on
 it: if it fails or is killed, the reward stage scores more itself. It ends when the rollout is committed.
+
+A reward with torch is scored under ``torch.distributed.run``, by as many ranks as its stage has and by the same
+``execution.json``: its scores have the bits of the stage.
 """
 
 import argparse
@@ -10,23 +13,24 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from cosmos_rl_core import outside_plugins
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.numerics import numerics
 from cosmos_rl_core.processes import die_with_parent
 from cosmos_rl_core.rewards._base import NamedReward, WindowReward
+from cosmos_rl_core.rewards._batches.exact import ONE_BY_ONE
 from cosmos_rl_core.storage import store
 from stages.artifacts.files import read_stored
 from stages.artifacts.generations import current_generation, is_committed
 from stages.artifacts.records import FileEntry, Layout, Marker
 from stages.artifacts.request import REQUEST, ROLLOUT, Request
+from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome, failure_of
-from stages.execution.runner import require_own_version
+from stages.execution.runner import joined, own_rank, require_own_version
 from stages.generating.plans import planned
 from stages.scoring.portions import Portion, portions_of
 from stages.scoring.processes import side_by_side
@@ -102,14 +106,29 @@ class Growing:
 
 
 class Ahead:
-    """Scoring of one rollout by one reward, by this process or by ``count`` of which this is number ``share``."""
+    """Scoring of one rollout by one reward, by this process or by ``count`` of which this is number ``share``.
 
-    def __init__(self, rollout: Request, reward: Request, share: int = 0, count: int = 1) -> None:
+    The ranks of a reward with torch share the samples in their place. They meet here, and never after.
+    """
+
+    def __init__(
+        self,
+        rollout: Request,
+        reward: Request,
+        share: int = 0,
+        count: int = 1,
+        execution: Execution | None = None,
+        note: Callable[[str], None] = print,
+    ) -> None:
         require_own_version(reward)
-        self._request, self._share, self._count = reward, share, count
+        ranks, self._numerics = joined(reward, execution or Execution())
+        self._request = reward
+        self._share, self._count = (ranks.rank, ranks.world_size) if reward.config.torch else (share, count)
         self._samples = Growing(rollout)
         self._made_by: dict[str, str] = {}
         self._scorer = self._new_scorer()
+        if self._scorer.make_exact(ranks.gather, note):
+            self._made_by["batches"] = ONE_BY_ONE
         self._generation = current_generation(reward.slot)
         self._layout: Layout | None = None
         self._waiting: list[Portion] = []
@@ -149,7 +168,7 @@ class Ahead:
         if self._samples.layout is self._layout:
             return
         if self._layout is not None:
-            self._scorer = self._new_scorer()
+            self._scorer.forget_units()
         self._layout, self._waiting = self._samples.layout, []
         if self._layout is not None:
             groupwise = self._scorer.groupwise
@@ -158,7 +177,7 @@ class Ahead:
             self._num_portions = len(self._waiting)
 
     def _score(self, ready: Sequence[Portion], outcome: Outcome) -> None:
-        shards = Shards(self._request, self._scorer, self._generation, numerics(), self._made_by)
+        shards = Shards(self._request, self._scorer, self._generation, self._numerics, self._made_by)
         there = shards.names
         left = [portion for portion in ready if shards.name(portion) not in there]
         for portion, made in side_by_side(self._scorer, self._request, left, 1, None):
@@ -198,12 +217,12 @@ def _share(folder: Path, share: int, count: int) -> None:
 
 
 def _run(folder: Path, share: int, count: int) -> int:
-    outcome = Outcome(folder, share)
+    outcome = Outcome(folder, share or own_rank())
     try:
         data = (folder / REQUEST).read_bytes()
         outside_plugins.use(outside_plugins.named_in(data), verify=True)
         rollout, reward = (Request.model_validate_json((folder / name).read_bytes()) for name in (ROLLOUT, REQUEST))
-        Ahead(rollout, reward, share, count).run(outcome)
+        Ahead(rollout, reward, share, count, Execution.read(folder / REQUEST), outcome.note).run(outcome)
     except Exception as error:
         failure = failure_of(error)
         outcome.failed(failure)

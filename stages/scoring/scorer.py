@@ -121,6 +121,10 @@ class Scorer:
             waiting = finite if self.groupwise else failed
         return Made(*self._rows(stored, results), calls)
 
+    def forget_units(self) -> None:
+        """Read every unit again: its files may be others."""
+        self._unit.cache_clear()
+
     def _read_unit(self, number: int) -> dict[str, StoredSample]:
         return {one.sample_id: one for one in read_unit(self.samples, number, self.part)}
 

@@ -1,13 +1,16 @@
 """Rewards that overlap with rollouts, as planned: what they are asked, and where they do not overlap."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.recipes.reading import check
 from flows.describing.describe import describe_plan
+from flows.devices.fitting import most, why_not_beside
 from flows.planning import requests
 from flows.planning.plan import Settings, plan_of
 from tests.core.test_without_effect import recipe as values
@@ -45,7 +48,27 @@ def test_the_plan_says_which_rewards_overlap_and_where_none_can(recipe: Recipe):
     assert lines(OVERLAP, SLURM) == ["overlaps   nothing: with launcher = 'slurm', ocr begins after the rollout"]
 
 
-def test_a_reward_with_torch_waits_for_the_rollouts_devices():
-    rewards = [{"fn": {"name": "jpeg"}}, {"fn": {"name": "clip_score"}, "role": "monitor", "overlap": True}]
-    with pytest.raises(ConfigError, match=r"rewards \(clip_score\)\.overlap without effect: clip_score computes with"):
-        check(values("nft", ("rewards", rewards)), "x.toml")
+def test_rewards_of_supervised_training_overlap_with_no_rollout():
+    rewards = [{"fn": {"name": "jpeg"}, "overlap": True}]
+    with pytest.raises(ConfigError, match=r"rewards \(jpeg\)\.overlap without effect: supervised training makes no"):
+        check(values("sft", ("rewards", rewards)), "x.toml")
+
+
+@pytest.mark.parametrize(
+    ("launch", "says"),
+    [
+        ({"gpus": 3}, ""),
+        ({"device": "cpu"}, ""),
+        ({"gpus": 2}, r"rollout and judge need 3 GPUs together, and there are 2; show more, or use fewer processes"),
+        ({"gpus": 3, "gpu_limit": "gpus"}, r"launch\.gpu_limit has slots for the stages of a wave only"),
+        ({"stage_gpus": {"rollout": [0, 1], "judge": [1]}}, r"launch\.stage_gpus gives judge GPUs of another stage"),
+        ({"stage_gpus": {"rollout": [0, 1], "judge": [2]}}, ""),
+    ],
+)
+def test_a_reward_with_torch_overlaps_where_devices_are_left(launch: dict[str, object], says: str):
+    config = LaunchConfig.model_validate({"stage_processes": {"rollout": 2}} | launch)
+    why = why_not_beside(["rollout", "judge"], config, most(config, None))
+    assert re.match(says, why) if says else why == ""
+    # With two of them, the second one needs a device of its own too.
+    if launch == {"gpus": 3}:
+        assert why_not_beside(["rollout", "judge", "judge"], config, most(config, None)) != ""

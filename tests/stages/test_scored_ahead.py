@@ -18,6 +18,7 @@ from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards import jpeg, ocr, pixel_statistics, remote
 from cosmos_rl_core.storage.sealed import seal, unseal
+from flows.launchers._base import Job
 from flows.launchers.overlap import EarlyScoring
 from stages import contracts
 from stages.artifacts.garbage import garbage
@@ -339,7 +340,8 @@ def test_a_process_that_is_killed_is_noted_once_and_ends_nothing(tmp_path: Path,
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     both, notes = Both(tmp_path, JPEG), list[str]()
     both.rollout.finish(0)
-    with EarlyScoring(both.rollout.request, both.request(expected=True), LaunchConfig(), notes.append) as beside:
+    reward = Job(both.request(expected=True))
+    with EarlyScoring(both.rollout.request, reward, LaunchConfig(), notes.append) as beside:
         eventually(lambda: both.shards or not beside.is_running())
         assert beside.is_running()
         assert beside.pid is not None
