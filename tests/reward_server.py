@@ -197,7 +197,9 @@ def reward_server() -> Iterator[RewardServer]:
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
+            body = self.rfile.read(size := int(self.headers["Content-Length"]))
+            if len(body) < size:  # a client may hang up in the middle of a frame
+                return
             headers = {name.lower(): value for name, value in self.headers.items()}
             known = {"/api/reward/enqueue": service.enqueue, "/api/reward/pull": service.pull}
             with service.turn:
