@@ -31,6 +31,7 @@ COMPOSES = (
     "cosmos_rl_core/models/_loading.py",  # libraries that a pipeline's index names
     "cosmos_rl_core/plugins.py",  # plugins by kind and name
     "cosmos_rl_core/tiny/qwen3_vl.py",  # libraries
+    "cosmos_rl_core/weights/counting.py",  # what counts, in a process with torch
     "flows/cli/base/lazy.py",  # commands by their modules, which tables name
     "flows/planning/kinds.py",  # kinds of runs by their folders
     "flows/launchers/__init__.py",  # launchers by name

@@ -21,6 +21,9 @@ VAE."""
 EMPTY_TRANSFORMER = "empty transformer"
 """Replaces ``transformer``: its weights stay on the meta device until the caller reads them; buffers are real."""
 
+EMPTY_VAE = "empty vae"
+"""Replaces ``vae`` where nobody reads its numbers: weights and buffers stay on the meta device."""
+
 GUARDRAIL = "guardrail"
 """Another component of plugins with a ``guardrail_package``: needed with the text encoders, where it refuses prompts,
 and with the VAE, where it checks decoded media."""
@@ -50,6 +53,8 @@ def load_parts(path: str, components: Sequence[str], device: torch.device, **opt
         align(part.requires_grad_(False).eval().to(device))
     if EMPTY_TRANSFORMER in components:
         parts["transformer"] = empty_transformer(path)
+    if EMPTY_VAE in components:
+        parts["vae"] = empty(path, "vae").requires_grad_(False).eval()
     return parts
 
 
@@ -73,6 +78,15 @@ def read_part(path: str, name: str, **options: Any) -> nn.Module:
 def absent(path: str) -> dict[str, None]:
     """Return the parts that a pipeline directory was saved without, as arguments of ``from_pretrained``."""
     return dict.fromkeys(name for name, library in _libraries(path).items() if library is None)
+
+
+def empty(path: str, name: str) -> nn.Module:
+    """Return a part of the pipeline directory ``path`` with weights and buffers on the meta device."""
+    cls = class_of(path, name)
+    with accelerate.init_empty_weights(include_buffers=True):
+        if hasattr(cls, "load_config"):
+            return cls.from_config(cls.load_config(path, subfolder=name, local_files_only=True))
+        return cls(cls.config_class.from_pretrained(Path(path, name), local_files_only=True))
 
 
 def empty_transformer(path: str) -> nn.Module:

@@ -1,21 +1,17 @@
-"""Count a pipeline without its weights: a question in JSON, and the answer printed as JSON.
+"""Count a pipeline without its weights. Every component is built on the meta device from its ``config.json``.
 
-Every component is built on the meta device from its ``config.json``. The caller is
-:mod:`cosmos_rl_core.weights.counting`.
+The caller is :mod:`cosmos_rl_core.weights.counting`.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
-import accelerate
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from cosmos_rl_core import outside_plugins, plugins
+from cosmos_rl_core import plugins
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.pipelines import directories, sizes
 
@@ -41,15 +37,7 @@ class FullTexts(TorchFunctionMode):
 
 def shapes(path: str) -> dict[str, dict[str, tuple[int, ...]]]:
     """Return the shapes of the tensors of each component that has weights, by name. Shared tensors count once."""
-    return {name: _shapes_of(_empty(path, name)) for name in _loading.weighted_parts(path)}
-
-
-def _empty(path: str, name: str) -> nn.Module:
-    cls = _loading.class_of(path, name)
-    with accelerate.init_empty_weights(include_buffers=True):
-        if hasattr(cls, "load_config"):
-            return cls.from_config(cls.load_config(path, subfolder=name, local_files_only=True))
-        return cls(cls.config_class.from_pretrained(Path(path, name), local_files_only=True))
+    return {name: _shapes_of(_loading.empty(path, name)) for name in _loading.weighted_parts(path)}
 
 
 def _shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -74,11 +62,3 @@ def forward_flops(path: str, size: tuple[int, int], frames: int, max_prompt_leng
     with torch.no_grad(), FullTexts(tokens), FlopCounterMode(display=False) as counter:
         model.velocity(x_t, torch.empty(1, device=META), conditioning)
     return counter.get_total_flops()
-
-
-def main(question: str) -> None:
-    """Answer ``{"plugins", "count": "shapes" | "forward_flops", "arguments"}``."""
-    asked: dict[str, Any] = json.loads(question)
-    outside_plugins.use(asked["plugins"], verify=False)
-    count = {"shapes": shapes, "forward_flops": forward_flops}[asked["count"]]
-    print(json.dumps(count(*asked["arguments"])))

@@ -1,6 +1,7 @@
 """Shapes and arithmetic of a pipeline without its weights.
 
-A process of its own counts, since that needs torch: ``python -m cosmos_rl_core.weights.counting QUESTION``.
+A process of its own counts, since that needs torch: ``python -m cosmos_rl_core.weights.counting MODULE QUESTION``. It
+prints the answer as JSON.
 """
 
 import functools
@@ -15,11 +16,13 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.imports import uncollected, without_torchvision_warnings
 from cosmos_rl_core.pipelines import directories
 
+COUNTER = "cosmos_rl_core.weights.counter"
+
 
 @functools.cache
 def shapes(pipeline: str) -> dict[str, dict[str, tuple[int, ...]]]:
     """Return the shapes of the tensors of each component that has weights, by name, from its ``config.json``."""
-    found = _count("shapes", pipeline)
+    found = ask(COUNTER, "shapes", pipeline)
     return {name: {key: tuple(shape) for key, shape in of.items()} for name, of in found.items()}
 
 
@@ -29,14 +32,17 @@ def forward_flops(pipeline: str, size: tuple[int, int], frames: int, max_prompt_
 
     A multiplication and an addition are two. ``size`` is height and width in pixels.
     """
-    return _count("forward_flops", pipeline, size, frames, max_prompt_length)
+    return ask(COUNTER, "forward_flops", pipeline, size, frames, max_prompt_length)
 
 
-def _count(count: str, pipeline: str, *arguments: Any) -> Any:
-    """Raise :class:`ConfigError` with the last line of the process if it fails."""
+def ask(module: str, count: str, pipeline: str, *arguments: Any) -> Any:
+    """Return what the function ``count`` of ``module`` returns for the pipeline and the arguments, JSON all of them.
+
+    Raises :class:`ConfigError` with the last line of the process if it fails.
+    """
     pins = [pin.model_dump(mode="json") for pin in outside_plugins.pins(directories.adapter_name(pipeline))]
     question = json.dumps({"plugins": pins, "count": count, "arguments": [pipeline, *arguments]})
-    command = [sys.executable, "-m", "cosmos_rl_core.weights.counting", question]
+    command = [sys.executable, "-m", __spec__.name, module, question]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode != 0:
         reason = (ended.stderr.strip().splitlines() or ["no reason was printed"])[-1]
@@ -44,8 +50,15 @@ def _count(count: str, pipeline: str, *arguments: Any) -> Any:
     return json.loads(ended.stdout.splitlines()[-1])
 
 
-if __name__ == "__main__":
+def main(module: str, question: str) -> None:
+    """Answer ``{"plugins", "count": a function of the module, "arguments"}``."""
+    asked: dict[str, Any] = json.loads(question)
     without_torchvision_warnings()
     with uncollected():
-        counts = importlib.import_module("cosmos_rl_core.weights.counter")
-    counts.main(sys.argv[1])
+        counter = importlib.import_module(module)
+    outside_plugins.use(asked["plugins"], verify=False)
+    print(json.dumps(getattr(counter, asked["count"])(*asked["arguments"])))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

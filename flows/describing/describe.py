@@ -27,6 +27,11 @@ from flows.sizes import costs, memory
 from stages.contracts import Judge, Rollout
 
 MIB, GIB = 2**20, 2**30
+COUNTED = (
+    "Activations are those of tensors without numbers: predictions, as everything here. Not counted are files in "
+    "transit and CUDA itself: leave room."
+)
+UNCOUNTED = "Activations are not counted for a model of this size, nor files in transit, nor CUDA itself: leave room."
 
 
 def describe_plan(plan: Plan, store_url: str, named_by: str = "", *, slots: int | None = None) -> str:
@@ -242,7 +247,7 @@ def described(plan: AnyPlan, store_url: str, named_by: str = "", *, slots: int |
     assert isinstance(plan, Plan)
     yield f"{describe_plan(plan, store_url, named_by, slots=slots)}\n"
     yield _memory_table(_memory(plan, store_url))
-    yield "\nActivations are not counted, nor files in transit, nor CUDA itself: leave room."
+    yield f"\n{COUNTED if estimate.is_large(plan) else UNCOUNTED}"
 
 
 def _memory_table(found: Sequence[memory.StageMemory]) -> Table:
@@ -274,4 +279,4 @@ def _stages(plan: Plan, store_url: str) -> Counter[str]:
 
 def _memory(plan: Plan, store_url: str) -> list[memory.StageMemory]:
     kinds = (step.kind for wave in post_train(run_of(plan, store_url)) for step in wave.steps)
-    return memory.stages(plan.recipe, kinds, plan.below)
+    return memory.stages(plan.recipe, kinds, plan.below, activations=estimate.is_large(plan))

@@ -12,7 +12,7 @@ from flows.sizes import costs
 DEVICE_FLOPS = 10**14
 """Operations a second that every rank is assumed to sustain."""
 MIN_PARAMETERS = 10**8
-"""Parameters of a transformer below which :func:`describe` is empty: arithmetic does not decide the time then."""
+"""Parameters of a transformer below which arithmetic does not decide the time, nor activations the memory."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,11 @@ class StageWork:
 
     def __str__(self) -> str:
         return f"{self.stage} {_time(self.seconds)} on {self.ranks} rank{'s' * (self.ranks != 1)}"
+
+
+def is_large(plan: Plan) -> bool:
+    """Return whether arithmetic and activations of the model are worth the seconds that counting them takes."""
+    return costs.parameters(plan.recipe)[0] >= MIN_PARAMETERS
 
 
 def forward_flops(plan: Plan) -> int:
@@ -76,7 +81,7 @@ def describe(plan: Plan) -> list[str]:
 
     Empty for small models.
     """
-    if costs.parameters(plan.recipe)[0] < MIN_PARAMETERS:
+    if not is_large(plan):
         return []
     work, count = stages(plan), plan.recipe.train.num_iterations
     each = [stage for stage in work if stage.stage != "evaluate"]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 from cosmos_rl_core.config.policy import LoraConfig
@@ -15,6 +16,7 @@ from cosmos_rl_core.vlms import _folders
 from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, OLD, REFERENCE
 from cosmos_rl_core.weights.shapes import component_shapes, count_elements, file_shapes, trainable_shapes, weight_shapes
 from flows.sizes import costs
+from flows.sizes.activations import micro_batch, peaks, tile
 from stages.formats.members import KEPT_BYTES
 
 PARTS = (OLD, EMA, REFERENCE, BEHAVIOUR)
@@ -24,13 +26,16 @@ GRADIENTS, OPTIMIZER = "gradients", "optimizer"
 SAMPLES, BATCH, VISITING = "samples", "micro-batch", "gathered or cast"
 IN_PASSING = "largest tensor twice"
 SCORER = "weights of the scorer"
+ACTIVATIONS, VAE = "activations", "VAE at work"
 STEP = "optimizer's buffers"
 MODEL, LOGITS, READING, COPY = "model", "logits", "tensor of the base", "copy to be written"
 """Of models of transformers. A rank maps one tensor of the base at a time."""
 _ONE_BY_ONE = (IN_PASSING, READING, COPY)
 _HELD = (TRANSFORMER, MODEL, OTHERS, *PARTS, GRADIENTS, OPTIMIZER, SAMPLES, BATCH, LOGITS, *_ONE_BY_ONE, SCORER)
-ROWS = (*_HELD, VISITING, STEP)
-"""Kinds of memory. The last two are never held at the same time."""
+_PHASES = ((VISITING, ACTIVATIONS), (STEP,), (VAE,))
+"""Kinds of memory of a pass through the transformer, of the optimizer's step and of the VAE, one after the other."""
+ROWS = (*_HELD, *chain.from_iterable(_PHASES))
+"""Kinds of memory."""
 
 MOMENTS = 2
 """Averages that Adam and AdamW keep of every trainable number."""
@@ -49,22 +54,33 @@ class StageMemory:
 
     @property
     def peak(self) -> Bytes:
-        """Return the sum of all rows, with the larger of the forward's and the optimizer step's buffers."""
-        buffers = [self.rows.get(name, Bytes()) for name in (VISITING, STEP)]
-        largest = Bytes(max(b.device for b in buffers), max(b.cpu for b in buffers))
-        return sum((held for name, held in self.rows.items() if name in _HELD), largest)
+        """Return the sum of all rows that are held, and of the rows of the largest phase."""
+        held = self._sum(_HELD)
+        phases = [self._sum(names) for names in _PHASES]
+        return held + Bytes(max(phase.device for phase in phases), max(phase.cpu for phase in phases))
+
+    def _sum(self, names: Iterable[str]) -> Bytes:
+        return sum((self.rows.get(name, Bytes()) for name in names), Bytes())
 
 
 LOADING = ("embed", "encode", "rollout", "decode", "judge", "update", "finetune", "validate", "export", "evaluate")
 """Stages that load weights of the pipeline or of a scorer. A method of the same name counts those of the pipeline."""
 
 
-def stages(recipe: Recipe, kinds: Iterable[str], below: LoraConfig | None = None) -> list[StageMemory]:
-    """Return the memory of the stages :data:`LOADING` among ``kinds``, with a frozen adapter ``below`` if given."""
+def stages(
+    recipe: Recipe, kinds: Iterable[str], below: LoraConfig | None = None, *, activations: bool = False
+) -> list[StageMemory]:
+    """Return the memory of the stages :data:`LOADING` among ``kinds``, with a frozen adapter ``below`` if given.
+
+    With ``activations`` also those of :mod:`flows.sizes.activations`, which a process with torch counts once.
+    """
     model = _Model(recipe, below)
     found = [kind for kind in dict.fromkeys(kinds) if kind in LOADING]
     ranks = {kind: recipe.launch.processes_of(kind) for kind in found} | {"export": 1}
     rows = {kind: _judge(recipe) if kind == "judge" else getattr(model, kind)() for kind in found}
+    if activations:
+        for kind, (at_work, by_vae) in peaks(recipe, found, below).items():
+            rows[kind] |= {ACTIVATIONS: Bytes(at_work), VAE: Bytes(by_vae)}
     return [StageMemory(kind, ranks[kind], rows[kind]) for kind in found]
 
 
@@ -119,8 +135,7 @@ class _Model:
 
     def rollout(self) -> Rows:
         """Count the behaviour weights, the VAE, and the recorded states of one batch of samples."""
-        rollout = self.recipe.rollout
-        batch = min(rollout.n_generation_mini_batch, rollout.samples_per_shard)
+        batch = tile(self.recipe)
         rows = self._forward(self._spread("rollout"), batch, guided=self._guided)
         rows[BATCH] += Bytes(batch * costs.sample_bytes(self.recipe))
         return rows | self.holding("vae")
@@ -208,16 +223,14 @@ class _Model:
         """Count a stage with an optimizer: latents, noise, state and target of each sample, one velocity a part."""
         policy, spread = self.recipe.policy, self._spread(stage)
         trained, all_train = resting(self.trained, spread), policy.lora is None
-        checkpointing = policy.model_gradient_checkpointing
+        checkpointing = policy.model_gradient_checkpointing is True
         at_work = visiting(self.shapes, spread, backward=True, all_train=all_train, checkpointing=checkpointing)
-        options, samples = self.recipe.train.train_policy, self.recipe.train.train_batch_per_replica
-        at_once = getattr(options, "batch_size_per_optimize", None) or samples
         copies: Rows = {part: trained for part in PARTS if part in parts}
         return copies | {
             TRANSFORMER: self._transformer(spread),
             GRADIENTS: trained,
             OPTIMIZER: trained * MOMENTS,
-            BATCH: self._batch(min(options.mini_batch, at_once), 5 + len(copies), guided=guided),
+            BATCH: self._batch(micro_batch(self.recipe), 5 + len(copies), guided=guided),
             VISITING: Bytes(at_work),
             # The buffer of the all-reduce of gradients, or of torch's fused loops: once more their size.
             STEP: trained,

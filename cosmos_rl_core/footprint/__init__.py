@@ -1,0 +1,1 @@
+"""Memory and arithmetic of passes through a pipeline's modules, counted without weights and without their numbers."""

@@ -1,0 +1,53 @@
+"""The bytes of the tensors that live at the same time while torch computes."""
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the memory of new tensors from their making to their end; views share the memory of their base.
+
+    Tensors ``own`` are not counted, nor are casts of them: autocast casts weights, whose copies plans count by
+    themselves. The backward pass, and what it computes again, is seen like the forward pass.
+    """
+
+    def __init__(self, own: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        """Bytes at this moment, and the most until now."""
+        # Kept, so that no other memory can get their identity.
+        self._own = {_identity(tensor): tensor for tensor in own}
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the operation, and count the memory of its results."""
+        made = func(*args, **(kwargs or {}))
+        is_cast = func is torch.ops.aten._to_copy.default and _identity(args[0]) in self._own
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage(), counts=not is_cast)
+        return made
+
+    def _count(self, storage: torch.UntypedStorage, *, counts: bool) -> None:
+        identity = storage._cdata
+        if identity in self._own or identity in self._alive:
+            return
+        size = storage.nbytes() if counts else 0
+
+        def ended(_: object) -> None:
+            del self._alive[identity]
+            self.now -= size
+
+        self._alive[identity] = weakref.ref(storage, ended)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+
+def _identity(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata

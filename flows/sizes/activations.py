@@ -1,0 +1,80 @@
+"""Memory of activations and of the VAE in each stage: passes of the recipe's batches, counted without weights."""
+
+from collections.abc import Iterable
+
+from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.footprint.counted import footprints
+from cosmos_rl_core.footprint.passes import Pass
+from flows.sizes import costs
+from stages.contracts import MediaShape
+from stages.generating.encoding import vae_batches
+
+TRAINING = ("update", "finetune")
+
+
+def tile(recipe: Recipe) -> int:
+    """Return the number of samples that a rollout makes at once."""
+    return min(recipe.rollout.n_generation_mini_batch, recipe.rollout.samples_per_shard)
+
+
+def micro_batch(recipe: Recipe) -> int:
+    """Return the number of samples of a forward and backward pass."""
+    options = recipe.train.train_policy
+    at_once = getattr(options, "batch_size_per_optimize", None) or recipe.train.train_batch_per_replica
+    return min(options.mini_batch, at_once)
+
+
+def peaks(recipe: Recipe, kinds: Iterable[str], below: LoraConfig | None) -> dict[str, tuple[int, int]]:
+    """Return the bytes of a rank's activations, and of the VAE at work, in each stage that has any.
+
+    Context-parallel peers divide activations evenly; a few of a transformer's tensors are whole on each. Text encoders
+    take one text at a time, whose activations are left out.
+    """
+    asked = {kind: passes(recipe, kind, below) for kind in kinds}
+    every = [one for found in asked.values() for one in found if one is not None]
+    counted = iter(footprints(costs.base_path(recipe), every))
+    found: dict[str, tuple[int, int]] = {}
+    for kind, (transformer, vae) in asked.items():
+        peers = recipe.launch.parallelism_of(kind).cp_size
+        at_work = 0 if transformer is None else -(-next(counted).peak_bytes // peers)
+        by_vae = 0 if vae is None else next(counted).peak_bytes
+        if at_work or by_vae:
+            found[kind] = at_work, by_vae
+    return found
+
+
+def passes(recipe: Recipe, kind: str, below: LoraConfig | None) -> tuple[Pass | None, Pass | None]:
+    """Return the largest pass of a stage through the transformer, and through the VAE; None if it has none."""
+    diffusers, validation = recipe.policy.diffusers, recipe.validation
+    half, guided = recipe.train.param_dtype == "bfloat16", diffusers.sample.guidance_scale != 1
+    media = {"size": diffusers.inference_size, "frames": diffusers.train_frames}
+
+    def forward(batch: int, *, guided: bool) -> Pass:
+        length = diffusers.max_prompt_length
+        return Pass(kind="forward", batch=batch, max_prompt_length=length, half=half, guided=guided, **media)
+
+    def decoding(batch: int) -> Pass:
+        (first, *_) = vae_batches(batch, MediaShape(**media))
+        return Pass(kind="decoding", batch=len(range(batch)[first]), **media)
+
+    if kind in TRAINING:
+        trains = {
+            "kind": "training",
+            "guided": guided and kind == "update",
+            "trains_unconditional": costs.needs_of(recipe).trains_unconditional if kind == "update" else True,
+            "checkpointing": recipe.policy.model_gradient_checkpointing is True,
+            "lora": recipe.policy.lora,
+            "below": below,
+        }
+        return forward(micro_batch(recipe), guided=guided).model_copy(update=trains), None
+    if kind == "rollout":
+        return forward(tile(recipe), guided=guided), decoding(tile(recipe))
+    if kind == "validate" and validation is not None:
+        return forward(validation.batch_size, guided=False), None
+    if kind == "evaluate" and validation is not None:
+        # The stock pipeline makes both predictions of a batch at once.
+        return forward(validation.batch_size * (1 + guided), guided=False), decoding(validation.batch_size)
+    if kind == "encode":
+        return None, Pass(kind="encoding", batch=1, **media)
+    return None, None
