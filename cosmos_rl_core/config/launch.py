@@ -61,6 +61,11 @@ class LaunchConfig(Section):
     """Number of GPUs of this machine that stages may use at once. Stages that need more are refused before anything
     starts; stages of one wave that together need more run one after the other. Default: all that the flow sees. Not for
     Slurm and Kubernetes, which have ``gpus_per_node``."""
+    device_memory_gb: float | None = Field(default=None, gt=0)
+    """Memory of each GPU in GiB, as ``nvidia-smi`` says it; of an H100 with 80 GB 79. A plan refuses stages that need
+    more and names a setting that makes them fit. Default: unknown, so that nothing is refused."""
+    stage_device_memory_gb: dict[str, Annotated[float, Field(gt=0)]] = {}
+    """The same of single stages that run on other GPUs, in place of ``device_memory_gb``, e.g. ``{rollout = 44}``."""
     processes: int = Field(default=1, ge=1)
     """Number of ranks of each distributed stage."""
     stage_processes: dict[str, Annotated[int, Field(ge=1)]] = {}
@@ -163,6 +168,10 @@ class LaunchConfig(Section):
     def time_limit_of(self, stage: str) -> float | None:
         """Return the time limit of a stage in seconds, or None."""
         return self.stage_time_limits_s.get(stage, self.time_limit_s)
+
+    def device_memory_of(self, stage: str) -> float | None:
+        """Return the memory of a stage's devices in GiB; None if it is not known."""
+        return self.stage_device_memory_gb.get(stage, self.device_memory_gb)
 
     def parallelism_of(self, stage: str) -> Parallelism:
         """Return how the ranks of a stage share its work. Raises :class:`ConfigError` if they cannot.

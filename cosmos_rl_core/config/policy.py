@@ -225,8 +225,10 @@ class PolicyConfig(Section):
     reference: Literal["base", "init"] = Field(default="base", json_schema_extra={"neutral": "base"})
     """Weights that a KL term compares with: those of the base model, with all adapters off, or those that policy
     version 0 begins with."""
-    model_gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: slower, much less memory."""
+    model_gradient_checkpointing: bool | Literal["auto"] = False
+    """Recompute activations in the backward pass: slower, much less memory. ``"auto"``: only if training without it
+    does not fit ``launch.device_memory_gb``, and not where that is unknown. It is decided when the run is planned; the
+    run keeps it on other machines too."""
     lora: LoraConfig | None = None
     """Settings of LoRA adapters. Default: none, so that all weights are trained."""
     diffusers: DiffusersConfig = DiffusersConfig()

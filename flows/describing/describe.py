@@ -247,7 +247,7 @@ def described(plan: AnyPlan, store_url: str, named_by: str = "", *, slots: int |
     assert isinstance(plan, Plan)
     yield f"{describe_plan(plan, store_url, named_by, slots=slots)}\n"
     yield _memory_table(_memory(plan, store_url))
-    yield f"\n{COUNTED if estimate.is_large(plan) else UNCOUNTED}"
+    yield f"\n{COUNTED if costs.is_large(plan.recipe) else UNCOUNTED}"
 
 
 def _memory_table(found: Sequence[memory.StageMemory]) -> Table:
@@ -279,4 +279,4 @@ def _stages(plan: Plan, store_url: str) -> Counter[str]:
 
 def _memory(plan: Plan, store_url: str) -> list[memory.StageMemory]:
     kinds = (step.kind for wave in post_train(run_of(plan, store_url)) for step in wave.steps)
-    return memory.stages(plan.recipe, kinds, plan.below, activations=estimate.is_large(plan))
+    return memory.stages(plan.settled, kinds, plan.below, activations=costs.is_large(plan.recipe))

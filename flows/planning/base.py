@@ -170,6 +170,9 @@ class BasePlan(Section, Generic[OfKind]):
     prefixed: bool = Field(default=False, json_schema_extra=NOT_IDENTITY)
     """Whether text embeddings are stored behind a frozen prefix of the transformer. Pinned, so that all embeddings of
     a run have one format."""
+    checkpointing: bool | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
+    """What ``policy.model_gradient_checkpointing = "auto"`` was decided to be. Pinned, so that a retry does the same;
+    None for a recipe that says it itself."""
     buckets: tuple[tuple[int, int], ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
     """Heights and widths that media are cut to, each to the nearest; none if all have one size."""
     plugins: tuple[Pin, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)

@@ -11,8 +11,6 @@ from flows.sizes import costs
 
 DEVICE_FLOPS = 10**14
 """Operations a second that every rank is assumed to sustain."""
-MIN_PARAMETERS = 10**8
-"""Parameters of a transformer below which arithmetic does not decide the time, nor activations the memory."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +26,6 @@ class StageWork:
 
     def __str__(self) -> str:
         return f"{self.stage} {_time(self.seconds)} on {self.ranks} rank{'s' * (self.ranks != 1)}"
-
-
-def is_large(plan: Plan) -> bool:
-    """Return whether arithmetic and activations of the model are worth the seconds that counting them takes."""
-    return costs.parameters(plan.recipe)[0] >= MIN_PARAMETERS
 
 
 def forward_flops(plan: Plan) -> int:
@@ -57,11 +50,11 @@ def passes(plan: Plan) -> dict[str, int]:
     A backward pass costs one forward pass with LoRA and two with all weights; checkpointing adds one. Held-out losses
     and a loss on media beside rewards are not counted.
     """
-    recipe, policy, options = plan.recipe, plan.recipe.policy, plan.recipe.train.train_policy
+    recipe, policy, options = plan.settled, plan.settled.policy, plan.recipe.train.train_policy
     sample, batch = policy.diffusers.sample, recipe.train.train_batch_per_replica
     # Guidance takes two predictions for a velocity.
     predictions = 1 if sample.guidance_scale == 1 else 2
-    training = 1 + (2 if policy.lora is None else 1) + policy.model_gradient_checkpointing
+    training = 1 + (2 if policy.lora is None else 1) + (policy.model_gradient_checkpointing is True)
     found: dict[str, int] = {}
     if isinstance(options, SupervisedOptions):
         found["finetune"] = batch * options.steps_per_iteration * training
@@ -81,7 +74,7 @@ def describe(plan: Plan) -> list[str]:
 
     Empty for small models.
     """
-    if not is_large(plan):
+    if not costs.is_large(plan.recipe):
         return []
     work, count = stages(plan), plan.recipe.train.num_iterations
     each = [stage for stage in work if stage.stage != "evaluate"]

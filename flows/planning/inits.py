@@ -56,6 +56,11 @@ def resolve(recipe: Recipe, model: ModelRef, origin_of: Callable[[str], Origin])
     return found
 
 
+def below(recipe: Recipe, init: Init | None) -> LoraConfig | None:
+    """Return the settings of the frozen adapter that the trained one is stacked on; None without one."""
+    return init.lora if init is not None and recipe.policy.init_mode == "stack" else None
+
+
 def leave_prefix(recipe: Recipe, init: Init | None) -> bool:
     """Return whether the first, frozen module that texts pass is the base's: no adapter changes it."""
     adapters = [recipe.policy.lora]

@@ -19,7 +19,7 @@ from cosmos_rl_core.recipes import effects
 from cosmos_rl_core.recipes.reading import checked, read_values
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
-from flows.checking import checks
+from flows.checking import checks, room
 from flows.checking.misplaced import misplaced
 from flows.defaults import DEFAULT_STORE
 from flows.planning import inits, kinds, versions
@@ -100,7 +100,7 @@ class Plan(BasePlan[Recipe]):
     @property
     def below(self) -> LoraConfig | None:
         """Return the settings of the frozen adapter that the trained one is stacked on; None without one."""
-        return self.init.lora if self.init is not None and self.recipe.policy.init_mode == "stack" else None
+        return inits.below(self.recipe, self.init)
 
     @property
     def lineage(self) -> str:
@@ -111,6 +111,11 @@ class Plan(BasePlan[Recipe]):
         how = "frozen below a new adapter" if self.below else "trained further"
         against = "itself" if self.recipe.policy.reference == "init" else "the base model"
         return f"{self.init.source} ({weights}, {self.init.digest[:12]}), {how}; the reference is {against}"
+
+    @property
+    def settled(self) -> Recipe:
+        """Return the recipe with the gradient checkpointing that was decided for it."""
+        return room.settled(self.recipe, self.checkpointing)
 
     @property
     def media(self) -> MediaShape:
@@ -173,12 +178,13 @@ def make_plan(
     if model is not None and recipe.policy.init_from is not None:
         begins = mistakes.catch(inits.resolve, recipe, model, partial(_origin, store_url))
     init, init_inputs = begins or (None, ())
-    datasets = read_datasets(recipe, store_url, mistakes)
+    datasets, checkpointing = read_datasets(recipe, store_url, mistakes), None
     checks.check_training(recipe, (*datasets.prompts, *datasets.validation_prompts), mistakes)
     if model is not None:
         trained, others = len(datasets.prompts), {p.id for p in (*datasets.data.prompts, *datasets.held_out.prompts)}
         others -= {prompt.id for prompt in datasets.prompts}
         checks.check_model(recipe, costs.embedded_prompts(recipe, trained) + len(others), mistakes)
+        checkpointing = room.decide(recipe, inits.below(recipe, init), mistakes)
     elif not damages:
         mistakes.append(checks.nothing_to_size(recipe.policy.model_name_or_path))
     if mistakes or mistakes.unreached or model is None:
@@ -195,6 +201,7 @@ def make_plan(
         init=init,
         init_inputs=init_inputs,
         prefixed=inits.leave_prefix(recipe, init),
+        checkpointing=checkpointing,
         buckets=checks.buckets_of(recipe),
         plugins=outside_plugins.pins(model.adapter),
         early_warning=checks.early_warning_of(recipe),

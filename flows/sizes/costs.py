@@ -17,6 +17,8 @@ TOGETHER = 256
 """Most prompts of rollouts that the first stage embeds; more only if one iteration has more."""
 LARGEST = 16
 """A later stage embeds at most this many times as many."""
+MIN_PARAMETERS = 10**8
+"""Parameters of a transformer below which arithmetic does not decide the time, nor activations the memory."""
 
 
 def base_path(recipe: Recipe) -> str:
@@ -124,6 +126,11 @@ def parameters(recipe: Recipe) -> tuple[int, int]:
     shapes = weight_shapes(base_path(recipe))
     total, trained = (trainable_elements(shapes, lora) for lora in (None, recipe.policy.lora))
     return total, trained
+
+
+def is_large(recipe: Recipe) -> bool:
+    """Return whether arithmetic and activations of the model are worth the seconds that counting them takes."""
+    return parameters(recipe)[0] >= MIN_PARAMETERS
 
 
 def kept_samples(recipe: Recipe) -> int:

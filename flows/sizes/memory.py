@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
+from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import RewardOptions
@@ -27,16 +28,37 @@ SAMPLES, BATCH, VISITING = "samples", "micro-batch", "gathered or cast"
 IN_PASSING = "largest tensor twice"
 SCORER = "weights of the scorer"
 ACTIVATIONS, VAE = "activations", "VAE at work"
+ALLOWANCE = "allowance"
+"""Of each GPU, for what no arithmetic here counts."""
 STEP = "optimizer's buffers"
 MODEL, LOGITS, READING, COPY = "model", "logits", "tensor of the base", "copy to be written"
 """Of models of transformers. A rank maps one tensor of the base at a time."""
 _ONE_BY_ONE = (IN_PASSING, READING, COPY)
-_HELD = (TRANSFORMER, MODEL, OTHERS, *PARTS, GRADIENTS, OPTIMIZER, SAMPLES, BATCH, LOGITS, *_ONE_BY_ONE, SCORER)
+_HELD = (
+    TRANSFORMER,
+    MODEL,
+    OTHERS,
+    *PARTS,
+    GRADIENTS,
+    OPTIMIZER,
+    SAMPLES,
+    BATCH,
+    LOGITS,
+    *_ONE_BY_ONE,
+    SCORER,
+    ALLOWANCE,
+)
 _PHASES = ((VISITING, ACTIVATIONS), (STEP,), (VAE,))
 """Kinds of memory of a pass through the transformer, of the optimizer's step and of the VAE, one after the other."""
 ROWS = (*_HELD, *chain.from_iterable(_PHASES))
 """Kinds of memory."""
 
+CONTEXT_BYTES = 2**30
+"""Allowance for CUDA's context, its kernels, and the workspaces of cuBLAS and cuDNN."""
+COLLECTIVES_BYTES = 2**29
+"""Allowance for the buffers of NCCL, where a stage has several ranks."""
+FRAGMENTED = 0.05
+"""Allowance for blocks that the allocator rounds up or cannot use: a share of the peak."""
 MOMENTS = 2
 """Averages that Adam and AdamW keep of every trainable number."""
 
@@ -81,7 +103,21 @@ def stages(
     if activations:
         for kind, (at_work, by_vae) in peaks(recipe, found, below).items():
             rows[kind] |= {ACTIVATIONS: Bytes(at_work), VAE: Bytes(by_vae)}
-    return [StageMemory(kind, ranks[kind], rows[kind]) for kind in found]
+    counted = [StageMemory(kind, ranks[kind], rows[kind]) for kind in found]
+    return [_with_allowance(stage) for stage in counted] if _on_gpus(recipe.launch) else counted
+
+
+def _on_gpus(launch: LaunchConfig) -> bool:
+    """Return whether the profile says that ranks compute on GPUs."""
+    names = launch.gpus or launch.stage_gpus or launch.launcher != "local"
+    return launch.device == "cuda" or (launch.device is None and bool(names))
+
+
+def _with_allowance(stage: StageMemory) -> StageMemory:
+    if not stage.peak.device:
+        return stage
+    allowed = CONTEXT_BYTES + COLLECTIVES_BYTES * (stage.ranks > 1) + int(FRAGMENTED * stage.peak.device)
+    return replace(stage, rows=stage.rows | {ALLOWANCE: Bytes(allowed)})
 
 
 def scorers(recipe: Recipe) -> list[RewardOptions]:

@@ -41,7 +41,7 @@ SOURCES = {
     "sft/sd3_lora": "stable-diffusion-3-5-image-sft-lora",
 }
 """The recipe of cosmos-rl's that each of ours is; others have none."""
-OWN = ("local_dir", "path", "num_iterations", "store_budget_gb", "max_keep")
+OWN = ("local_dir", "path", "num_iterations", "store_budget_gb", "max_keep", "model_gradient_checkpointing")
 """Settings that are the user's, or that a run here has and one of cosmos-rl's has not."""
 
 

@@ -1,0 +1,116 @@
+"""Recipes that do not fit the devices of a profile, and the settings that make them fit."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.recipes.reading import check, read_values
+from flows.checking import room
+from flows.cli import app as cli
+from flows.planning.plan import Plan, Settings, freeze, plan_of
+from flows.planning.run import Run
+from flows.sizes import costs, memory
+from stages import contracts
+from tests.flows.by_hand import make_all
+
+GIB = 2**30
+WIDE = {
+    "num_layers": 4,
+    "num_attention_heads": 16,
+    "attention_head_dim": 64,
+    "caption_projection_dim": 1024,
+    "pos_embed_max_size": 64,
+}
+BATCH = ("train.train_policy.mini_batch=4", "policy.diffusers.inference_size=[256,256]", "launch.device=cuda")
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The tiny pipeline's configs with a transformer of 10^8 parameters, without weights."""
+    folder = tmp_path_factory.mktemp("wide") / "model"
+    shutil.copytree(
+        directories.resolve_path("package:tiny-sd3"), folder, ignore=shutil.ignore_patterns("*.safetensors")
+    )
+    config = folder / "transformer/config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | WIDE), encoding="utf-8")
+    return str(folder)
+
+
+def planned(path: str, wide: str, *overrides: str) -> Plan:
+    overrides = (f"policy.model_name_or_path={wide}", *BATCH, *overrides)
+    found = plan_of(Settings(path, overrides=overrides), without_weights=True)
+    assert isinstance(found, Plan)
+    return found
+
+
+def needs(path: str, wide: str, *overrides: str) -> float:
+    """What a rank of the update takes, in GiB."""
+    values = read_values(path, (f"policy.model_name_or_path={wide}", *BATCH, *overrides))
+    (found,) = memory.stages(check(values, path), ["update"], activations=True)
+    return found.peak.device / GIB
+
+
+@pytest.mark.slow
+def test_checkpointing_is_decided_by_the_memory_of_the_device(recipe, wide: str, tmp_path: Path):
+    path, auto = recipe(), "policy.model_gradient_checkpointing=auto"
+    assert costs.is_large(planned(path, wide).recipe)
+    kept, again = (needs(path, wide, f"policy.model_gradient_checkpointing={on}") for on in ("false", "true"))
+    assert again < kept
+    memories = {None: False, kept + 0.01: False, kept - 0.01: True, again + 0.01: True}
+    for size, expected in memories.items():
+        known = () if size is None else (f"launch.device_memory_gb={size}",)
+        plan = planned(path, wide, auto, *known)
+        assert plan.checkpointing is expected
+        assert plan.settled.policy.model_gradient_checkpointing is expected
+        # What was decided changes no name of a run.
+        assert plan.identity() == planned(path, wide, auto).identity()
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_refused_with_the_setting_that_makes_it_fit(recipe, wide: str):
+    path = recipe()
+    kept, again = (needs(path, wide, f"policy.model_gradient_checkpointing={on}") for on in ("false", "true"))
+    half = needs(path, wide, "train.train_policy.mini_batch=2", "policy.model_gradient_checkpointing=true")
+    assert half < again < kept
+    between = (again + kept) / 2
+    with pytest.raises(ConfigError, match=rf"update needs {kept:.1f} GiB on a device of {between:g} GiB") as refused:
+        planned(path, wide, f"launch.device_memory_gb={between}")
+    assert "it fits with policy.model_gradient_checkpointing = true" in str(refused.value)
+    below = (half + again) / 2
+    with pytest.raises(ConfigError) as refused:
+        planned(path, wide, f"launch.device_memory_gb={below}", "policy.model_gradient_checkpointing=true")
+    assert "it fits with train.train_policy.mini_batch = 2" in str(refused.value)
+    with pytest.raises(ConfigError, match="no setting here makes it fit"):
+        planned(path, wide, "launch.stage_device_memory_gb={ update = 0.1 }")
+
+
+def test_a_run_keeps_what_was_decided(recipe, tmp_path: Path):
+    """The tiny model always fits; a plan that was written otherwise is what a retry takes."""
+    store = str(tmp_path / "store")
+    settings = Settings(recipe(), store, "kept", overrides=("policy.model_gradient_checkpointing=auto",))
+    plan = plan_of(settings)
+    assert plan.checkpointing is False
+    freeze(plan.model_copy(update={"checkpointing": True}), store)
+    again = freeze(plan_of(settings), store)
+    asked = make_all(Run(again, store))
+    updates = [request.settings(contracts.Update) for request in asked.values() if request.stage == "update"]
+    assert [update.gradient_checkpointing for update in updates] == [True, True]
+
+
+def test_settings_change_one_at_a_time(recipe):
+    found = check(read_values(recipe(), ()), "tiny")
+    other = room.changed(found, ("train.train_policy.mini_batch", 3), ("launch.cp_size", 2))
+    assert (other.train.train_policy.mini_batch, other.launch.cp_size) == (3, 2)
+    assert room.changed(other, ("train.train_policy.mini_batch", 1), ("launch.cp_size", 1)) == found
+
+
+def test_a_plan_prints_what_is_refused(recipe):
+    argv = ["plan", recipe(), "--set", "launch.stage_device_memory_gb={ sampling = 8 }"]
+    ended = CliRunner().invoke(cli.app, argv)
+    assert ended.exit_code == 64
+    assert "launch.stage_device_memory_gb.sampling: unknown distributed stage" in ended.stderr
