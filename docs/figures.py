@@ -115,7 +115,33 @@ def _figures() -> Iterator[Figure]:
     yield from _of_vlms()
     yield from _of_early_warning()
     yield "docs/from-demo-to-sd3.5.md", r"```\ntrains  [^`]*```", _printed("plan-sd3_5"), 1
+    yield from _of_the_plan()
     yield "docs/commands.md", r"```\nrun      ddrl-tiny-[^`]*```", _printed("status"), 1
+
+
+def _of_the_plan() -> Iterator[Figure]:
+    """Yield the figures of the page on SD3.5, which its plan printed."""
+    page, lines = "docs/from-demo-to-sd3.5.md", (MEASURED / "plan-sd3_5.txt").read_text(encoding="utf-8").splitlines()
+
+    def row(title: str, header: str) -> dict[str, str]:
+        """Return the cells of a row of the table whose first column is ``header``, by column."""
+        start = next(i for i, line in enumerate(lines) if line.startswith(header))
+        line = next(line for line in lines[start:] if line.startswith(title))
+        ends = [found.end() for found in re.finditer(r"\S+", lines[start][len(header) :])]
+        names = lines[start][len(header) :].split()
+        starts = [0, *ends[:-1]]
+        rest = line[len(header) :]
+        cells = zip(names, starts, ends, strict=True)
+        return {name: cell for name, first, last in cells if (cell := rest[first:last].strip())}
+
+    needed, saved = (row(name, "a rank's memory, GiB") for name in ("on the device", "activations"))
+    said = f"{needed['update']} GiB for an update, {saved['update']} of it activations; {needed['embed']} GiB while"
+    yield page, r"[\d.]+ GiB for an update, [\d.]+ of it activations; [\d.]+ GiB while", said, 1
+    host = row("of a machine's CPU", "a rank's memory, GiB")["embed"]
+    yield page, r"[\d.]+ GiB of the machine's memory", f"{host} GiB of the machine's memory", 1
+    seconds = row("together", "predicted seconds")
+    told = f"{float(seconds['rollout']):.0f} s for a rollout and {float(seconds['update']):.0f} s for an update"
+    yield page, r"\d+ s for a rollout and \d+ s for an update", told, 1
 
 
 def _of_the_demo(runs: Sequence[HeldOut]) -> Iterator[Figure]:

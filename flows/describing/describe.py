@@ -1,6 +1,5 @@
 """A plan in words and as JSON: sizes, memory and an estimate of time."""
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -28,8 +27,8 @@ from stages.contracts import Judge, Rollout
 
 MIB, GIB = 2**20, 2**30
 COUNTED = (
-    "Activations are those of tensors without numbers: predictions, as everything here. Not counted are files in "
-    "transit and CUDA itself: leave room."
+    "All of this is predicted, not measured. The allowance is for CUDA, its libraries and the allocator. Files in "
+    "transit are not counted."
 )
 UNCOUNTED = "Activations are not counted for a model of this size, nor files in transit, nor CUDA itself: leave room."
 
@@ -162,13 +161,13 @@ def _warns(plan: Plan) -> str | list[str]:
 
 def _writes(recipe: Recipe) -> list[str]:
     """Return what an iteration writes and what all of them leave, a line each."""
-    parts, train, diffusers = costs.policy_parts(recipe), recipe.train, recipe.policy.diffusers
+    parts, train = costs.policy_parts(recipe), recipe.train
     of_parts = ", ".join(f"{part} {_size(size)}" for part, size in parts.items())
     lines = [f"a policy of {_size(sum(parts.values()))} an iteration: {of_parts}"]
     left = costs.kept_policy_bytes(recipe)
     if train.train_policy.rewarded:
         each = costs.sample_bytes(recipe)
-        picture = _size(3 * diffusers.train_frames * math.prod(diffusers.inference_size))
+        picture = _size(costs.pixel_bytes(recipe))
         samples = f"{train.train_batch_per_replica} samples of {_size(each)} an iteration"
         lines.insert(0, f"{samples}, each with a picture of {picture} before compression")
         left += costs.kept_samples(recipe) * each
@@ -193,9 +192,9 @@ def as_json(plan: AnyPlan, store_url: str, *, slots: int | None = None) -> dict[
     ``stages`` has how often each runs, ``turns`` how waves are cut that do not fit the devices. Bytes of ``writes``:
     ``sample`` (null without rollouts), ``embedding`` of a prompt, ``policy`` of one iteration by part. ``memory`` of
     each stage: bytes of one rank on the ``device`` and in the ``cpu`` memory beside it, as ``rows`` by kind and as
-    ``peak``. ``time``: ``forward_flops`` of a sample and, for each stage of an iteration and an evaluation, its
-    ``flops`` on all ranks and its ``seconds`` at ``device_flops`` a second on each rank; and ``like``, what another run
-    of the same shape took, or null.
+    ``peak``, with the ``nodes`` of its ranks. ``time``: ``forward_flops`` of a sample and, for each stage of an
+    iteration and an evaluation, its ``flops`` on all ranks and its predicted ``seconds``, also by ``causes``, at
+    ``device_flops`` a second on each rank; and ``like``, what another run of the same shape took, or null.
     """
     if (kind := kinds.of(plan)) is not None:
         return kind.as_json(plan, store_url)
@@ -224,7 +223,7 @@ def as_json(plan: AnyPlan, store_url: str, *, slots: int | None = None) -> dict[
         "time": {
             "forward_flops": estimate.forward_flops(plan),
             "device_flops": estimate.DEVICE_FLOPS,
-            "stages": estimate.stages(plan),
+            "stages": [asdict(work) | {"seconds": work.seconds} for work in estimate.stages(plan)],
             "like": estimates.estimate(plan, store_url),
         },
         "missing": missing_files(plan),
@@ -247,6 +246,9 @@ def described(plan: AnyPlan, store_url: str, named_by: str = "", *, slots: int |
     assert isinstance(plan, Plan)
     yield f"{describe_plan(plan, store_url, named_by, slots=slots)}\n"
     yield _memory_table(_memory(plan, store_url))
+    if costs.is_large(plan.recipe):
+        yield ""
+        yield _time_table(estimate.stages(plan))
     yield f"\n{COUNTED if costs.is_large(plan.recipe) else UNCOUNTED}"
 
 
@@ -269,6 +271,21 @@ def _memory_table(found: Sequence[memory.StageMemory]) -> Table:
         add(row, [each.device + each.cpu for each in held])
     add("on the device", [stage.peak.device for stage in found], "bold")
     add("beside it on the CPU", [stage.peak.cpu for stage in found], "bold")
+    add("of a machine's CPU, all ranks", [stage.peak.cpu * stage.ranks // stage.nodes for stage in found], "bold")
+    return table
+
+
+def _time_table(work: Sequence[estimate.StageWork]) -> Table:
+    table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="bold")
+    table.collapse_padding = True
+    table.add_column("predicted seconds", no_wrap=True)
+    for stage in work:
+        table.add_column(stage.stage, justify="right", no_wrap=True)
+    for cause in estimate.CAUSES:
+        seconds = [stage.causes.get(cause, 0.0) for stage in work]
+        if any(seconds):
+            table.add_row(cause, *(f"{each:.1f}" if each else "" for each in seconds))
+    table.add_row("together", *(f"{stage.seconds:.1f}" for stage in work), style="bold")
     return table
 
 

@@ -45,6 +45,12 @@ def sample_bytes(recipe: Recipe) -> int:
     return sizes.FLOAT32_BYTES * elements * (1 + states + history)
 
 
+def pixel_bytes(recipe: Recipe) -> int:
+    """Return the bytes of a sample's pixels before compression."""
+    diffusers = recipe.policy.diffusers
+    return 3 * diffusers.train_frames * math.prod(diffusers.inference_size)
+
+
 def embedding_bytes(recipe: Recipe) -> int:
     """Return the bytes of the text embedding of one prompt, without masks."""
     policy = recipe.policy

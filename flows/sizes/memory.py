@@ -17,8 +17,9 @@ from cosmos_rl_core.vlms import _folders
 from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, OLD, REFERENCE
 from cosmos_rl_core.weights.shapes import component_shapes, count_elements, file_shapes, trainable_shapes, weight_shapes
 from flows.sizes import costs
-from flows.sizes.activations import micro_batch, peaks, tile
+from flows.sizes.activations import TRAINING, micro_batch, peaks, tile
 from stages.formats.members import KEPT_BYTES
+from stages.generating.encoding import TILES_AHEAD
 
 PARTS = (OLD, EMA, REFERENCE, BEHAVIOUR)
 """Copies of the trainable weights, each of their size."""
@@ -28,6 +29,8 @@ SAMPLES, BATCH, VISITING = "samples", "micro-batch", "gathered or cast"
 IN_PASSING = "largest tensor twice"
 SCORER = "weights of the scorer"
 ACTIVATIONS, VAE = "activations", "VAE at work"
+READ = "read before the device"
+"""Weights of the pipeline, which come to the CPU's memory whole, in float32, before they go to a GPU."""
 ALLOWANCE = "allowance"
 """Of each GPU, for what no arithmetic here counts."""
 STEP = "optimizer's buffers"
@@ -48,8 +51,9 @@ _HELD = (
     SCORER,
     ALLOWANCE,
 )
-_PHASES = ((VISITING, ACTIVATIONS), (STEP,), (VAE,))
-"""Kinds of memory of a pass through the transformer, of the optimizer's step and of the VAE, one after the other."""
+_PHASES = ((READ,), (VISITING, ACTIVATIONS), (STEP,), (VAE,))
+"""Kinds of memory of loading, of a pass through the transformer, of the optimizer's step and of the VAE, one after the
+other."""
 ROWS = (*_HELD, *chain.from_iterable(_PHASES))
 """Kinds of memory."""
 
@@ -73,6 +77,8 @@ class StageMemory:
     stage: str
     ranks: int
     rows: Rows
+    nodes: int = 1
+    """Machines that the ranks are spread over evenly."""
 
     @property
     def peak(self) -> Bytes:
@@ -100,14 +106,18 @@ def stages(
     found = [kind for kind in dict.fromkeys(kinds) if kind in LOADING]
     ranks = {kind: recipe.launch.processes_of(kind) for kind in found} | {"export": 1}
     rows = {kind: _judge(recipe) if kind == "judge" else getattr(model, kind)() for kind in found}
+    if on_gpus(recipe.launch):
+        for kind in found:
+            rows[kind] |= {READ: Bytes(cpu=model.read(kind))}
     if activations:
         for kind, (at_work, by_vae) in peaks(recipe, found, below).items():
             rows[kind] |= {ACTIVATIONS: Bytes(at_work), VAE: Bytes(by_vae)}
-    counted = [StageMemory(kind, ranks[kind], rows[kind]) for kind in found]
-    return [_with_allowance(stage) for stage in counted] if _on_gpus(recipe.launch) else counted
+    nodes = {kind: 1 if kind == "export" else recipe.launch.nodes_of(kind) for kind in found}
+    counted = [StageMemory(kind, ranks[kind], rows[kind], nodes[kind]) for kind in found]
+    return [_with_allowance(stage) for stage in counted] if on_gpus(recipe.launch) else counted
 
 
-def _on_gpus(launch: LaunchConfig) -> bool:
+def on_gpus(launch: LaunchConfig) -> bool:
     """Return whether the profile says that ranks compute on GPUs."""
     names = launch.gpus or launch.stage_gpus or launch.launcher != "local"
     return launch.device == "cuda" or (launch.device is None and bool(names))
@@ -174,6 +184,8 @@ class _Model:
         batch = tile(self.recipe)
         rows = self._forward(self._spread("rollout"), batch, guided=self._guided)
         rows[BATCH] += Bytes(batch * costs.sample_bytes(self.recipe))
+        # Pixels that wait to be encoded while the next samples are made.
+        rows[SAMPLES] = Bytes(cpu=(TILES_AHEAD + 1) * batch * costs.pixel_bytes(self.recipe))
         return rows | self.holding("vae")
 
     def validate(self) -> Rows:
@@ -211,6 +223,17 @@ class _Model:
     def finetune(self) -> Rows:
         """Count training with the parts that are kept."""
         return self._training("finetune", costs.policy_parts(self.recipe).keys(), guided=False)
+
+    def read(self, kind: str) -> int:
+        """Count what a rank has in the CPU's memory before its device has it.
+
+        Sharded weights are read by rows, and the stock pipeline straight to the device: a tensor at a time.
+        """
+        parts = {"embed": ("text_encoder",), "encode": ("vae",), "rollout": ("vae",)}
+        others = self.holding(*parts[kind])[OTHERS].device if kind in parts else 0
+        has_transformer = kind in (*TRAINING, "rollout", "validate")
+        alone = self.recipe.launch.parallelism_of(kind).dp_shard_size == 1 if has_transformer else False
+        return others + sizes.FLOAT32_BYTES * count_elements(self.shapes) * alone
 
     def holding(self, *prefixes: str) -> Rows:
         """Count the components whose names begin with one of ``prefixes``, in float32."""

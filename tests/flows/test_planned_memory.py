@@ -12,6 +12,7 @@ from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.recipes.reading import check, read_values
 from flows.cli import app as cli
+from flows.planning import estimate
 from flows.planning.plan import Settings, plan_of
 from flows.sizes import memory
 
@@ -143,7 +144,12 @@ def test_the_time_is_that_of_the_forward_passes_on_devices_of_a_stated_speed(rec
     passes = {name: stage["flops"] / time["forward_flops"] for name, stage in stages.items()}
     assert passes == {"rollout": 80, "update": 80 * 4}
     assert stages["update"]["ranks"] == 2
-    assert stages["update"]["seconds"] == stages["update"]["flops"] / (2 * time["device_flops"])
+    causes = stages["update"]["causes"]
+    assert causes["transformer"] == stages["update"]["flops"] / (2 * time["device_flops"])
+    assert stages["update"]["seconds"] == sum(causes.values())
+    assert causes["start"] == estimate.COLD_ON_CPU_S
+    # Eight samples in tiles of eight: the second rank waits for the first.
+    assert stages["rollout"]["causes"]["wait for the last rank"] == stages["rollout"]["causes"]["transformer"]
 
 
 def test_a_transformer_of_another_class_is_refused(recipe, tmp_path):
