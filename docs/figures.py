@@ -137,7 +137,7 @@ def _of_the_plan() -> Iterator[Figure]:
     needed, saved = (row(name, "a rank's memory, GiB") for name in ("on the device", "activations"))
     said = f"{needed['update']} GiB for an update, {saved['update']} of it activations; {needed['embed']} GiB while"
     yield page, r"[\d.]+ GiB for an update, [\d.]+ of it activations; [\d.]+ GiB while", said, 1
-    host = row("of a machine's CPU", "a rank's memory, GiB")["embed"]
+    host = row("CPU of all ranks", "a rank's memory, GiB")["embed"]
     yield page, r"[\d.]+ GiB of the machine's memory", f"{host} GiB of the machine's memory", 1
     seconds = row("together", "predicted seconds")
     told = f"{float(seconds['rollout']):.0f} s for a rollout and {float(seconds['update']):.0f} s for an update"

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 class LiveBytes(TorchDispatchMode):
     """Counts the memory of new tensors from their making to their end; views share the memory of their base.
 
-    Tensors ``own`` are not counted, nor are casts of them: autocast casts weights, whose copies plans count by
-    themselves. The backward pass, and what it computes again, is seen like the forward pass.
+    Casts of the tensors ``own`` are not counted: autocast casts weights, whose copies plans count by themselves. The
+    backward pass, and what it computes again, is seen like the forward pass.
     """
 
     def __init__(self, own: Iterable[Tensor]) -> None:
@@ -27,16 +27,18 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the operation, and count the memory of its results."""
+        # What an operation writes in place, or looks at, was there before it.
+        given = {_identity(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)}
         made = func(*args, **(kwargs or {}))
         is_cast = func is torch.ops.aten._to_copy.default and _identity(args[0]) in self._own
         for tensor in tree_leaves(made):
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and _identity(tensor) not in given:
                 self._count(tensor.untyped_storage(), counts=not is_cast)
         return made
 
     def _count(self, storage: torch.UntypedStorage, *, counts: bool) -> None:
         identity = storage._cdata
-        if identity in self._own or identity in self._alive:
+        if identity in self._alive:
             return
         size = storage.nbytes() if counts else 0
 

@@ -271,7 +271,8 @@ def _memory_table(found: Sequence[memory.StageMemory]) -> Table:
         add(row, [each.device + each.cpu for each in held])
     add("on the device", [stage.peak.device for stage in found], "bold")
     add("beside it on the CPU", [stage.peak.cpu for stage in found], "bold")
-    add("of a machine's CPU, all ranks", [stage.peak.cpu * stage.ranks // stage.nodes for stage in found], "bold")
+    if any(stage.ranks > stage.nodes for stage in found):
+        add("CPU of all ranks", [stage.peak.cpu * stage.ranks // stage.nodes for stage in found], "bold")
     return table
 
 

@@ -29,7 +29,7 @@ SAMPLES, BATCH, VISITING = "samples", "micro-batch", "gathered or cast"
 IN_PASSING = "largest tensor twice"
 SCORER = "weights of the scorer"
 ACTIVATIONS, VAE = "activations", "VAE at work"
-READ = "read before the device"
+READ = "read on the CPU"
 """Weights of the pipeline, which come to the CPU's memory whole, in float32, before they go to a GPU."""
 ALLOWANCE = "allowance"
 """Of each GPU, for what no arithmetic here counts."""
@@ -108,7 +108,7 @@ def stages(
     rows = {kind: _judge(recipe) if kind == "judge" else getattr(model, kind)() for kind in found}
     if on_gpus(recipe.launch):
         for kind in found:
-            rows[kind] |= {READ: Bytes(cpu=model.read(kind))}
+            rows[kind] |= {READ: Bytes(cpu=_read(model, kind))}
     if activations:
         for kind, (at_work, by_vae) in peaks(recipe, found, below).items():
             rows[kind] |= {ACTIVATIONS: Bytes(at_work), VAE: Bytes(by_vae)}
@@ -224,17 +224,6 @@ class _Model:
         """Count training with the parts that are kept."""
         return self._training("finetune", costs.policy_parts(self.recipe).keys(), guided=False)
 
-    def read(self, kind: str) -> int:
-        """Count what a rank has in the CPU's memory before its device has it.
-
-        Sharded weights are read by rows, and the stock pipeline straight to the device: a tensor at a time.
-        """
-        parts = {"embed": ("text_encoder",), "encode": ("vae",), "rollout": ("vae",)}
-        others = self.holding(*parts[kind])[OTHERS].device if kind in parts else 0
-        has_transformer = kind in (*TRAINING, "rollout", "validate")
-        alone = self.recipe.launch.parallelism_of(kind).dp_shard_size == 1 if has_transformer else False
-        return others + sizes.FLOAT32_BYTES * count_elements(self.shapes) * alone
-
     def holding(self, *prefixes: str) -> Rows:
         """Count the components whose names begin with one of ``prefixes``, in float32."""
         index = directories.read_json(self.path, directories.INDEX)
@@ -300,3 +289,16 @@ def _adapters(model: _Model) -> list[Shapes]:
     """Return the shapes of the frozen adapter and of the trained one, of those that there are."""
     settings = (model.below, model.recipe.policy.lora)
     return [trainable_shapes(model.shapes, adapter) for adapter in settings if adapter is not None]
+
+
+def _read(model: _Model, kind: str) -> int:
+    """Count what a rank has in the CPU's memory before its device has it.
+
+    Sharded weights are read by rows, and the stock pipeline straight to the device: a tensor at a time.
+    """
+    parts = {"embed": "text_encoder", "encode": "vae", "rollout": "vae"}
+    others = model.holding(parts[kind])[OTHERS].device if kind in parts else 0
+    if kind not in (*TRAINING, "rollout", "validate"):
+        return others
+    is_whole = model.recipe.launch.parallelism_of(kind).dp_shard_size == 1
+    return others + sizes.FLOAT32_BYTES * count_elements(model.shapes) * is_whole
