@@ -75,6 +75,8 @@ def passes(recipe: Recipe, kind: str, below: LoraConfig | None) -> tuple[Pass | 
     if kind == "evaluate" and validation is not None:
         # The stock pipeline makes both predictions of a batch at once.
         return forward(validation.batch_size * (1 + guided), guided=False), decoding(validation.batch_size)
+    if kind == "decode":
+        return None, decoding(tile(recipe))
     if kind == "encode":
         return None, Pass(kind="encoding", batch=1, **media)
     return None, None

@@ -1,5 +1,6 @@
 """Bytes that a run will write, and numbers that it trains."""
 
+import math
 from collections.abc import Callable
 from typing import Literal
 

@@ -296,7 +296,7 @@ def _read(model: _Model, kind: str) -> int:
 
     Sharded weights are read by rows, and the stock pipeline straight to the device: a tensor at a time.
     """
-    parts = {"embed": "text_encoder", "encode": "vae", "rollout": "vae"}
+    parts = {"embed": "text_encoder", "encode": "vae", "decode": "vae", "rollout": "vae"}
     others = model.holding(parts[kind])[OTHERS].device if kind in parts else 0
     if kind not in (*TRAINING, "rollout", "validate"):
         return others
