@@ -226,9 +226,9 @@ class PolicyConfig(Section):
     """Weights that a KL term compares with: those of the base model, with all adapters off, or those that policy
     version 0 begins with."""
     model_gradient_checkpointing: bool | Literal["auto"] = False
-    """Recompute activations in the backward pass: slower, much less memory. ``"auto"``: only if training without it
-    does not fit ``launch.device_memory_gb``, and not where that is unknown. It is decided when the run is planned; the
-    run keeps it on other machines too."""
+    """Recompute activations in the backward pass: slower, much less memory. ``"auto"``: unless training without it fits
+    into ``launch.device_memory_gb``; models below 10^8 parameters always fit. It is decided when the run is planned;
+    the run keeps it on other machines too."""
     lora: LoraConfig | None = None
     """Settings of LoRA adapters. Default: none, so that all weights are trained."""
     diffusers: DiffusersConfig = DiffusersConfig()

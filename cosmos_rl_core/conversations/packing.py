@@ -80,7 +80,8 @@ def token_losses(model: Any, inputs: Inputs, device: torch.device | None = None)
         )
     # Found before they are moved: a GPU would have to finish its work first.
     places = (labels != IGNORED).nonzero()[:, 0]
-    given = {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items() if name not in (LABELS, LENGTHS)}
+    read = {name: tensor for name, tensor in inputs.items() if name not in (LABELS, LENGTHS)}
+    given = {name: tensor.to(device, non_blocking=True) for name, tensor in read.items()}
     within = borders(lengths, device)
     logits = model(**given, **within, use_cache=False, logits_to_keep=(places - 1).to(device)).logits[0]
     return functional.cross_entropy(logits.float(), labels[places].to(device), reduction="none")

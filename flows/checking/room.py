@@ -42,12 +42,15 @@ def decide(recipe: Recipe, below: LoraConfig | None, mistakes: Mistakes) -> bool
 def checkpointing(recipe: Recipe, below: LoraConfig | None) -> bool | None:
     """Decide whether training recomputes activations; None if the recipe says it itself.
 
-    It does if the memory of its devices is known, and it does not fit them without. Small models always fit.
+    It does unless training without is known to fit the devices. Small models always fit.
     """
     if recipe.policy.model_gradient_checkpointing != "auto":
         return None
+    trains = [stage for stage in stages_of(recipe) if stage in TRAINING]
+    if costs.is_large(recipe) and any(recipe.launch.device_memory_of(stage) is None for stage in trains):
+        return True
     without = changed(recipe, (CHECKPOINTING, False))
-    return any(_excess(without, stage, below) for stage in stages_of(recipe) if stage in TRAINING)
+    return any(_excess(without, stage, below) for stage in trains)
 
 
 def misfits(recipe: Recipe, below: LoraConfig | None) -> list[str]:

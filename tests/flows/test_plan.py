@@ -193,7 +193,7 @@ def test_a_valid_recipe_is_checked_against_the_world_at_once(recipe, words):
         (("[rollout]", "[rollout"), "is not TOML: "),
         (
             ("[rollout]", "[launch.stage_processes]\nrolout = 2\n[rollout]"),
-            "launch.stage_processes.rolout: unknown stage of several processes; known: describe, ",
+            "launch.stage_processes.rolout: unknown stage of several processes; known: decode, describe, ",
         ),
     ],
 )
