@@ -18,7 +18,8 @@ from stages.contracts import INDEX, MEDIA, TENSORS
 from stages.execution.context import Context
 from stages.formats.samples import DECODED, StoredSample, all_rows, read_unit, unit_files, unit_name
 from stages.generating.decoding import decode_finite, decodes_in
-from stages.generating.encoding import Encoding, UnitWriter, encoded, vae_batches
+from stages.generating.encoding import Encoding, UnitWriter, encoded
+from stages.generating.plans import vae_batches
 from stages.training.loading import load_model
 
 

@@ -28,8 +28,8 @@ from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input, Request
 from stages.execution.context import Context
-from stages.generating.encoding import Encoding, vae_batches, with_media
-from stages.generating.plans import SamplePlan, plan_samples
+from stages.generating.encoding import Encoding, with_media
+from stages.generating.plans import SamplePlan, plan_samples, vae_batches
 from stages.generating.units import write_samples
 from stages.training.loading import load_stock, prompt_options
 

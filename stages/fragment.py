@@ -20,7 +20,7 @@ from stages.artifacts.request import Request
 from stages.contracts import Warn
 from stages.execution.context import Context, Ranks
 from stages.formats.losses import item_losses, sums_of
-from stages.formats.samples import BY_GUARDRAIL, REFUSED, have_media
+from stages.formats.samples import BY_GUARDRAIL, REFUSED, undecoded
 from stages.formats.tables import read_table
 from stages.reporting import choosing, pictures
 from stages.reporting.contracts import WEIGHTED, Fragment
@@ -122,7 +122,7 @@ def _without_pictures(request: Request) -> tuple[Excerpt, dict[str, Scored]]:
     if config.held_out:
         shown = choosing.of_judged(table, before)
     else:
-        shown = choosing.of_rollout(table[have_media(table)]) | {"tripped": ids}
+        shown = choosing.of_rollout(table[~undecoded(table)]) | {"tripped": ids}
     chosen = dict.fromkeys(chain.from_iterable(shown.values()))
     facts = {"pictures": {one: _facts(scored, one) for one in chosen}}
     if first is not None:

@@ -19,8 +19,8 @@ from stages.artifacts.request import Request
 from stages.execution.context import Context
 from stages.formats.embeddings import NEGATIVE, Embeddings
 from stages.generating.decoding import decode_finite, decodes_in
-from stages.generating.encoding import Encoding, vae_batches, with_media, without_media
-from stages.generating.plans import SamplePlan, grid_facts, is_decoded, planned, recorded_steps
+from stages.generating.encoding import Encoding, with_media, without_media
+from stages.generating.plans import SamplePlan, grid_facts, is_decoded, planned, recorded_steps, vae_batches
 from stages.generating.units import write_samples
 from stages.training.given import GivenMedia
 from stages.training.loading import load_policy

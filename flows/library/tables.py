@@ -15,7 +15,7 @@ from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of, standing
 from stages.formats.members import Members
-from stages.formats.samples import have_media, read_index
+from stages.formats.samples import read_index, undecoded
 from stages.formats.tables import read_table
 
 FIRST = ["sample_id", "prompt", "picture"]
@@ -84,7 +84,7 @@ def _scored(run: AnyRun, slot: str, what: str, scores: dict[str, str]) -> pd.Dat
 def _pictures(artifact: Artifact, index: pd.DataFrame) -> dict[str, Picture | None]:
     """Return the picture of each sample by its id; None for a sample without one."""
     members = Members(artifact)
-    rows = zip(index["sample_id"], index["unit"], have_media(index), strict=True)
+    rows = zip(index["sample_id"], index["unit"], index["finite"] & ~undecoded(index), strict=True)
     return {name: Picture(name, int(unit), members) if there else None for name, unit, there in rows}
 
 

@@ -8,7 +8,7 @@ from cosmos_rl_core.footprint.counted import footprints
 from cosmos_rl_core.footprint.passes import Pass
 from flows.sizes import costs
 from stages.contracts import MediaShape
-from stages.generating.encoding import vae_batches
+from stages.generating.plans import vae_batches
 
 TRAINING = ("update", "finetune")
 

@@ -19,7 +19,7 @@ from cosmos_rl_core.weights.shapes import component_shapes, count_elements, file
 from flows.sizes import costs
 from flows.sizes.activations import TRAINING, micro_batch, peaks, tile
 from stages.formats.members import KEPT_BYTES
-from stages.generating.encoding import TILES_AHEAD
+from stages.generating.plans import TILES_AHEAD
 
 PARTS = (OLD, EMA, REFERENCE, BEHAVIOUR)
 """Copies of the trainable weights, each of their size."""

@@ -141,10 +141,9 @@ def read_index(artifact: Artifact) -> pd.DataFrame:
     return pd.DataFrame(list(all_rows(artifact)))
 
 
-def have_media(table: Any) -> Any:
-    """Return for each row of the index, as a table, whether the sample has a picture."""
-    finite = table["finite"].astype(bool)
-    return finite & table[DECODED].ne(False) if DECODED in table else finite
+def undecoded(table: Any) -> Any:
+    """Return for each row of the index, as a table, whether the sample is finite and was not decoded."""
+    return table[DECODED].eq(False) if DECODED in table else table["finite"].isna()
 
 
 def read_unit(artifact: Files, number: int, part: str = MEDIA) -> Iterator[StoredSample]:

@@ -3,7 +3,6 @@
 A PNG of 512 pixels takes 88 ms, and a frame of FFV1 at 720p 57 ms: on the thread that samples, a GPU would wait.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,20 +11,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES
 from cosmos_rl_core.processes import TRAFFIC
 from cosmos_rl_core.storage import media
-from stages.contracts import MediaShape
 from stages.formats.samples import BY_GUARDRAIL, DECODED, REFUSED, StoredSample
-from stages.generating.plans import SamplePlan, row_of
+from stages.generating.plans import TILES_AHEAD, SamplePlan, row_of
 
-VAE_SAMPLE_BYTES = 32 * 2**20
-"""Float32 pixels of a sample beyond which the VAE takes one at a time: a video of 480p from 8 frames on, an image from
-2.8 megapixels on. It depends on the sample alone, so that no division of the work changes bits."""
 ENCODERS = 4
 """Threads of a rank that encode. Eight ranks have 32; PNG and FFV1 release Python's lock while they compress."""
-TILES_AHEAD = 2
-"""Most tiles whose pixels wait in memory to be encoded when the next one is sampled."""
 UNITS_AHEAD = 2
 """Most units that wait to be written, or for the encoding of their last samples, when the next one is taken."""
 
@@ -55,16 +47,6 @@ def without_media(plan: SamplePlan, tensors: bytes, facts: dict[str, Any], *, is
     """Return a generated sample whose latents are not decoded."""
     undecoded = {DECODED: False} if is_finite else {}
     return StoredSample(row_of(plan) | {"finite": is_finite} | undecoded | facts, tensors=tensors)
-
-
-def vae_batches(num_samples: int, shape: MediaShape) -> list[slice]:
-    """Return the parts of a batch that the VAE takes at once: the whole batch, or single samples if they are large.
-
-    The VAE's memory grows with the pixels of its batch, and is by far the most of a video's memory.
-    """
-    sample_bytes = FLOAT32_BYTES * 3 * shape.frames * math.prod(shape.size)
-    at_once = max(1, num_samples) if sample_bytes <= VAE_SAMPLE_BYTES else 1
-    return [slice(start, start + at_once) for start in range(0, num_samples, at_once)]
 
 
 class UnitWriter:

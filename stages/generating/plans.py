@@ -1,14 +1,22 @@
 """The samples of a rollout or an evaluation: their ids, seeds, recorded steps, and rows of the index."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._needs import trained_steps
 from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES
 from cosmos_rl_core.sampling.kernel import Kernel
 from stages.artifacts.request import Request
-from stages.contracts import Rollout
+from stages.contracts import MediaShape, Rollout
+
+TILES_AHEAD = 2
+"""Most tiles whose pixels wait in memory to be encoded when the next one is sampled."""
+VAE_SAMPLE_BYTES = 32 * 2**20
+"""Float32 pixels of a sample beyond which the VAE takes one at a time: a video of 480p from 8 frames on, an image from
+2.8 megapixels on. It depends on the sample alone, so that no division of the work changes bits."""
 
 
 @dataclass(frozen=True)
@@ -74,3 +82,13 @@ def row_of(plan: SamplePlan) -> dict[str, Any]:
     """Return what a row of the index says of a planned sample."""
     prompt = plan.prompt
     return vars(plan) | {"prompt_id": prompt.id, "prompt": prompt.text, "metadata": prompt.metadata}
+
+
+def vae_batches(num_samples: int, shape: MediaShape) -> list[slice]:
+    """Return the parts of a batch that the VAE takes at once: the whole batch, or single samples if they are large.
+
+    The VAE's memory grows with the pixels of its batch, and is by far the most of a video's memory.
+    """
+    sample_bytes = FLOAT32_BYTES * 3 * shape.frames * math.prod(shape.size)
+    at_once = max(1, num_samples) if sample_bytes <= VAE_SAMPLE_BYTES else 1
+    return [slice(start, start + at_once) for start in range(0, num_samples, at_once)]

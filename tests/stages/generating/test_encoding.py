@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from stages.formats.samples import StoredSample
-from stages.generating.encoding import TILES_AHEAD, UnitWriter
+from stages.generating.encoding import UnitWriter
+from stages.generating.plans import TILES_AHEAD
 
 WAIT_S = 30.0
 

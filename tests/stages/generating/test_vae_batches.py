@@ -12,8 +12,8 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.contracts import MediaShape
 from stages.formats.samples import read_samples
-from stages.generating import encoding
-from stages.generating.encoding import vae_batches
+from stages.generating import plans
+from stages.generating.plans import vae_batches
 from tests.stages.conftest import FEW_PROMPTS, make, make_run
 
 
@@ -36,8 +36,8 @@ def test_large_samples_are_taken_one_by_one_and_small_ones_together():
 @pytest.mark.slow
 def test_taken_one_by_one_samples_are_the_same_up_to_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found: list[Any] = []
-    for limit in (encoding.VAE_SAMPLE_BYTES, 0):
-        monkeypatch.setattr(encoding, "VAE_SAMPLE_BYTES", limit)
+    for limit in (plans.VAE_SAMPLE_BYTES, 0):
+        monkeypatch.setattr(plans, "VAE_SAMPLE_BYTES", limit)
         found.append(pictures(tmp_path / str(limit)))
     together, alone = found
     assert np.abs(together - alone).max() <= 1
