@@ -14,7 +14,7 @@ from cosmos_rl_core.weights import counting
 from flows.planning.plan import Plan
 from flows.sizes import costs, memory
 from flows.sizes.activations import tile
-from stages.generating.encoding import ENCODERS
+from stages.generating.plans import ENCODERS
 from stages.registry import STAGES
 
 DEVICE_FLOPS = 10**14

@@ -14,10 +14,8 @@ import numpy as np
 from cosmos_rl_core.processes import TRAFFIC
 from cosmos_rl_core.storage import media
 from stages.formats.samples import BY_GUARDRAIL, DECODED, REFUSED, StoredSample
-from stages.generating.plans import TILES_AHEAD, SamplePlan, row_of
+from stages.generating.plans import ENCODERS, TILES_AHEAD, SamplePlan, row_of
 
-ENCODERS = 4
-"""Threads of a rank that encode. Eight ranks have 32; PNG and FFV1 release Python's lock while they compress."""
 UNITS_AHEAD = 2
 """Most units that wait to be written, or for the encoding of their last samples, when the next one is taken."""
 

@@ -12,6 +12,8 @@ from cosmos_rl_core.sampling.kernel import Kernel
 from stages.artifacts.request import Request
 from stages.contracts import MediaShape, Rollout
 
+ENCODERS = 4
+"""Threads of a rank that encode. Eight ranks have 32; PNG and FFV1 release Python's lock while they compress."""
 TILES_AHEAD = 2
 """Most tiles whose pixels wait in memory to be encoded when the next one is sampled."""
 VAE_SAMPLE_BYTES = 32 * 2**20
