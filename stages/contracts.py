@@ -232,6 +232,8 @@ class Decode(StageConfig):
     model: ModelRef
     media: MediaShape
     decoding: Decoding
+    batch_size: int
+    """Samples that the VAE gets at once, unless they are large."""
 
 
 class Reward(StageConfig):

@@ -12,7 +12,7 @@ from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.parallel.distributed import Group
 from stages import contracts
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.layouts import holds
+from stages.artifacts.layouts import cut, holds
 from stages.artifacts.request import Request
 from stages.contracts import INDEX, MEDIA, TENSORS
 from stages.execution.context import Context
@@ -34,7 +34,8 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     units: dict[int, dict[str, dict[str, Any]]] = {}
     for row in left:
         units.setdefault(row.pop("unit"), {})[row["sample_id"]] = row
-    context.layout({"units": [[*rows] for rows in units.values()]})
+    planned = {"units": [[*rows] for rows in units.values()], "tile": context.shrunk(config.batch_size)}
+    tile: int = context.layout(planned)["tile"]
     checks = {
         n: holds([unit_name(part, n) for part in (INDEX, MEDIA)], [*rows]) for n, rows in enumerate(units.values())
     }
@@ -51,9 +52,9 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
         with UnitWriter({n: len(rows) for n, (_, rows) in to_make}, write) as writer:
             for n, (unit, rows) in to_make:
                 tensors = {one.sample_id: one for one in read_unit(rollout, unit, TENSORS) if one.sample_id in rows}
-                for part in vae_batches(len(rows), config.media):
-                    ids = [*rows][part]
-                    writer.take(n, decode([tensors[one] for one in ids], rows))
+                for ids in cut([*rows], tile):
+                    for part in vae_batches(len(ids), config.media):
+                        writer.take(n, decode([tensors[one] for one in ids[part]], rows))
                 done += 1
                 context.progress("decoding", done, total)
     made = [json.loads(context.attempt.read(unit_name(INDEX, n))) for n, _ in mine]

@@ -29,7 +29,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.parallel.precision import use_tf32
 from tests import cpu_time, other_device
 from tests.benchmarks import record
-from tests.seaweed import SeaweedFS
+from tests.seaweed import SeaweedFS, started_seaweed
 
 BUCKET = "tests"
 STARTUP_TIMEOUT_S = 60
@@ -144,13 +144,8 @@ def s3_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def seaweed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
     """A real S3 server."""
-    server = SeaweedFS(tmp_path_factory.mktemp("seaweed"))
-    try:
-        server.start()
-        server.make_bucket()
+    with started_seaweed(tmp_path_factory.mktemp("seaweed")) as server:
         yield server
-    finally:
-        server.kill()
 
 
 @pytest.fixture

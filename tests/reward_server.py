@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import numpy as np
+import pytest
 
 TOKEN = "secret-of-the-tests"
 REPLICA = "replica-7"
@@ -239,3 +240,13 @@ def reward_server() -> Iterator[RewardServer]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def used_reward_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RewardServer]:
+    """A server that the environment names, and that no request may puzzle."""
+    with reward_server() as service:
+        for name, value in service.environment().items():
+            monkeypatch.setenv(name, value)
+        yield service
+        assert service.mistakes == []

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +128,15 @@ def _free_ports(count: int) -> list[int]:
     finally:
         for probe in probes:
             probe.close()
+
+
+@contextmanager
+def started_seaweed(folder: Path) -> Iterator[SeaweedFS]:
+    """A server with an empty bucket, whose files are in a folder."""
+    server = SeaweedFS(folder)
+    try:
+        server.start()
+        server.make_bucket()
+        yield server
+    finally:
+        server.kill()

@@ -67,7 +67,8 @@ def rollout(run: Run, k: int) -> Request:
 
 def decode(run: Run, k: int) -> Request:
     """Return the Request for the media of those samples of rollout k that it did not decode."""
-    config = contracts.Decode(model=run.plan.base, media=run.plan.media, decoding=_decoding(run))
+    batch_size = run.recipe.rollout.n_generation_mini_batch
+    config = contracts.Decode(model=run.plan.base, media=run.plan.media, decoding=_decoding(run), batch_size=batch_size)
     inputs = {"samples": (input_of(run.slots.iteration(k, "rollout"), INDEX, TENSORS),)}
     return run.plan.request(run.slots.iteration(k, "decode"), config, k, inputs)
 

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -111,18 +110,6 @@ def check_finished(folder: Path, settings: Settings, artifacts: int) -> None:
         raise SystemExit(f"{found} of {artifacts} artifacts stand: {(folder / 'log.txt').read_text(encoding='utf-8')}")
 
 
-@contextmanager
-def s3(folder: Path) -> Iterator[SeaweedFS]:
-    """A server with an empty bucket."""
-    server = SeaweedFS(folder / "seaweed")
-    try:
-        server.start()
-        server.make_bucket()
-        yield server
-    finally:
-        server.kill()
-
-
 def upload(server: SeaweedFS, folder: Path, prefix: str) -> str:
     """Copy a store to the server, and return its URL there."""
     client = server.client()
@@ -156,7 +143,7 @@ def measure(folder: Path, iterations: int, asked: argparse.Namespace) -> Iterato
             yield about | {"store": "local"} | seconds_of(words, folder, asked.repeats, {})
             check_finished(folder, settings, artifacts)
     if "s3" in asked.stores:
-        with s3(folder) as server:
+        with started_seaweed(folder / "seaweed") as server:
             url = upload(server, Path(settings.store), "store")
             for command in asked.commands:
                 words = words_of(command, settings, url)

@@ -37,13 +37,8 @@ class FlowsOnS3(Flows):
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[SeaweedFS]:
     """A server that this test alone may kill."""
-    server = SeaweedFS(tmp_path / "seaweed")
-    try:
-        server.start()
-        server.make_bucket()
+    with started_seaweed(tmp_path / "seaweed") as server:
         yield server
-    finally:
-        server.kill()
 
 
 @pytest.fixture

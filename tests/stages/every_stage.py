@@ -129,7 +129,7 @@ def decoding(run: Run, tmp_path: Path) -> Request:
     half = rollout.settings(Rollout).model_copy(update={"decoding": Decoding(share=0.5)})
     rollout = rollout.model_copy(update={"slot": f"{tmp_path}/half", "config": half})
     make(rollout, tmp_path)
-    settings = Decode(model=run.plan.base, media=run.plan.media, decoding=half.decoding)
+    settings = Decode(model=run.plan.base, media=run.plan.media, decoding=half.decoding, batch_size=4)
     samples = {"samples": (input_of(rollout.slot, INDEX, TENSORS),)}
     return Request(stage="decode", slot=f"{tmp_path}/decode", seed=0, config=settings, inputs=samples)
 

@@ -20,9 +20,8 @@ from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
 from stages.execution.runner import execute
 from tests import tiny_scorers
-from tests.stages.test_damaged_work import Dying, Killed
 from tests.stages.test_reward import table_of
-from tests.stages.test_scored_ahead import UNITS, Both, Turns, eventually
+from tests.stages.test_scored_ahead import UNITS, Both, Turns, eventually, require_rest_after_a_kill
 
 
 class Judged(Both):
@@ -48,17 +47,7 @@ def test_what_is_judged_ahead_has_the_bytes_of_a_stage_afterwards(tmp_path: Path
 
 
 def test_judging_that_is_killed_costs_its_rest_and_goes_on_when_it_is_started_again(tmp_path: Path):
-    both = Judged(tmp_path)
-    for number in (0, 1):
-        both.rollout.finish(number)
-    with pytest.raises(Killed):
-        both.ahead.run(Dying(tmp_path / "ahead", ("scoring ahead", 1)))
-    (first,) = both.shards
-    written = first.read_bytes()
-    both.ahead.run(Turns(tmp_path / "ahead", lambda: None, lambda: None, both.rollout.rest))
-    assert len(both.shards) == 2
-    assert first.read_bytes() == written
-    both.require_equal(2, UNITS)
+    require_rest_after_a_kill(Judged(tmp_path), tmp_path)
 
 
 def test_pictures_of_a_rollout_that_begins_again_are_judged_and_not_those_before(tmp_path: Path):

@@ -186,19 +186,23 @@ def test_several_that_share_the_work_score_each_portion_once(tmp_path: Path):
     both.require_equal(4, UNITS)
 
 
-def test_scoring_that_is_killed_costs_its_rest_and_goes_on_when_it_is_started_again(tmp_path: Path):
-    both = Both(tmp_path, JPEG)
+def require_rest_after_a_kill(both: Both, folder: Path) -> None:
+    """Scoring that is killed keeps the first of two units, and makes the other when it is started again."""
     for number in (0, 1):
         both.rollout.finish(number)
     with pytest.raises(Killed):
-        both.ahead.run(Dying(tmp_path / "ahead", ("scoring ahead", 1)))
+        both.ahead.run(Dying(folder / "ahead", ("scoring ahead", 1)))
     (first,) = both.shards
     written = first.read_bytes()
-    both.ahead.run(Turns(tmp_path / "ahead", lambda: None, lambda: None, both.rollout.rest))
+    both.ahead.run(Turns(folder / "ahead", lambda: None, lambda: None, both.rollout.rest))
     assert len(both.shards) == 2
     # The calls beside the scores have seconds, which a second scoring would change.
     assert first.read_bytes() == written
     both.require_equal(2, UNITS)
+
+
+def test_scoring_that_is_killed_costs_its_rest_and_goes_on_when_it_is_started_again(tmp_path: Path):
+    require_rest_after_a_kill(Both(tmp_path, JPEG), tmp_path)
 
 
 def test_units_that_the_rollout_did_not_keep_leave_no_score(tmp_path: Path):

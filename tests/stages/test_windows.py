@@ -24,7 +24,7 @@ from stages.generating.plans import plan_samples
 from stages.scoring.portions import Portion, portions_of
 from stages.scoring.processes import UNSENT, side_by_side
 from stages.scoring.scorer import Made, Scorer
-from tests.reward_server import Frame, RewardServer, Withholding, brightness, reward_server
+from tests.reward_server import Frame, RewardServer, Withholding, brightness, used_reward_server
 from tests.stages.test_reward import scoring, table_of, write_units
 from tests.stages.test_scored_ahead import eventually
 
@@ -34,11 +34,8 @@ COUNT = 41
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RewardServer]:
-    with reward_server() as service:
-        for name, value in service.environment().items():
-            monkeypatch.setenv(name, value)
+    with used_reward_server(monkeypatch) as service:
         yield service
-        assert service.mistakes == []
 
 
 class Pictures:

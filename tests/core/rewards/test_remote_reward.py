@@ -17,7 +17,7 @@ from cosmos_rl_core.rewards._remote.client import Service
 from cosmos_rl_core.rewards._remote.frame import frame
 from cosmos_rl_core.rewards.remote import IN_FLIGHT
 from cosmos_rl_core.storage import media
-from tests.reward_server import TOKEN, Frame, RewardServer, Withholding, brightness, reward_server
+from tests.reward_server import TOKEN, Frame, RewardServer, Withholding, brightness, used_reward_server
 
 NAME = "remote-dance_grpo-overall_reward"
 NFT = {"type": "nft", "dataset": {"name": "ocr"}}
@@ -28,11 +28,8 @@ LATENTS = DRAWS.standard_normal((5, 16, 2, 2, 3)).astype(np.float32)
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RewardServer]:
-    with reward_server() as service:
-        for name, value in service.environment().items():
-            monkeypatch.setenv(name, value)
+    with used_reward_server(monkeypatch) as service:
         yield service
-        assert service.mistakes == []
 
 
 def reward(**options: object) -> remote.Reward:

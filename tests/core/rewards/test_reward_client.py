@@ -14,7 +14,7 @@ from cosmos_rl_core.rewards import remote
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._remote.client import MAX_REPLY_BYTES, Client, Service
 from flows.launchers.variables import passed
-from tests.reward_server import Raw, RewardServer, reward_server
+from tests.reward_server import Raw, RewardServer, used_reward_server
 
 PICTURE = np.full((1, 8, 8, 3), 7, np.uint8)
 ANSWER = b'{"scores": {"overall_reward": [0.25]}}'
@@ -23,11 +23,8 @@ URLS = {"REMOTE_REWARD_ENQUEUE_URL": "http://localhost/e", "REMOTE_REWARD_FETCH_
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RewardServer]:
-    with reward_server() as service:
-        for name, value in service.environment().items():
-            monkeypatch.setenv(name, value)
+    with used_reward_server(monkeypatch) as service:
         yield service
-        assert service.mistakes == []
 
 
 def scores(count: int = 1, *, timeout_s: float = 20.0) -> list[dict[str, float] | Exception]:

@@ -42,7 +42,7 @@ def rollout(run: Run, folder: Path, decoding: Decoding, name: str = "share") -> 
 
 
 def decode(run: Run, folder: Path, made: Request) -> Request:
-    config = Decode(model=run.plan.base, media=run.plan.media, decoding=made.settings(Rollout).decoding)
+    config = Decode(model=run.plan.base, media=run.plan.media, decoding=made.settings(Rollout).decoding, batch_size=4)
     samples = {"samples": (input_of(made.slot, INDEX, TENSORS),)}
     return Request(stage="decode", slot=f"{folder}/decode", seed=0, config=config, inputs=samples)
 
