@@ -34,7 +34,7 @@ from tests.benchmarks import one_core, record
 from tests.faulty_proxy import faulty_proxy
 from tests.flows.imagined import Imagined
 from tests.hand_made import make
-from tests.seaweed import BUCKET, S3_VARIABLES, SeaweedFS
+from tests.seaweed import BUCKET, S3_VARIABLES, SeaweedFS, started_seaweed
 
 COMMANDS = ("status", "plan", "run")
 RUN, MEMORY = "long", "/dev/shm"

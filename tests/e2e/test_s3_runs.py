@@ -12,7 +12,7 @@ import pytest
 from cosmos_rl_core.storage import cache
 from tests.e2e.flow_process import COLD, ITERATIONS, Flows, files_with, require_same_run
 from tests.faulty_proxy import Exchange, cut, faulty_proxy, lost, unavailable
-from tests.seaweed import BUCKET, S3_VARIABLES, SeaweedFS
+from tests.seaweed import BUCKET, S3_VARIABLES, SeaweedFS, started_seaweed
 
 AWAY_S = 5.0
 
