@@ -99,7 +99,7 @@ class Flows:
 
     def command(self, name: str, *options: str, expect: int = 0) -> str:
         """Another command on the run, in this process: it starts at once."""
-        ended = CliRunner().invoke(app, [name, RUN_ID, "--store", self.store, *options])
+        ended = CliRunner(env=self.given).invoke(app, [name, RUN_ID, "--store", self.store, *options])
         assert ended.exit_code == expect, ended.output
         return ended.output
 
