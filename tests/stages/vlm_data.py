@@ -28,7 +28,8 @@ def picture(path: Path, height: int, width: int) -> str:
 
 def clip(path: Path, frames: int, height: int, width: int, fps: int = 4) -> str:
     with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=fps)
+        # One thread, no tree of macroblocks: the tree reads memory that x264 has not written, and clips differ.
+        stream = container.add_stream("libx264", rate=fps, options={"threads": "1", "mbtree": "0"})
         stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
         for frame in pixels(frames, height, width):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
