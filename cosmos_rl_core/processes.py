@@ -16,6 +16,8 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 PARENT = "COSMOS_RL_PARENT_PID"
 """Environment variable with the id of the parent process. Not set when a person starts a stage by hand."""
+MEETING = "COSMOS_RL_MEETING"
+"""Environment variable with the file at which ranks join their process group where there is no torchrun."""
 
 
 def die_with_parent() -> None:
@@ -35,9 +37,16 @@ def die_with_parent() -> None:
     os.environ[PARENT] = str(os.getpid())
 
 
+def become_rank(rank: int, count: int, meeting: Path) -> None:
+    """Set the variables of one of ``count`` ranks of this machine, which meet at a file that does not exist yet."""
+    place, size = str(rank), str(count)
+    os.environ |= {"RANK": place, "LOCAL_RANK": place, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    os.environ[MEETING] = str(meeting)
+
+
 def age_s() -> float:
     """Return the seconds since this process began, or torchrun if that started it as a rank; 0.0 if nothing tells."""
-    pid = os.getppid() if "RANK" in os.environ else os.getpid()
+    pid = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
     try:
         # The name, in brackets, may hold anything. Field 22 is the start in clock ticks since the machine booted.
         ticks = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]

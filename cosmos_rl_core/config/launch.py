@@ -51,8 +51,8 @@ class LaunchConfig(Section):
     """Additional environment variables of every stage. Not for secrets: the plan of the run shows them."""
     mode: Literal["cold", "warm"] = "cold"
     """``cold`` starts a new process for every stage, under torchrun if the stage is distributed. ``warm`` forks
-    stages from one process that has imported everything: a stage with almost no work takes 0.1 to 0.5 s instead of
-    5 s. ``warm`` is for stages of one process on a CPU."""
+    the ranks of stages from one process that has imported everything: a stage with almost no work takes 0.1 to 0.5 s
+    instead of 5 s. ``warm`` computes on the CPU."""
     device: Device | None = None
     """Where ranks compute. ``cuda``: on a GPU each; it is an error if CUDA cannot be used. ``cpu``: on the CPU; GPUs
     are counted and locked as if ranks used them, to rehearse a profile. Default: ``cuda`` if this section names GPUs or
@@ -119,9 +119,8 @@ class LaunchConfig(Section):
 
     @model_validator(mode="after")
     def _stages_have_room(self) -> "LaunchConfig":
-        most = max([self.most_ranks, *self.stage_processes.values()])
-        if self.mode == "warm" and (most > 1 or self.stage_gpus or self.device == "cuda"):
-            raise ValueError("mode = 'warm' is for one process on a CPU; use mode = 'cold' here")
+        if self.mode == "warm" and (self.stage_gpus or self.device == "cuda"):
+            raise ValueError("mode = 'warm' computes on the CPU; use mode = 'cold' for GPUs")
         mistakes: dict[str, list[str]] = {}
         for stage in dict.fromkeys((*ON_POLICY, *self._stage_ranks, "any other stage")):
             try:

@@ -1,6 +1,6 @@
 """The process group of a stage: the few collectives that stages need, also for one process without torchrun.
 
-The ranks come from torchrun's environment variables.
+The ranks come from torchrun's environment variables. Ranks without torchrun meet at the file that ``MEETING`` names.
 """
 
 import datetime
@@ -21,6 +21,7 @@ from cosmos_rl_core.errors import ConfigError, CosmosRLError
 from cosmos_rl_core.numerics import numerics
 from cosmos_rl_core.parallel.devices import settled
 from cosmos_rl_core.parallel.sharding import REPLICATE, SHARD
+from cosmos_rl_core.processes import MEETING
 
 
 class Group:
@@ -56,7 +57,14 @@ class Group:
         if self.world_size > 1:
             # Objects and CPU tensors use gloo, CUDA tensors use NCCL. A rank without CUDA joins by gloo as well, so
             # that the comparison of numerics below can name it.
-            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "cpu:gloo", timeout=timeout)
+            meeting = os.environ.get(MEETING)
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if cuda else "cpu:gloo",
+                init_method="env://" if meeting is None else f"file://{meeting}",
+                timeout=timeout,
+                world_size=self.world_size,
+                rank=self.rank,
+            )
         self.numerics = numerics(torch)
         """Numerics of this rank, equal on all ranks."""
         # Compared before any use of NCCL, which would hang between unlike devices until its timeout.

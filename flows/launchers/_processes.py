@@ -149,9 +149,9 @@ class WarmServer:
         """Return whether the server runs and can fork."""
         return self._server.poll() is None
 
-    def start(self, stage: str, request: Path, log: Path) -> "WarmProcess":
-        """Fork a runner for a stage's request. Raises :class:`StageError` if the server has ended."""
-        order = {"stage": stage, "request": str(request), "log": str(log)}
+    def start(self, stage: str, request: Path, log: Path, ranks: int = 1) -> "WarmProcess":
+        """Fork the ranks for a stage's request. Raises :class:`StageError` if the server has ended."""
+        order = {"stage": stage, "request": str(request), "log": str(log), "ranks": ranks}
         try:
             self._orders.write(json.dumps(order).encode() + b"\n")
             while "returncode" in (reply := self._read()):
@@ -199,7 +199,7 @@ class WarmServer:
 
 @dataclass
 class WarmProcess:
-    """A runner that the fork server forked."""
+    """A runner that the fork server forked, or the parent of several."""
 
     pid: int
     server: WarmServer

@@ -1,4 +1,4 @@
-"""Stages on this machine: each one a new process, under torchrun if it is distributed, or a fork of a warm process.
+"""Stages on this machine: each one a new process, under torchrun if it is distributed, or forks of a warm process.
 
 No process outlives the flow, so there is nothing to re-attach.
 """
@@ -62,7 +62,7 @@ class JobLauncher:
             return process
         if self._warm is None or not self._warm.is_running:
             self._warm = WarmServer(self._config)
-        return self._warm.start(job.request.stage, request, log)
+        return self._warm.start(job.request.stage, request, log, job.execution.parallelism.world_size)
 
     def reattach(self, job: Job) -> None:
         """Return None: no process outlives its flow."""

@@ -1,8 +1,9 @@
-"""A fork server for single-process CPU stages: ``python -m stages.execution.fork_server``.
+"""A fork server for stages on the CPU: ``python -m stages.execution.fork_server``.
 
-The server imports everything once, then forks a runner for each request. It imports torch before the first stage that
-may use it: a run that only indexes, scores or reports never does. It reads and writes JSON lines.
-In: ``{"stage": name, "request": path, "log": path}``.
+The server imports everything once, then forks a runner for each request; for several ranks, a parent that forks them.
+It imports torch before the first stage that may use it: a run that only indexes, scores or reports never does. It reads
+and writes JSON lines.
+In: ``{"stage": name, "request": path, "log": path, "ranks": n}``.
 Out: ``{"pid": n}`` at once, ``{"pid": n, "returncode": c}`` at the end.
 It computes nothing itself, so it has no thread pool and no CUDA context that a fork could break.
 
@@ -19,12 +20,14 @@ import sys
 import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, Any, TextIO
 
 from cosmos_rl_core import numerics, plugins
 from cosmos_rl_core.imports import uncollected, without_torchvision_warnings
 from cosmos_rl_core.processes import die_with_parent
 from stages.execution import runner
+from stages.execution.forked_ranks import lead
 from stages.execution.outcome import failure_of
 from stages.registry import STAGES, module_of
 
@@ -46,6 +49,8 @@ TORCH = (
 """Modules that are imported before the first fork of a stage that may import torch."""
 
 REAP_INTERVAL_S = 0.02
+MEETING_FILE = "meeting"
+"""File beside a request at which its ranks join their process group."""
 
 
 def main() -> None:
@@ -109,9 +114,13 @@ def _run(order: dict[str, Any], imports: IO[bytes]) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        code = runner.main([order["request"]])
-        imports.write("\n".join(_importable(before)).encode())
-        imports.flush()
+        meeting = Path(order["request"]).with_name(MEETING_FILE)
+        code = lead(order["ranks"], meeting) if order["ranks"] > 1 else None
+        if code is None:
+            code = runner.main([order["request"]])
+            if runner.own_rank() == 0:
+                imports.write("\n".join(_importable(before)).encode())
+                imports.flush()
     except BaseException as error:
         code = failure_of(error).exit_code
         with suppress(OSError):

@@ -168,8 +168,8 @@ def test_ranks_compute_on_gpus_wherever_some_are_named(config: LaunchConfig, dev
     assert device_of("rollout", config, devices) == expected
 
 
-def test_a_fork_of_one_process_computes_on_the_cpu_and_says_so():
-    with pytest.raises(ValidationError, match="mode = 'warm' is for one process on a CPU"):
+def test_a_fork_computes_on_the_cpu_and_says_so():
+    with pytest.raises(ValidationError, match="mode = 'warm' computes on the CPU"):
         launch(mode="warm", device="cuda")
     with pytest.raises(ValidationError, match="gpus needs launcher = 'local'"):
         slurm(gpus=8)

@@ -120,7 +120,7 @@ def test_a_stage_has_a_gpu_for_each_of_its_processes_and_warm_forks_have_none(re
         recipe(), overrides=few
     )
     warm = ("launch.mode=warm", "launch.stage_gpus.update=[0]")
-    assert "use mode = 'cold' here" in mistakes_of(recipe(), overrides=warm)
+    assert "use mode = 'cold' for GPUs" in mistakes_of(recipe(), overrides=warm)
 
 
 def test_a_bound_of_infinity_is_no_bound(recipe):

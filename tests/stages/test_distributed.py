@@ -1,9 +1,10 @@
-"""Two real gloo ranks under a real torchrun and launcher. Only the work is a test's own: it misbehaves on demand."""
+"""Two real gloo ranks, under torchrun or as forks, and a real launcher. Only their work is a test's own."""
 
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,13 @@ def stop(group, context):
     group.gather("the second rank never comes")
 
 
+def die(group, context):
+    work(group, context)
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    group.gather("the second rank never comes")
+
+
 def crowd(group, context):
     if context.shrunk(8) > 4:
         raise MemoryError("8 do not fit")
@@ -104,6 +112,7 @@ def stuck(group, context):
 
 def run(request, context):
     works = {"put": put, "fail": fail, "late": late, "stop": stop, "crowd": crowd, "stuck": stuck, "abort": abort}
+    works["die"] = die
     works[os.environ["RANKS_TEST"]](context.ranks, context)
 
 
@@ -138,9 +147,10 @@ def launcher_of(request: Request, **options: Any) -> Waves:
     return Waves(str(Path(request.slot).parent), LaunchConfig(**options), Display())
 
 
-def make(request: Request) -> None:
+def make(request: Request, mode: str) -> None:
     """One try, as a flow makes it, without the flow."""
-    launcher_of(request, processes=2, stall_timeout_s=STARTUP_S).make("ranks", [request])
+    with closing(launcher_of(request, processes=2, stall_timeout_s=STARTUP_S, mode=mode)) as launcher:
+        launcher.make("ranks", [request])
 
 
 def test_a_failure_names_prepared_data_by_its_stage(request_on_two_ranks: Request):
@@ -149,47 +159,64 @@ def test_a_failure_names_prepared_data_by_its_stage(request_on_two_ranks: Reques
     assert place_of(request.model_copy(update={"slot": "store/runs/a/iterations/0003/update"})) == "0003/update"
 
 
+@pytest.fixture(params=["cold", "warm"])
+def mode(request: pytest.FixtureRequest) -> str:
+    """How the ranks start: torchrun, or forks."""
+    return request.param
+
+
 @pytest.mark.slow
 def test_what_two_ranks_put_into_an_attempt_is_one_artifact(
-    request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch
+    request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setenv("RANKS_TEST", "put")
-    make(request_on_two_ranks)
+    make(request_on_two_ranks, mode)
     artifact = Artifact(input_of(request_on_two_ranks.slot))
     assert {name: artifact.json(name) for name in artifact.names()} == {"rank-0.json": 2, "rank-1.json": 2}
     assert artifact.manifest.numerics["world_size"] == 2
 
 
 def test_ranks_exchange_uneven_values_until_one_fails_which_speaks_and_not_the_one_that_waited_for_it(
-    request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch
+    request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setenv("RANKS_TEST", "fail")
     started_s = time.monotonic()
     with pytest.raises(StageError, match="the second rank says why") as caught:
-        make(request_on_two_ranks)
+        make(request_on_two_ranks, mode)
     assert caught.value.kind == "crash"
     assert time.monotonic() - started_s < STARTUP_S
     assert not _left(request_on_two_ranks)
 
 
+def test_a_killed_rank_ends_the_others_and_the_attempt_may_be_repeated(
+    request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setenv("RANKS_TEST", "die")
+    with pytest.raises(StageError) as caught:
+        make(request_on_two_ranks, mode)
+    assert (caught.value.kind, caught.value.retryable) == ("killed", True)
+    assert not _left(request_on_two_ranks)
+
+
 @pytest.mark.slow
 def test_a_rank_that_fails_later_says_why_where_the_first_one_only_lost_it(
-    request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch
+    request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setenv("RANKS_TEST", "late")
     with pytest.raises(StageError, match="the second rank says why, later") as caught:
-        make(request_on_two_ranks)
+        make(request_on_two_ranks, mode)
     assert caught.value.kind == "out_of_memory"
     assert not _left(request_on_two_ranks)
 
 
 @pytest.mark.slow
 def test_a_stopped_rank_counts_as_hung_and_nothing_of_it_is_left(
-    request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str
 ) -> None:
     monkeypatch.setenv("RANKS_TEST", "stop")
-    launcher, stopped = launcher_of(request_on_two_ranks, processes=2, stall_timeout_s=STARTUP_S), tmp_path / "pid.1"
-    with ThreadPoolExecutor(1) as thread:
+    launcher = launcher_of(request_on_two_ranks, processes=2, stall_timeout_s=STARTUP_S, mode=mode)
+    stopped = tmp_path / "pid.1"
+    with closing(launcher), ThreadPoolExecutor(1) as thread:
         making = thread.submit(launcher.make, "ranks", [request_on_two_ranks])
         while not stopped.exists() and not making.done():
             time.sleep(0.05)
