@@ -221,7 +221,6 @@ class Algorithm:
         ``log_ratio_per_dim`` in nats a dimension, whatever the mode; ``logp_drift``, the difference of recorded and
         recomputed log-density in nats a dimension, and ``ratio_drift``, the same in the unit of ``ratio_mode``;
         ``kl`` if ``kl_beta`` > 0. Media have ``data_loss``.
-        Raises ``ValueError`` for a step without noise.
         """
         return self._data_loss(velocity, batch) if isinstance(batch, Batch) else self._policy_loss(velocity, batch)
 

@@ -81,12 +81,10 @@ def num_generated(values: Tensor, mask: Tensor | None) -> Tensor | int:
 def log_prob(square_error: Tensor, std: Tensor) -> Tensor:
     """Return the log-density of a transition: ``[B]`` twice ``-> [B]`` float64, nats a dimension.
 
-    It equals ``Normal(mean, std).log_prob(x_next)`` averaged over each sample's dimensions.
-    Raises ``ValueError`` if a step is deterministic: it has no density.
+    It equals ``Normal(mean, std).log_prob(x_next)`` averaged over each sample's dimensions. A deterministic step has no
+    density: give steps of ``Kernel.trainable`` only. To look here would wait for the device.
     Source: FlowGRPO, arXiv:2505.05470, the released code; the paper has the sum instead of the average.
     """
-    if not (std > 0).all():
-        raise ValueError("a deterministic step has no log-probability; see Kernel.trainable for those that have one")
     std = std.double()
     return -square_error.double() / (2 * std**2) - std.log() - 0.5 * math.log(2 * math.pi)
 

@@ -17,6 +17,7 @@ from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._base import Batch, Transitions
 from cosmos_rl_core.algorithms._needs import DataTerm
 from cosmos_rl_core.config.policy import TimeDensity
+from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models._base import Conditioning, generated, given_frames, stack
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import table_of
@@ -142,8 +143,20 @@ class TransitionDraws:
         return self.stored.micro_batch(ids, batch, conditioning, weight, names=tuple(ids), steps=tuple(steps))
 
     def step(self, sample_id: str, place: int) -> int:
-        """Return the ``place``-th recorded step of a sample."""
-        return int(self.stored.tensors[sample_id]["steps"][place])
+        """Return the ``place``-th recorded step of a sample.
+
+        Raises :class:`ArtifactError` for a step without noise, which has no log-probability. It is looked for here,
+        where the table is still the host's: no forward pass waits for an answer.
+        """
+        step = int(self.stored.tensors[sample_id]["steps"][place])
+        if step not in self.kernel.trainable:
+            expected = ", ".join(map(str, self.kernel.trainable)) or "none"
+            raise ArtifactError(
+                f"sample {place_of(sample_id)[1]} was recorded at step {step}, which has no noise with this sampler, "
+                f"so it has no log-probability; expected one of the steps with noise: {expected}. Make the rollout "
+                "again with the sampler of this recipe"
+            )
+        return step
 
     def initial_noise(self, sample_id: str) -> Tensor:
         """Draw the initial noise of the sample's rollout again: float32, on the CPU."""

@@ -293,12 +293,6 @@ def test_given_dimensions_count_in_no_sum_and_in_no_number_of_dimensions(mode: s
         assert found.metrics[name].tolist() == pytest.approx(value.tolist(), rel=1e-10)
 
 
-@pytest.mark.parametrize("std", [0.0, math.nan])
-def test_a_step_without_noise_is_refused(std: float):
-    with pytest.raises(ValueError, match="deterministic step"):
-        loss_of(policy(), steps_of([1.0], std=numbers(std)), normal(5, 1, 2, 3, 3), normal(5, 1, 2, 3, 3))
-
-
 def test_the_models_input_is_the_scaled_state_in_its_own_dtype():
     batch = steps_of([1.0, 2.0])
     assert batch.x_t.dtype == torch.float32

@@ -1,5 +1,6 @@
 """Stochastic rollouts, what is stored of them, and updates that train on it: for every sampler, LoRA and full."""
 
+import math
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load as load_tensors
 
-from cosmos_rl_core.errors import ConfigError, DriftError
+from cosmos_rl_core.errors import ArtifactError, ConfigError, DriftError
 from cosmos_rl_core.models._base import stack
 from cosmos_rl_core.models.sd3 import model as sd3
 from cosmos_rl_core.pipelines.directories import resolve_path
@@ -254,23 +255,35 @@ def test_an_update_that_computes_otherwise_than_the_rollout_refuses_by_sample_an
         make(requests.update(run, 0), tmp_path)
 
 
-def test_a_stored_density_that_is_not_a_number_refuses_to_train_by_sample_and_step(tmp_path: Path):
-    run = started(tmp_path, recipe(SDE))
+def broken(tensors: dict[str, torch.Tensor], name: str, value: float) -> dict[str, torch.Tensor]:
+    """With another value at the second recorded step."""
+    tensors[name][1] = value
+    return tensors
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "expected"),
+    [
+        ("log_prob", math.nan, DriftError, ", step 2: .* is nan although"),
+        ("steps", 3, ArtifactError, " was recorded at step 3, .*; expected one of the steps with noise: 0, 1, 2[.] "),
+    ],
+)
+def test_a_stored_step_without_a_density_refuses_to_train_by_sample_and_step(
+    name: str, value: float, error: type[Exception], expected: str, tmp_path: Path
+):
+    run = started(tmp_path, recipe({"num_steps": 4, "solver": "cps"}))
     make(requests.rollout(run, 0), tmp_path)
     slot = run.slots.iteration(0, "rollout")
     rollout = Artifact(input_of(slot))
-    files = {name: rollout.read(name) for name in rollout.names()}
+    files = {path: rollout.read(path) for path in rollout.names()}
     members = shards.unpack(files["tensors/00000.tar"])
-    broken = min(name for name in members if name.endswith(".safetensors"))
-    tensors = load_tensors(members[broken])
-    tensors["log_prob"][1] = torch.nan
+    first = min(path for path in members if path.endswith(".safetensors"))
+    members[first] = to_bytes(broken(load_tensors(members[first]), name, value))
     invalidate(slot, 1, "its densities are another's")
-    hand_made.make(
-        requests.rollout(run, 0), files | {"tensors/00000.tar": shards.pack(members | {broken: to_bytes(tensors)})}
-    )
+    hand_made.make(requests.rollout(run, 0), files | {"tensors/00000.tar": shards.pack(members)})
     for reward in rewards(run, slot, 0):
         make(reward, tmp_path)
-    with pytest.raises(DriftError, match=f"sample {broken.removesuffix('.safetensors')}, step 2: .* is nan although"):
+    with pytest.raises(error, match=f"sample {first.removesuffix('.safetensors')}{expected}"):
         make(requests.update(run, 0), tmp_path)
 
 

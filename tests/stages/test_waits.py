@@ -1,6 +1,7 @@
 """What an optimizer step waits for: the numbers that it reads from another device, counted."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,15 +11,23 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from cosmos_rl_core import seeds
+from cosmos_rl_core.algorithms._base import Transitions
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.models._base import Conditioning
+from cosmos_rl_core.sampling.flow import flow_sde
+from cosmos_rl_core.sampling.rollout import table_of
+from cosmos_rl_core.sampling.schedule import Schedule
 from cosmos_rl_core.weights.policy_weights import prepare
+from stages.formats.samples import key_of
+from stages.training.drift import DriftWatch
 from stages.training.readings import Readings
 from stages.training.trainer import MicroBatch, Trainer
 from tests import tiny_pipelines
 from tests.adapters import load_model
 from tests.families import CPU
 from tests.other_device import DEVICE, Elsewhere, OtherDevice
-from tests.stages.test_trainer import both, conditioning_of, trainer_of
+from tests.stages.test_trainer import both, conditioning_of, micro_batch, trainer_of
 
 _aten = torch.ops.aten
 
@@ -73,6 +82,35 @@ def test_a_step_waits_for_the_device_once_whatever_its_number_of_micro_batches(
     (row,) = trainer.rows
     assert row["lr"] == 1e-3
     assert all(math.isfinite(number) for number in row.values())
+
+
+def recorded(conditioning: Conditioning, *steps: int) -> MicroBatch:
+    """Two samples at recorded steps of an SDE, one step each."""
+    x, x_next, history = (torch.from_numpy(seeds.normal((2, 4, 8, 8), name)) for name in ("x", "x_next", "history"))
+    at = table_of(flow_sde(Schedule((1.0, 0.8, 0.5, 0.0)), 0.7), CPU).at(torch.tensor(steps, device=CPU))
+    log_prob = torch.zeros(2, dtype=torch.float64, device=CPU)
+    batch = Transitions(x, x_next, history, at, log_prob, torch.tensor([1.0, -2.0], device=CPU))
+    names = tuple(key_of(0, name) for name in "ab")
+    return MicroBatch(batch, conditioning, negative=conditioning, guidance_scale=2.0, names=names, steps=steps)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ddrl"])
+def test_a_policy_gradient_waits_once_too_with_its_drift_and_its_loss_on_media(folder: str, kind: str):
+    conditioning = conditioning_of(folder)
+    media = micro_batch(conditioning, slice(None))
+    made = [recorded(conditioning, 0, 1), recorded(conditioning, 1, 0)]
+    made += [replace(media, batch=replace(media.batch, advantages=None))] * (kind == "ddrl")
+    with OtherDevice():
+        trainer = trainer_there(folder, kind)
+        trainer.watcher = watch = DriftWatch(math.inf, trainer, ["rollout"])
+        with Waits() as waits:
+            trainer.step(0, made, 2, 2)
+    assert waits.found == ["aten._to_copy.default"]
+    (row,) = trainer.rows
+    assert row["lr"] == 1e-3
+    assert {"grpo": "kl", "ddrl": "data_loss"}[kind] in row
+    assert all(math.isfinite(number) for number in row.values())
+    assert [(each["sample_id"], each["step"]) for each in watch.rows] == [("a", 0), ("b", 1), ("a", 1), ("b", 0)]
 
 
 def test_single_numbers_and_lists_of_another_device_are_counted():
