@@ -12,7 +12,9 @@ from cosmos_rl_core.algorithms._base import Algorithm, algorithm_of
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.parallel.distributed import Group
+from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.sampling.solvers import kernel_of
+from cosmos_rl_core.training.forwards import Filling, filling
 from cosmos_rl_core.training.noise_levels import FINE_GRID
 from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, INIT, OLD, REFERENCE
 from cosmos_rl_core.weights.policy_weights import PolicyWeights
@@ -48,9 +50,13 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     _check_rollouts(rollouts, request)
     algorithm = algorithm_of(config.algorithm)
     table = advantages(request, rollouts, algorithm)
-    mini_batch = context.shrunk(config.algorithm.mini_batch)
-    planned = _order(request, table, mini_batch, group.data_world_size)
-    steps: list[list[list[str]]] = context.layout({"steps": planned})["steps"]
+    fills = _filling(request, algorithm, context)
+    planned: dict[str, Any] = {"steps": _order(request, table, fills.samples, group.data_world_size)}
+    if config.algorithm.tokens_per_forward is not None:
+        # Left out otherwise, so that layouts of earlier versions are those of this one.
+        planned["levels"] = fills.levels
+    layout = context.layout(planned)
+    steps: list[list[list[str]]] = layout["steps"]
     copies = _copies(config)
     trainer = Trainer.load(config, algorithm, request=request, components=(), context=context, copies=copies)
     behaviours = [BEHAVIOUR] * len(rollouts)
@@ -63,13 +69,15 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     if (limit := algorithm.needs.max_logp_drift) is not None:
         trainer.watcher = DriftWatch(limit, trainer, contents)
     per_pass = len(steps) // config.algorithm.mu_iterations
+    at_once = layout.get("levels", 1)
+    cut_draws = [(draw, evenly([*range(times)], math.ceil(times / at_once))) for draw, times in draws]
 
     def share(index: int) -> list[Make]:
         # Each kind is dealt by itself, so that all ranks do the same number of forwards.
         epoch, batches = index // per_pass, steps[index]
         dealt = (
-            my_share([[partial(draw, keys, epoch, n) for n in range(times)] for keys in batches], group)
-            for draw, times in draws
+            my_share([[partial(draw, keys, epoch, places) for places in levels] for keys in batches], group)
+            for draw, levels in cut_draws
         )
         return [*chain.from_iterable(dealt)]
 
@@ -119,8 +127,7 @@ def _draws(request: Request, algorithm: Algorithm, model: Model, stored: Stored)
     config = request.settings(contracts.Update)
     num_steps = config.sample.num_steps
     num_times = algorithm.needs.num_times(num_steps)
-    rollout = Artifact(request.inputs["rollouts"][0]).manifest
-    media = contracts.MediaShape.model_validate(rollout.config["media"])
+    media = _media(request)
     schedule = partial(model.schedule, size=media.size, frames=media.frames)
     kernel = kernel_of(config.sample, lambda: schedule(num_steps))
     if not algorithm.needs.transitions:
@@ -131,6 +138,24 @@ def _draws(request: Request, algorithm: Algorithm, model: Model, stored: Stored)
         return [(steps, num_times)]
     data = DataDraws(request, term, config.density, steps, schedule(FINE_GRID))
     return [(steps, num_times), (data, data.num_times or num_times)]
+
+
+def _filling(request: Request, algorithm: Algorithm, context: Context[Group]) -> Filling:
+    """Return what fills a forward pass, after the halvings of earlier attempts."""
+    config, media = request.settings(contracts.Update), _media(request)
+    path = directories.resolve_path(config.model.path)
+    return filling(
+        config.algorithm,
+        algorithm.needs.num_times(config.sample.num_steps),
+        lambda: sizes.num_tokens(path, media.size, media.frames),
+        context.shrunk,
+    )
+
+
+def _media(request: Request) -> contracts.MediaShape:
+    """Return the size of the rollouts' media."""
+    rollout = Artifact(request.inputs["rollouts"][0]).manifest
+    return contracts.MediaShape.model_validate(rollout.config["media"])
 
 
 def _order(request: Request, table: pd.DataFrame, mini_batch: int, num_shares: int) -> list[list[list[str]]]:

@@ -138,6 +138,7 @@ class PolicyGradientOptions(RewardedOptions):
 
     def without_effect(self) -> Iterator[str]:
         """Yield a sentence for each term of the loss that has weight 0 although its own settings were set."""
+        yield from super().without_effect()
         if self.kl_beta == 0 and (given := written(self, "kl_mode")):
             yield f"{given[0]} without effect: kl_beta = 0 leaves out the distance to the reference"
         if self.data_beta == 0 and (given := written(self, *_OF_DATA)):

@@ -14,8 +14,9 @@ from flows.sizes.activations import TRAINING
 
 GIB = 2**30
 CHECKPOINTING = "policy.model_gradient_checkpointing"
+POLICY = "train.train_policy"
 BATCHES: dict[str, str] = {
-    **dict.fromkeys(TRAINING, "train.train_policy.mini_batch"),
+    **dict.fromkeys(TRAINING, f"{POLICY}.mini_batch"),
     "rollout": "rollout.n_generation_mini_batch",
     **dict.fromkeys(("validate", "evaluate"), "validation.batch_size"),
 }
@@ -102,7 +103,7 @@ def _changes(recipe: Recipe, stage: str) -> Iterator[Change]:
     """Yield settings that lower the memory of a stage, from what costs least to what costs most."""
     if stage in TRAINING and recipe.policy.model_gradient_checkpointing is not True:
         yield CHECKPOINTING, True
-    if (name := BATCHES.get(stage)) is not None:
+    if (name := _batch(recipe, stage)) is not None:
         size = _value(recipe, name)
         while (size := size // 2) >= 1:
             yield name, size
@@ -116,6 +117,12 @@ def _changes(recipe: Recipe, stage: str) -> Iterator[Change]:
         yield from (("launch.cp_size", n) for n in _divisors(ranks) if n > launch.cp_size)
     if launch.dp_shard_size > 1 and not launch.fsdp_offload:
         yield "launch.fsdp_offload", True
+
+
+def _batch(recipe: Recipe, stage: str) -> str | None:
+    """Return the setting that decides how many samples are in memory at once."""
+    by_tokens = getattr(recipe.train.train_policy, "tokens_per_forward", None) is not None
+    return f"{POLICY}.tokens_per_forward" if stage == "update" and by_tokens else BATCHES.get(stage)
 
 
 def _divisors(number: int) -> list[int]:

@@ -4,8 +4,11 @@ from collections.abc import Iterable
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.config.train import RewardedOptions
 from cosmos_rl_core.footprint.counted import footprints
 from cosmos_rl_core.footprint.passes import Pass
+from cosmos_rl_core.pipelines import sizes
+from cosmos_rl_core.training.forwards import filling
 from flows.sizes import costs
 from stages.contracts import MediaShape
 from stages.generating.plans import vae_batches
@@ -19,10 +22,16 @@ def tile(recipe: Recipe) -> int:
 
 
 def micro_batch(recipe: Recipe) -> int:
-    """Return the number of samples of a forward and backward pass."""
-    options = recipe.train.train_policy
-    at_once = getattr(options, "batch_size_per_optimize", None) or recipe.train.train_batch_per_replica
-    return min(options.mini_batch, at_once)
+    """Return the number of rows of a forward and backward pass: samples, each at one noise level or at several."""
+    options, diffusers = recipe.train.train_policy, recipe.policy.diffusers
+    if not isinstance(options, RewardedOptions):
+        return min(options.mini_batch, recipe.train.train_batch_per_replica)
+    samples, levels = filling(
+        options,
+        costs.needs_of(recipe).num_times(diffusers.sample.num_steps),
+        lambda: sizes.num_tokens(costs.base_path(recipe), diffusers.inference_size, diffusers.train_frames),
+    )
+    return min(samples, options.batch_size_per_optimize or recipe.train.train_batch_per_replica) * levels
 
 
 def peaks(recipe: Recipe, kinds: Iterable[str], below: LoraConfig | None) -> dict[str, tuple[int, int]]:

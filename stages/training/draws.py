@@ -3,7 +3,7 @@
 They are made on the CPU, from stored tensors that are read meanwhile: in the background, by several threads.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -30,10 +30,13 @@ from stages.formats.latents import Latents
 from stages.formats.sample_tensors import SampleTensors
 from stages.formats.samples import place_of
 from stages.training.given import NUM_GIVEN, own_frames
-from stages.training.trainer import CPU, MicroBatch
+from stages.training.trainer import CPU, MicroBatch, repeated
 
-Draw = Callable[[list[str], int, int, float], MicroBatch]
-"""From sample keys, the pass, which of their noise levels or recorded steps, and a weight to a micro-batch."""
+Draw = Callable[[list[str], int, Sequence[int], float], MicroBatch]
+"""From sample keys, the pass, which of their noise levels or recorded steps, and a weight to a micro-batch.
+
+Its rows are the levels of the first sample, then those of the next.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Stored:
         guidance = {"negative": negative, "guidance_scale": self.guidance_scale}
         return MicroBatch(batch, conditioning, weight, behaviour=self.behaviours[place], **guidance, **named)
 
-    def stack(self, ids: list[str], names: Iterable[str]) -> Tensor:
+    def stack(self, ids: Sequence[str], names: Iterable[str]) -> Tensor:
         """Return one stored tensor of each sample, ``[B, ...]``; ``names`` has one a sample."""
         found = [self.tensors[sample_id][name] for sample_id, name in zip(ids, names, strict=False)]
         return torch.stack(found)
@@ -107,16 +110,18 @@ class LatentDraws:
     sigmas: tuple[float, ...]
     num_times: int
 
-    def __call__(self, ids: list[str], epoch: int, place: int, weight: float) -> MicroBatch:
-        keys = [DrawKey(*self.key, epoch, sample_id) for sample_id in ids]
-        times = [random_times(self.sigmas, self.num_times, key)[place] for key in keys]
+    def __call__(self, ids: list[str], epoch: int, places: Sequence[int], weight: float) -> MicroBatch:
+        keys, levels = [DrawKey(*self.key, epoch, sample_id) for sample_id in ids], len(places)
+        drawn = [random_times(self.sigmas, self.num_times, key) for key in keys]
+        rows = [(key, place) for key in keys for place in places]
         x_0 = self.stored.stack(ids, repeat("latents"))
-        noise = torch.stack([training_noise(tuple(x_0.shape[1:]), key, place) for key in keys])
+        noise = torch.stack([training_noise(tuple(x_0.shape[1:]), *row) for row in rows])
+        times = [of_sample[place] for of_sample in drawn for place in places]
         t = torch.tensor(times, dtype=torch.float32, device=CPU)
         conditioning, advantages = self.stored.condition(ids), self.stored.advantages_of(ids)
-        batch = Batch(x_0, noise, t, advantages, generated(conditioning))
-        dropout_keys = tuple((*key, place) for key in keys)
-        return self.stored.micro_batch(ids, batch, conditioning, weight, keys=dropout_keys)
+        batch = Batch(repeated(x_0, levels), noise, t, repeated(advantages, levels), _mask(conditioning, levels))
+        dropout_keys = tuple((*key, place) for key, place in rows)
+        return self.stored.micro_batch(ids, batch, conditioning, weight, levels=levels, keys=dropout_keys)
 
 
 @dataclass(frozen=True)
@@ -126,21 +131,22 @@ class TransitionDraws:
     stored: Stored
     kernel: Kernel
 
-    def __call__(self, ids: list[str], epoch: int, place: int, weight: float) -> MicroBatch:
-        steps = [self.step(sample_id, place) for sample_id in ids]
+    def __call__(self, ids: list[str], epoch: int, places: Sequence[int], weight: float) -> MicroBatch:
+        levels = len(places)
+        names, steps = zip(*((one, self.step(one, place)) for one in ids for place in places), strict=True)
         at = table_of(self.kernel, CPU).at(torch.tensor(steps, device=CPU))
-        x = self.stored.stack(ids, (f"state.{step}" for step in steps))
+        x = self.stored.stack(names, (f"state.{step}" for step in steps))
         conditioning = self.stored.condition(ids)
         batch = Transitions(
             x=x,
-            x_next=self.stored.stack(ids, (f"state.{step + 1}" for step in steps)),
-            history=self._history(ids, steps, x),
+            x_next=self.stored.stack(names, (f"state.{step + 1}" for step in steps)),
+            history=self._history(names, steps, x),
             at=at,
-            log_prob=self.stored.stack(ids, repeat("log_prob"))[:, place],
-            advantages=self.stored.advantages_of(ids),
-            mask=generated(conditioning),
+            log_prob=self.stored.stack(ids, repeat("log_prob"))[:, [*places]].flatten(),
+            advantages=repeated(self.stored.advantages_of(ids), levels),
+            mask=_mask(conditioning, levels),
         )
-        return self.stored.micro_batch(ids, batch, conditioning, weight, names=tuple(ids), steps=tuple(steps))
+        return self.stored.micro_batch(ids, batch, conditioning, weight, levels=levels, names=names, steps=steps)
 
     def step(self, sample_id: str, place: int) -> int:
         """Return the ``place``-th recorded step of a sample.
@@ -164,7 +170,7 @@ class TransitionDraws:
         noise_seed = self.stored.tensors.row(sample_id)["noise_seed"]
         return torch.from_numpy(seeds.normal(shape, noise_seed, "initial noise", 0))
 
-    def _history(self, ids: list[str], steps: list[int], x: Tensor) -> Tensor:
+    def _history(self, ids: Sequence[str], steps: Sequence[int], x: Tensor) -> Tensor:
         """Return what each step looks back at; zeros for a step that does not look back."""
         zero = torch.zeros(x.shape[1:], dtype=x.dtype, device=CPU)
         found = [self.stored.tensors[i].get(f"history.{step}", zero) for i, step in zip(ids, steps, strict=True)]
@@ -193,15 +199,16 @@ class DataDraws:
         """Return the number of a sample's trained steps with a diffusion loss; None for all."""
         return 1 if self.term.on_first_only else None
 
-    def __call__(self, ids: list[str], epoch: int, place: int, weight: float) -> MicroBatch:
-        items = [self._item(sample_id, epoch, place) for sample_id in ids]
-        levels = [self._noised(sample_id, epoch, place) for sample_id in ids]
-        keys = [self._key(sample_id, epoch, place) for sample_id in ids]
+    def __call__(self, ids: list[str], epoch: int, places: Sequence[int], weight: float) -> MicroBatch:
+        # Each row has an item of its own, so rows share no conditioning.
+        rows = [(sample_id, epoch, place) for sample_id in ids for place in places]
+        items, levels = [self._item(*row) for row in rows], [self._noised(*row) for row in rows]
+        keys = [self._key(*row) for row in rows]
         x_0 = [self.latents.trained(item, key) for (item, _), key in zip(items, keys, strict=True)]
         own = [
-            self.conditioning[EMPTY if self._drop(sample_id, epoch, place) else prompt_id]
-            | own_frames(latents, self.term.given_frames, self._generator("data given frames", sample_id, epoch, place))
-            for sample_id, latents, (_, prompt_id) in zip(ids, x_0, items, strict=True)
+            self.conditioning[EMPTY if self._drop(*row) else prompt_id]
+            | own_frames(latents, self.term.given_frames, self._generator("data given frames", *row))
+            for row, latents, (_, prompt_id) in zip(rows, x_0, items, strict=True)
         ]
         conditioning = stack(own, CPU)
         batch = Batch(
@@ -233,3 +240,8 @@ class DataDraws:
 
     def _generator(self, purpose: str, sample_id: str, epoch: int, place: int) -> np.random.Generator:
         return seeds.generator(purpose, *self.key, epoch, sample_id, place)
+
+
+def _mask(conditioning: Conditioning, levels: int) -> Tensor | None:
+    mask = generated(conditioning)
+    return None if mask is None else repeated(mask, levels)

@@ -37,6 +37,8 @@ class MicroBatch:
     batch: Batch | Transitions
     conditioning: Conditioning
     weight: float = 1.0
+    levels: int = 1
+    """Consecutive rows of the batch that share a row of the conditioning: noise levels of one sample."""
     negative: Conditioning | None = None
     """Conditioning of the negative prompt; None without guidance."""
     guidance_scale: float = 1.0
@@ -65,6 +67,15 @@ class MicroBatch:
 
 def _each(conditioning: Conditioning, change: Callable[[Tensor], Tensor]) -> Conditioning:
     return {name: change(tensor) for name, tensor in conditioning.items()}
+
+
+def repeated(tensor: Tensor, times: int) -> Tensor:
+    """Repeat each row ``times`` times: ``[B, ...] -> [B times, ...]``. The tensor itself for once."""
+    return tensor if times == 1 else tensor.unsqueeze(1).expand(-1, times, *tensor.shape[1:]).flatten(0, 1)
+
+
+def _rows(conditioning: Conditioning, times: int) -> Conditioning:
+    return _each(conditioning, lambda tensor: repeated(tensor, times))
 
 
 CPU = torch.device("cpu")
@@ -173,6 +184,9 @@ class Trainer(Stepper):
         x_t, t = batch.x_t, batch.t.float()
         own = micro.embedded_guidance_scale
         self.model.embedded_guidance_scale = self._embedded_guidance_scale if own is None else own
+        # On the device, so that each sample's conditioning is copied to it once for all its levels.
+        conditioning = _rows(micro.conditioning, micro.levels)
+        negative = None if micro.negative is None else _rows(micro.negative, micro.levels)
 
         def velocity(part: str) -> Tensor:
             keys = micro.keys if part == CURRENT else ()
@@ -185,8 +199,8 @@ class Trainer(Stepper):
                     self.model,
                     x_t,
                     t,
-                    micro.conditioning,
-                    micro.negative,
+                    conditioning,
+                    negative,
                     micro.guidance_scale,
                     trains_unconditional=self.algorithm.needs.trains_unconditional,
                 )

@@ -8,13 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.recipes.reading import check, read_values
 from flows.checking import room
 from flows.cli import app as cli
 from flows.planning.plan import Plan, Settings, freeze, plan_of
 from flows.planning.run import Run
-from flows.sizes import costs, memory
+from flows.sizes import activations, costs, memory
 from stages import contracts
 from tests.flows.by_hand import make_all
 
@@ -41,8 +41,14 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+def on(wide: str, overrides: tuple[str, ...]) -> tuple[str, ...]:
+    """The wide model on GPUs, with a batch of 4 unless forwards are filled by tokens."""
+    by_tokens = any("tokens_per_forward" in one for one in overrides)
+    return (f"policy.model_name_or_path={wide}", *BATCH[by_tokens:], *overrides)
+
+
 def planned(path: str, wide: str, *overrides: str) -> Plan:
-    overrides = (f"policy.model_name_or_path={wide}", *BATCH, *overrides)
+    overrides = on(wide, overrides)
     found = plan_of(Settings(path, overrides=overrides), without_weights=True)
     assert isinstance(found, Plan)
     return found
@@ -50,7 +56,7 @@ def planned(path: str, wide: str, *overrides: str) -> Plan:
 
 def needs(path: str, wide: str, *overrides: str) -> float:
     """What a rank of the update takes, in GiB."""
-    values = read_values(path, (f"policy.model_name_or_path={wide}", *BATCH, *overrides))
+    values = read_values(path, on(wide, overrides))
     (found,) = memory.stages(check(values, path), ["update"], activations=True)
     return found.peak.device / GIB
 
@@ -87,6 +93,36 @@ def test_what_does_not_fit_is_refused_with_the_setting_that_makes_it_fit(recipe,
     assert "it fits with train.train_policy.mini_batch = 2" in str(refused.value)
     with pytest.raises(ConfigError, match="no setting here makes it fit"):
         planned(path, wide, "launch.stage_device_memory_gb={ update = 0.1 }")
+
+
+@pytest.mark.slow
+def test_forwards_of_several_noise_levels_are_counted_and_made_smaller(recipe, wide: str):
+    path, again = recipe(), "policy.model_gradient_checkpointing=true"
+    tokens = sizes.num_tokens(wide, (256, 256), 1)
+    found = [needs(path, wide, again, f"train.train_policy.tokens_per_forward={n * tokens}") for n in (1, 2, 4, 8)]
+    assert found == sorted(set(found))
+    assert found[0] == needs(path, wide, again, "train.train_policy.mini_batch=1")
+    assert found[2] == needs(path, wide, again)
+    eight = f"train.train_policy.tokens_per_forward={8 * tokens}"
+    with pytest.raises(ConfigError) as refused:
+        planned(path, wide, again, eight, f"launch.device_memory_gb={(found[1] + found[2]) / 2}")
+    assert f"it fits with train.train_policy.tokens_per_forward = {2 * tokens}" in str(refused.value)
+
+
+def test_rows_of_a_forward_are_levels_of_as_many_samples_as_a_step_has(recipe):
+    path = recipe()
+
+    def rows(**options: float) -> int:
+        given = [f"train.train_policy.{name}={value}" for name, value in options.items()]
+        return activations.micro_batch(check(read_values(path, given), "tiny"))
+
+    tokens = sizes.num_tokens(directories.resolve_path("package:tiny-sd3"), (32, 64), 1)
+    assert rows(mini_batch=2) == 2
+    assert rows(tokens_per_forward=3 * tokens) == 3
+    # At all ten noise levels, and at half of them.
+    many = {"tokens_per_forward": 1000 * tokens, "batch_size_per_optimize": 4}
+    assert rows(**many) == 4 * 10
+    assert rows(**many, timesteps_fraction=0.5) == 4 * 5
 
 
 def test_a_run_keeps_what_was_decided(recipe, tmp_path: Path):

@@ -170,7 +170,7 @@ def test_no_loss_and_no_gradient_depends_on_what_is_predicted_at_given_frames(ru
     data = DataDraws(requests.update(run, 0), algorithm.needs.data_term, density, steps, fine)
     ids = [key_of(0, sample_id) for sample_id in sorted(tensors_of(run))]
     for draws in (steps, data):
-        micro = draws(ids, 0, 0, 1.0)
+        micro = draws(ids, 0, [0], 1.0)
         batch: Batch | Transitions = micro.batch
         given = (micro.conditioning["conditional_mask"] == 1).expand(-1, 4, -1, 2, 2)
         current, other, wrong = (normal(seed, batch.x_t) for seed in range(3))

@@ -101,7 +101,7 @@ def test_neither_nfts_loss_nor_its_gradient_depends_on_what_is_predicted_at_give
     algorithm = plugins.load("algorithms", options.type).Algorithm(options)
     stored = Stored.read(requests.update(run, 0), advantages_of(run), ["current"])
     draws = LatentDraws(stored, (SEED, 0), schedule_of(base(run).scheduler, 2).sigmas, 2)
-    micro = draws(sorted(stored.prompt_ids), 0, 0, 1.0)
+    micro = draws(sorted(stored.prompt_ids), 0, [0], 1.0)
     batch, given = micro.batch, (micro.conditioning["conditional_mask"] == 1).expand(-1, 4, -1, 2, 2)
     assert given.flatten(1).sum(1).unique().tolist() == [0, 16, 32]
     parts = {part: normal(seed, batch.x_t) for seed, part in enumerate(algorithm.needs.roles)}
