@@ -82,8 +82,10 @@ class LaunchConfig(Section):
     """Keep sharded weights and optimizer state in CPU memory; each block moves to the GPU when it computes. Saves
     GPU memory, is slower."""
     compile: bool = False
-    """Compile the transformer's blocks with torch.compile: about a minute at the start of each stage, then faster
-    forward passes."""
+    """Compile the transformer's blocks with torch.compile, once for each shape: about a minute for the first stage of a
+    shape on a machine, then faster forward passes. The code is kept in ``~/.cache/cosmos-rl-flows/compiled``, or where
+    ``TORCHINDUCTOR_CACHE_DIR`` says (``launch.environment``). Not worth it where texts of many lengths are not padded
+    (Qwen-Image): each length is a shape, and more than 256 end the stage."""
     stage_gpus: dict[str, tuple[Annotated[int, Field(ge=0)], ...]] = {}
     """GPUs of single stages, e.g. ``{update = [0, 1], rollout = [2, 3]}``: indices into the flow's devices
     (``CUDA_VISIBLE_DEVICES``). Stages with disjoint sets can run side by side. Default: any free GPU for each

@@ -122,24 +122,6 @@ def blocks(transformer: nn.Module) -> list[nn.Module]:
     return [module for module in transformer.modules() if type(module).__name__ in names]
 
 
-COMPILED_VERSIONS = 64
-"""Largest number of compiled versions of a block; they multiply by kind, gradient, batch size and number of tokens."""
-
-
-def compile_blocks(transformer: nn.Module, backend: str = "inductor") -> None:
-    """Compile the repeated blocks one by one; equal blocks share the code of the first.
-
-    A block that needs more than :data:`COMPILED_VERSIONS` versions raises. PyTorch's default is to run it uncompiled
-    from then on, which rounds differently.
-    """
-    limits = torch._dynamo.config
-    limits.recompile_limit = COMPILED_VERSIONS
-    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 8 * COMPILED_VERSIONS)
-    limits.fail_on_recompile_limit_hit = True
-    for block in blocks(transformer):
-        block.compile(backend=backend)
-
-
 def move_whole(module: nn.Module, device: torch.device) -> None:
     """Move to ``device`` what sharding leaves where it is: parameters that every rank has whole, and buffers."""
     module._apply(lambda tensor: tensor if isinstance(tensor, DTensor) else tensor.to(device))

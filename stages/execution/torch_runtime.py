@@ -7,12 +7,17 @@ from typing import Any
 import torch
 from diffusers.models import attention_dispatch
 
+from cosmos_rl_core.parallel import compiling
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in, use_tf32
+from cosmos_rl_core.storage import cache
 from stages.execution.execution import Execution
 
 CHANGE_BITS = ("CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE")
 """Environment variables by which CUDA's libraries choose kernels, which changes the last bits."""
+
+CODE_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+"""Environment variable of the folder of compiled code."""
 
 
 def start(execution: Execution) -> Group:
@@ -27,7 +32,19 @@ def start(execution: Execution) -> Group:
         torch.use_deterministic_algorithms(True)
         # This would fill every new buffer, to expose reads of uninitialized memory, which costs time.
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
+    if execution.parallelism.compile:
+        _set_up_compiler(execution.deterministic)
     return Group(execution.rank_timeout_s, execution.parallelism, execution.device)
+
+
+def _set_up_compiler(deterministic: bool) -> None:
+    """Let inductor keep its code in this user's folder on the machine, unless the environment names another."""
+    # PyTorch names its own default, which a container loses with its /tmp, in the environment when it is imported.
+    is_free = os.environ.get(CODE_FOLDER) in (None, compiling.own_folder())
+    if is_free and (folder := cache.of_user()) is not None:
+        os.environ[CODE_FOLDER] = str(folder / "compiled")
+    num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    compiling.set_up(deterministic=deterministic, num_cpus=len(os.sched_getaffinity(0)), num_ranks=num_ranks)
 
 
 def numerics(group: Group, param_dtype: ParamDtype) -> dict[str, Any]:

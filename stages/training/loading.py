@@ -13,7 +13,7 @@ from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
-from cosmos_rl_core.parallel import sharding
+from cosmos_rl_core.parallel import compiling, sharding
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import ParamDtype, half
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
@@ -92,7 +92,7 @@ def load_policy(
     def shard(transformer: nn.Module) -> Shards:
         if group.parallelism.compile:
             # Before FSDP, whose hooks must not be compiled.
-            sharding.compile_blocks(transformer)
+            compiling.compile_blocks(transformer)
         if mesh is None:
             return WHOLE
         offload = group.parallelism.fsdp_offload

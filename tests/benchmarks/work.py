@@ -13,9 +13,9 @@ from cosmos_rl_core.config.policy import LoraConfig, SolverConfig
 from cosmos_rl_core.config.shared import OptimizerSteps
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.models._base import guided_velocity
+from cosmos_rl_core.parallel.compiling import compile_blocks
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
-from cosmos_rl_core.parallel.sharding import compile_blocks
 from cosmos_rl_core.sampling.rollout import Trajectory, sample, table_of
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.solvers import kernel_of

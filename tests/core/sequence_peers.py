@@ -16,7 +16,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import Conditioning, Model, given_frames, guided_velocity, stack
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos
 from cosmos_rl_core.models.wan import model as wan
-from cosmos_rl_core.parallel import sharding
+from cosmos_rl_core.parallel import compiling
 from cosmos_rl_core.weights import policy_weights
 from tests.adapters import load_model
 
@@ -139,7 +139,7 @@ def compare(name: str, build: Build, group: dist.ProcessGroup) -> dict[str, Any]
     expected = run(transformer, call, inputs, half) if alone else None
     if "compiled" in name:
         # Captured as for any compiler, and run without one: that would take a minute.
-        sharding.compile_blocks(transformer, "aot_eager")
+        compiling.compile_blocks(transformer, "aot_eager")
     splits_of(transformer)(transformer, group)
     outputs, gradients = run(transformer, call, inputs, half)
     for own in gradients.values():

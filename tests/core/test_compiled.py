@@ -13,7 +13,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.models._base import Model
-from cosmos_rl_core.parallel import sharding
+from cosmos_rl_core.parallel import compiling
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import prepare
@@ -65,7 +65,7 @@ class Blocks(nn.Module):
 
 def test_more_versions_of_a_block_than_pytorch_keeps_by_itself_are_compiled():
     blocks = Blocks()
-    sharding.compile_blocks(blocks, "eager")
+    compiling.compile_blocks(blocks, "eager")
     x = torch.ones(2, device="cpu")
     for n in range(1, 21):
         assert blocks(x, "w" * n).tolist() == [n * n] * 2
@@ -75,9 +75,9 @@ def test_more_versions_of_a_block_than_pytorch_keeps_by_itself_are_compiled():
 
 
 def test_a_block_that_needs_too_many_versions_is_an_error(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sharding, "COMPILED_VERSIONS", 2)
+    monkeypatch.setattr(compiling, "VERSIONS", 2)
     blocks = Blocks()
-    sharding.compile_blocks(blocks, "eager")
+    compiling.compile_blocks(blocks, "eager")
     x = torch.ones(2, device="cpu")
     for n in (1, 2):
         blocks(x, "w" * n)
@@ -96,7 +96,7 @@ def test_compiled_blocks_compute_what_the_transformer_does(family: Family, recor
     weights.load(CURRENT, moved(tensors_of(weights, CURRENT), 0.2))
     dtypes: tuple[ParamDtype, ...] = ("float32", "bfloat16")
     plain = {dtype: outcome(family, model, dtype) for dtype in dtypes}
-    sharding.compile_blocks(model.transformer, "inductor" if family.device.type == "cuda" else "aot_eager")
+    compiling.compile_blocks(model.transformer, "inductor" if family.device.type == "cuda" else "aot_eager")
     compiled = {dtype: outcome(family, model, dtype) for dtype in dtypes}
     assert torch._dynamo.utils.counters["frames"]["ok"] > 0
     exact = plain["float32"]

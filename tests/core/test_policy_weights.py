@@ -9,7 +9,7 @@ from safetensors.torch import load as load_tensors
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models._base import stack
-from cosmos_rl_core.parallel import sharding
+from cosmos_rl_core.parallel import compiling, sharding
 from cosmos_rl_core.weights import policy_weights
 from cosmos_rl_core.weights.policy_weights import initial_lora, prepare
 from tests import other_device, tiny_pipelines
@@ -284,7 +284,7 @@ def test_compiled_blocks_run_with_the_part_in_use(model, folder, conditioning, l
     compiled_weights = prepare(
         compiled.transformer,
         lora,
-        shard=lambda transformer: sharding.compile_blocks(transformer, "aot_eager") or sharding.WHOLE,
+        shard=lambda transformer: compiling.compile_blocks(transformer, "aot_eager") or sharding.WHOLE,
     )
     old, current = noisy(weights, 1), noisy(weights, 2)
     for each in (weights, compiled_weights):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cosmos_rl_core.models.wan.model import Wan
-from cosmos_rl_core.parallel import sharding
+from cosmos_rl_core.parallel import compiling
 from cosmos_rl_core.storage import store
 from flows.planning import requests
 from flows.planning.run import Run
@@ -114,7 +114,7 @@ def test_two_peers_make_what_one_process_makes_and_go_on_after_a_kill(wan_path: 
 
 def compile_for_no_device() -> None:
     """Capture blocks as for any compiler, and run them without one: that would take minutes."""
-    setattr(sharding, "compile_blocks", partial(sharding.compile_blocks, backend="aot_eager"))  # noqa: B010
+    setattr(compiling, "compile_blocks", partial(compiling.compile_blocks, backend="aot_eager"))  # noqa: B010
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from cosmos_rl_core.config.shared import OptimizerSteps
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, DivergenceError
 from cosmos_rl_core.models._base import Conditioning, stack
-from cosmos_rl_core.parallel import sharding
+from cosmos_rl_core.parallel import compiling, sharding
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
 from cosmos_rl_core.training.optimizer import optimizer_state
@@ -347,7 +347,7 @@ def test_only_the_policys_own_forward_drops_out(folder: str, conditioning: Condi
 def test_compiled_blocks_drop_out_the_same_and_are_compiled_once_for_all_keys(folder: str, conditioning: Conditioning):
     plain, compiled = (trainer_of(folder, "sft", DROPPED, 12) for _ in range(2))
     # Captured as for any compiler, and run without one: that would take minutes.
-    sharding.compile_blocks(compiled.model.transformer, "aot_eager")
+    compiling.compile_blocks(compiled.model.transformer, "aot_eager")
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
         for index in range(12):
             micro = micro_batch(conditioning, slice(None), f"step {index}")
