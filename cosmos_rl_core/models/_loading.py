@@ -46,11 +46,13 @@ def load_pipeline(cls: type[DiffusionPipeline], path: str, components: Sequence[
 def load_parts(path: str, components: Sequence[str], device: torch.device, **options: Any) -> dict[str, nn.Module]:
     """Return the parts with weights of these ``components``, by name. ``options`` are those of ``from_pretrained``.
 
-    Raises :class:`ArtifactError` like :func:`read_part`.
+    Weights are read straight to the device: all ranks of a machine share the CPU's memory. Raises
+    :class:`ArtifactError` like :func:`read_part`.
     """
-    parts = {name: read_part(path, name, **options) for name in weighted_parts(path, components)}
+    reading = {"device_map": device.type, **options}
+    parts = {name: read_part(path, name, **reading) for name in weighted_parts(path, components)}
     for part in parts.values():
-        align(part.requires_grad_(False).eval().to(device))
+        align(part.requires_grad_(False).eval())
     if EMPTY_TRANSFORMER in components:
         parts["transformer"] = empty_transformer(path)
     if EMPTY_VAE in components:

@@ -106,6 +106,6 @@ def load(
     cls = getattr(transformers, name := architecture(path), None)
     if cls is None:
         raise ConfigError(f"transformers {transformers.__version__} has no {name}, which {path!r} needs; upgrade it")
-    model = read_module(cls, path, f"the files of the VLM {path!r}", dtype=dtype)
-    align(model.requires_grad_(False).eval().to(device))
+    model = read_module(cls, path, f"the files of the VLM {path!r}", dtype=dtype, device_map=device.type)
+    align(model.requires_grad_(False).eval())
     return Vlm(model, prompts)
