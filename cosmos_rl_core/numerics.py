@@ -35,13 +35,19 @@ def numerics(torch: Any = None) -> dict[str, Any]:
     if torch.cuda.is_available():
         return found | _of_gpu(torch)
     capability = torch.backends.cpu.get_cpu_capability()
-    return found | {"device": "cpu", "cpu": _cpu_model(), "cpu_capability": capability}
+    # Left out where none is forbidden, so that records of earlier versions are those of this one.
+    permitted = {} if (kernels := _kernels(torch)) == sorted(SDP_KERNELS) else {"attention_kernels": kernels}
+    return found | {"device": "cpu", "cpu": _cpu_model(), "cpu_capability": capability} | permitted
+
+
+def _kernels(torch: Any) -> list[str]:
+    """Return the kernels of attention that are permitted. The switches are called those of CUDA and serve CPUs too."""
+    return sorted(name for name in SDP_KERNELS if getattr(torch.backends.cuda, f"{name}_sdp_enabled")())
 
 
 def _of_gpu(torch: Any) -> dict[str, Any]:
     backends = torch.backends
     nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None
-    kernels = {name: getattr(backends.cuda, f"{name}_sdp_enabled")() for name in SDP_KERNELS}
     return {
         "device": torch.cuda.get_device_name(),
         "cuda": torch.version.cuda,
@@ -52,7 +58,7 @@ def _of_gpu(torch: Any) -> dict[str, Any]:
         "bf16_reduced_precision_reduction": backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
         "cudnn_deterministic": backends.cudnn.deterministic,
         "cudnn_benchmark": backends.cudnn.benchmark,
-        "attention_kernels": sorted(name for name, is_on in kernels.items() if is_on),
+        "attention_kernels": _kernels(torch),
         "segment_attention": "varlen" if has_varlen(torch) else "blocks",
     }
 
@@ -63,7 +69,7 @@ def has_varlen(torch: Any) -> bool:
 
 
 SDP_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
-"""Attention kernels of PyTorch on a GPU; each can be switched off."""
+"""Attention kernels of PyTorch; each can be switched off."""
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:

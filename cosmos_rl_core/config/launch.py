@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.clusters import KubernetesConfig, PricesConfig, SlurmConfig
-from cosmos_rl_core.config.parallelism import Device, Parallelism
+from cosmos_rl_core.config.parallelism import Attention, Device, Parallelism
 from cosmos_rl_core.errors import ConfigError
 
 ON_POLICY = ("rollout", "update", "finetune", "validate")
@@ -105,6 +105,10 @@ class LaunchConfig(Section):
     is computed (VAEs, text encoders, ``train.param_dtype = "float32"``), but results no longer match the stock
     pipeline within 1e-4. PyTorch's own default rounds convolutions only. Rewards never use it, nor does the reward
     service, so that one scorer has one score."""
+    attention: Attention = "auto"
+    """Kernel of attention that ranks use, and no other: ``flash``, ``efficient``, ``cudnn`` or ``math`` of PyTorch. A
+    model that it does not serve, such as ``flash`` with masks of texts, ends the stage. ``auto``: PyTorch chooses among
+    all by device, type and shapes alone. On a CPU there are ``flash`` and ``math``. Scorers always have ``auto``."""
     max_attempts: int = Field(default=4, ge=1)
     """Number of attempts of a stage that fails for a passing reason: killed, hung, out of memory, service
     unavailable. The same Python exception at the same line on two attempts is no passing reason."""
@@ -123,6 +127,8 @@ class LaunchConfig(Section):
     def _stages_have_room(self) -> "LaunchConfig":
         if self.mode == "warm" and (self.stage_gpus or self.device == "cuda"):
             raise ValueError("mode = 'warm' computes on the CPU; use mode = 'cold' for GPUs")
+        if self.device == "cpu" and self.attention in ("efficient", "cudnn"):
+            raise ValueError(f"attention = {self.attention!r} is for GPUs; device = 'cpu' has 'flash' and 'math'")
         mistakes: dict[str, list[str]] = {}
         for stage in dict.fromkeys((*ON_POLICY, *self._stage_ranks, "any other stage")):
             try:

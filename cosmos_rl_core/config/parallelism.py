@@ -5,6 +5,8 @@ from typing import Literal
 
 from cosmos_rl_core.errors import ConfigError
 
+Attention = Literal["auto", "flash", "efficient", "cudnn", "math"]
+"""Kernels of attention: one of PyTorch's by name, or its own choice among all."""
 Device = Literal["cuda", "cpu"]
 """Where the ranks of a stage compute."""
 

@@ -14,6 +14,9 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from cosmos_rl_core.config.parallelism import Attention
+from cosmos_rl_core.numerics import SDP_KERNELS
+
 ParamDtype = Literal["float32", "bfloat16"]
 
 
@@ -33,6 +36,13 @@ def use_tf32(allowed: bool) -> None:
     # PyTorch's defaults differ: it allows TF32 for convolutions but not for products.
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
+
+
+def use_attention(kernel: Attention) -> None:
+    """Permit one kernel of attention in this process, or all of them, whatever was permitted before."""
+    for name in SDP_KERNELS:
+        short = name.removeprefix("mem_")
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(kernel in ("auto", short))
 
 
 @contextmanager

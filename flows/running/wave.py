@@ -227,8 +227,9 @@ class Waves:
             gpus=launch.stage_gpus.get(stage, ()),
             threads=launch.threads,
             deterministic=launch.deterministic,
-            # A reward service never rounds so, and its scorers have the versions of this stage's.
+            # A reward service never computes so, and its scorers have the versions of this stage's.
             tf32=launch.tf32 and stage != Judge.name,
+            attention=launch.attention if stage != Judge.name else "auto",
             # Longer than the stall timeout: a rank that waits for a slow write must not fail before it counts as hung.
             rank_timeout_s=2 * launch.stall_timeout_s,
             numerics_record=store.join(self.run_url, NUMERICS, f"{stage}.json"),

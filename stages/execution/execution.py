@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from cosmos_rl_core.config.base import Section
-from cosmos_rl_core.config.parallelism import ALONE, Device, Parallelism
+from cosmos_rl_core.config.parallelism import ALONE, Attention, Device, Parallelism
 
 
 class Execution(Section):
@@ -31,6 +31,8 @@ class Execution(Section):
     """Whether to refuse kernels whose bits differ from run to run."""
     tf32: bool = False
     """Whether GPUs round the factors of float32 products to 10 bits."""
+    attention: Attention = "auto"
+    """Kernel of attention that may run; ``auto`` permits all: PyTorch chooses among them by device, type and shapes."""
     rank_timeout_s: float = Field(default=3600.0, gt=0)
     """Seconds for which a rank waits for the others."""
     numerics_record: str | None = None

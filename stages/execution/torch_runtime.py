@@ -9,7 +9,7 @@ from diffusers.models import attention_dispatch
 
 from cosmos_rl_core.parallel import compiling
 from cosmos_rl_core.parallel.distributed import Group
-from cosmos_rl_core.parallel.precision import ParamDtype, computes_in, use_tf32
+from cosmos_rl_core.parallel.precision import ParamDtype, computes_in, use_attention, use_tf32
 from cosmos_rl_core.storage import cache
 from stages.execution.execution import Execution
 
@@ -24,6 +24,7 @@ def start(execution: Execution) -> Group:
     """Set up this process and join its group."""
     torch.set_num_threads(execution.threads)
     use_tf32(execution.tf32)
+    use_attention(execution.attention)
     if execution.deterministic:
         # cuBLAS reads this when it creates its first handle.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -75,9 +75,10 @@ def test_ranks_of_stages_that_run_our_own_transformer_are_told(wan, tmp_path):
     assert {stage for stage, execution in told.items() if execution.parallelism.cp_size == 2} == set(ON_POLICY)
     assert set(ON_POLICY) == {stage for stage in told if issubclass(registry.STAGES[stage], contracts.OnPolicy)}
     assert told["update"].parallelism == Parallelism(world_size=2, dp_shard_size=2, cp_size=2, compile=True)
-    rounding = Waves(str(tmp_path), LaunchConfig(tf32=True), Display())
-    assert rounding.execution_of(policy).tf32
+    rounding = Waves(str(tmp_path), LaunchConfig(tf32=True, attention="flash"), Display()).execution_of
+    assert (rounding(policy).tf32, rounding(policy).attention) == (True, "flash")
     # As in the reward service, whose scorers have the same versions.
-    assert not rounding.execution_of(policy.model_copy(update={"stage": "judge"})).tf32
+    judge = rounding(policy.model_copy(update={"stage": "judge"}))
+    assert (judge.tf32, judge.attention) == (False, "auto")
     alone = Waves(str(tmp_path), LaunchConfig(), Display()).execution_of(policy)
     assert (alone.tf32, alone.parallelism) == (False, Parallelism())
