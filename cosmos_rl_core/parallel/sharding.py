@@ -89,6 +89,7 @@ def shard(transformer: nn.Module, mesh: DeviceMesh, compute: torch.dtype | None,
     """Shard the matrices of ``transformer`` over the mesh, block by block and the rest with the root.
 
     Matrices are gathered in the type ``compute`` (None: unchanged); modules that stay float32 are gathered unchanged.
+    Frozen matrices may have that type already (:mod:`cosmos_rl_core.weights.half_weights`).
     Gradients are float32 sums over all ranks. With ``offload`` the shards stay in CPU memory. Add adapters before;
     ``transformer`` may be on the meta device.
     """

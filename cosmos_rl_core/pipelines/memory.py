@@ -5,13 +5,15 @@ Weights, copies, gradients and optimizer moments are counted. Activations are no
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from cosmos_rl_core.config.parallelism import ALONE, Parallelism
 from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES, Shapes
 
 HALF_BYTES = 2
+BytesEach = Callable[[str, tuple[int, ...]], int]
+"""From the name and the shape of a tensor to the bytes of each of its numbers."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class Bytes:
         return Bytes(self.device * times, self.cpu * times)
 
 
-def resting(shapes: Shapes, spread: Spread) -> Bytes:
-    """Return the bytes of one float32 copy of these tensors between forward passes.
+def resting(shapes: Shapes, spread: Spread, bytes_each: BytesEach = lambda *_: FLOAT32_BYTES) -> Bytes:
+    """Return the bytes of one copy of these tensors, in float32 unless told otherwise, between forward passes.
 
     :func:`cosmos_rl_core.parallel.sharding.shard` cuts matrices by rows, and with ``fsdp_offload`` keeps them in the
     CPU's memory; every other tensor is whole on each rank.
@@ -49,11 +51,11 @@ def resting(shapes: Shapes, spread: Spread) -> Bytes:
     ranks = spread.parallelism.dp_shard_size
     for name, shape in shapes.items():
         if ranks > 1 and is_matrix(name, shape):
-            cut += -(-shape[0] // ranks) * math.prod(shape[1:])
+            cut += -(-shape[0] // ranks) * math.prod(shape[1:]) * bytes_each(name, shape)
         else:
-            whole += math.prod(shape)
+            whole += math.prod(shape) * bytes_each(name, shape)
     on_cpu = cut if spread.parallelism.fsdp_offload else 0
-    return Bytes(FLOAT32_BYTES * (whole + cut - on_cpu), FLOAT32_BYTES * on_cpu)
+    return Bytes(whole + cut - on_cpu, on_cpu)
 
 
 def in_half(shapes: Shapes, float32_modules: Collection[str]) -> int:
@@ -62,13 +64,14 @@ def in_half(shapes: Shapes, float32_modules: Collection[str]) -> int:
     Matrices and adapters have a half type, except in modules with one of the names ``float32_modules``; every other
     tensor is float32.
     """
-    kept = set(float32_modules)
-
-    def bytes_each(name: str, shape: tuple[int, ...]) -> int:
-        cast = (is_matrix(name, shape) or ".lora_" in name) and not kept & set(name.split("."))
-        return HALF_BYTES if cast else FLOAT32_BYTES
-
+    bytes_each = halved(float32_modules, lambda name, shape: is_matrix(name, shape) or ".lora_" in name)
     return sum(math.prod(shape) * bytes_each(name, shape) for name, shape in shapes.items())
+
+
+def halved(float32_modules: Collection[str], is_cast: Callable[[str, tuple[int, ...]], bool]) -> BytesEach:
+    """Return the bytes of a number of each tensor: half of those that are cast, except in the named modules."""
+    kept = set(float32_modules)
+    return lambda name, shape: HALF_BYTES if is_cast(name, shape) and not kept & set(name.split(".")) else FLOAT32_BYTES
 
 
 def is_matrix(name: str, shape: tuple[int, ...]) -> bool:

@@ -12,7 +12,17 @@ from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.pipelines import directories, sizes
-from cosmos_rl_core.pipelines.memory import HALF_BYTES, Bytes, Shapes, Spread, in_half, resting, visiting
+from cosmos_rl_core.pipelines.memory import (
+    HALF_BYTES,
+    Bytes,
+    Shapes,
+    Spread,
+    halved,
+    in_half,
+    is_matrix,
+    resting,
+    visiting,
+)
 from cosmos_rl_core.vlms import _folders
 from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, OLD, REFERENCE
 from cosmos_rl_core.weights.shapes import component_shapes, count_elements, file_shapes, trainable_shapes, weight_shapes
@@ -249,7 +259,11 @@ class _Model:
         return Spread(self.recipe.launch.parallelism_of(stage), half=self._half)
 
     def _transformer(self, spread: Spread) -> Bytes:
-        return sum((resting(shapes, spread) for shapes in _adapters(self)), resting(self.shapes, spread))
+        kept = directories.spec(self.path).float32_modules
+        # Ranks that share frozen matrices read their rows into the half type; a whole base is cast after it is loaded.
+        half = spread.half and spread.parallelism.dp_shard_size > 1 and self.recipe.policy.lora is not None
+        base = resting(self.shapes, spread, halved(kept, is_matrix)) if half else resting(self.shapes, spread)
+        return sum((resting(shapes, spread) for shapes in _adapters(self)), base)
 
     def _batch(self, size: int, num_states: int, *, guided: bool) -> Bytes:
         """Count ``num_states`` tensors of the latents' size for each sample, and its text embeddings."""

@@ -95,6 +95,8 @@ def load_policy(
             compiling.compile_blocks(transformer)
         if mesh is None:
             return WHOLE
+        # Before FSDP, which cuts and gathers weights in the type that they have.
+        half_weights.cast_frozen(transformer, config.param_dtype)
         offload = group.parallelism.fsdp_offload
         shards = sharding.shard(transformer, mesh, half(config.param_dtype), offload=offload)
         sharding.materialise(transformer, group.device, offload=offload)
@@ -108,7 +110,6 @@ def load_policy(
     if config.below is not None:
         weights.load_below(read_part(request.one(INIT), INIT, progress=context.progress))
     if mesh is None:
-        # FSDP casts the rows that it gathers itself.
         half_weights.cast_frozen(model.transformer, config.param_dtype)
     if group.peers is not None:
         model.split_sequence(group.peers)
