@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 _SCALARS = frozenset((str, int, float, bool, type(None)))
-_COMPACT: dict[str, Any] = {"separators": (",", ":"), "ensure_ascii": False}
+_ENCODER = json.JSONEncoder(sort_keys=True, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
 
 
 def canonical_json(value: Any) -> bytes:
@@ -13,7 +13,7 @@ def canonical_json(value: Any) -> bytes:
 
     Raises ``ValueError`` on NaN or infinity: NaN equals nothing, so it cannot identify anything.
     """
-    return json.dumps(value, sort_keys=True, allow_nan=False, **_COMPACT).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def from_json(text: str | bytes) -> Any:

@@ -28,6 +28,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from cosmos_rl_core import errors
 from cosmos_rl_core.errors import FREE_SPACE, FULL, ConfigError, NoSpaceError, UnavailableError, UnreadableError
+from cosmos_rl_core.listing.listings import Listing, forget, listing_of, local_sizes, looks_in_listings
+from cosmos_rl_core.listing.stamps import is_hidden, local_stamp, local_stamps, stamp_in
 from cosmos_rl_core.processes import TRAFFIC
 
 
@@ -81,6 +83,9 @@ def read(url: str, start: int | None = None, end: int | None = None) -> bytes:
 
 def read_if_exists(url: str) -> bytes | None:
     """Return the whole object, or None if it does not exist."""
+    known = listing_of(url, _listing)
+    if known is not None and url not in known.sizes and url not in known.names:
+        return None
     try:
         return read(url)
     except FileNotFoundError:
@@ -98,6 +103,9 @@ def stream(url: str) -> BinaryIO:
 
 def size(url: str) -> int | None:
     """Return the object's size in bytes, or None if it does not exist."""
+    known = listing_of(url, _listing)
+    if known is not None and url not in known.names:
+        return known.sizes.get(url)
     fs, path = _resolve(url)
     with suppress(FileNotFoundError), _unavailable("look up", url, FileNotFoundError):
         # fsspec takes ten times as long, and `status` looks at thousands of files.
@@ -121,6 +129,7 @@ def write_stream(url: str, chunks: Iterable[Chunk]) -> None:
     written. Raises like :func:`write`, and errors of ``chunks`` pass unchanged.
     """
     fs, path = _resolve(url)
+    forget(url)
     with _unavailable("write", url):
         if isinstance(fs, LocalFileSystem):
             _publish(Path(path), _counted(chunks), os.replace)
@@ -160,10 +169,10 @@ def stamps(url: str) -> dict[str, str]:
         if isinstance(fs, LocalFileSystem):
             if not os.path.isdir(path):
                 raise FileNotFoundError(path)
-            return dict(_local_stamps(path, "", frozenset()))
+            return dict(local_stamps(path))
         found = cast("dict[str, dict[str, Any]]", fs.find(path, detail=True))
     names = {name.removeprefix(path).lstrip("/"): entry for name, entry in found.items()}
-    return {name: _stamp(entry) for name, entry in names.items() if not any(map(_is_hidden, name.split("/")))}
+    return {name: stamp_in(entry) for name, entry in names.items() if not any(map(is_hidden, name.split("/")))}
 
 
 def stamp(url: str) -> str | None:
@@ -171,38 +180,10 @@ def stamp(url: str) -> str | None:
     fs, path = _resolve(url)
     with suppress(FileNotFoundError), _unavailable("look up", url, FileNotFoundError):
         if not isinstance(fs, LocalFileSystem):
-            return _stamp(fs.info(path))
+            return stamp_in(fs.info(path))
         if os.path.isfile(path):
-            return _local_stamp(os.stat(path))
+            return local_stamp(os.stat(path))
     return None
-
-
-def _local_stamps(folder: str, prefix: str, above: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """Yield names and stamps of files. Links are followed, but not to a folder that holds them."""
-    here = os.path.realpath(folder)
-    if here in above:
-        return
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if _is_hidden(entry.name):
-                continue
-            if entry.is_dir():
-                yield from _local_stamps(entry.path, f"{prefix}{entry.name}/", above | {here})
-            elif entry.is_file():
-                yield f"{prefix}{entry.name}", _local_stamp(entry.stat())
-
-
-def _local_stamp(status: os.stat_result) -> str:
-    return f"{status.st_size} {status.st_mtime_ns}"
-
-
-def _stamp(entry: Mapping[str, Any]) -> str:
-    named = (str(entry[name]).strip('"') for name in ("ETag", "VersionId") if entry.get(name))
-    return " ".join([str(entry["size"]), *named])
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".")
 
 
 def _listed(entry: Mapping[str, Any]) -> Listed:
@@ -247,6 +228,9 @@ def _is_being_written(path: Path) -> bool:
 
 def names(url: str) -> set[str]:
     """Return the names directly under ``url``, without temporary files; may lag behind writes like :func:`listed`."""
+    known = listing_of(url, _listing)
+    if known is not None:
+        return {*known.names.get(url, ())}
     fs, path = _resolve(url)
     with suppress(FileNotFoundError), _unavailable("list", url, FileNotFoundError):
         found = os.listdir(path) if fs is _LOCAL and os.path.isdir(path) else map(str, fs.ls(path, detail=False))
@@ -256,6 +240,7 @@ def names(url: str) -> set[str]:
 
 def remove(url: str) -> None:
     """Delete an object if it exists."""
+    forget(url)
     fs, path = _resolve(url)
     with suppress(FileNotFoundError), _unavailable("delete", url, FileNotFoundError):
         fs.rm_file(path)
@@ -308,7 +293,7 @@ def check_writable(root: str) -> None:
 
 def sizes(urls: Sequence[str]) -> list[int | None]:
     """Return :func:`size` of several objects; remote objects are looked up in parallel."""
-    if len(urls) < 2 or "://" not in urls[0]:
+    if len(urls) < 2 or "://" not in urls[0] or looks_in_listings():
         return [size(url) for url in urls]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(size, urls))
@@ -333,6 +318,14 @@ def ahead(names: Iterable[Name], read: Callable[[Name], Found]) -> Generator[tup
         finally:
             for _, data in coming:
                 data.cancel()
+
+
+def _listing(folder: str) -> Listing | None:
+    fs, path = _resolve(folder)
+    sizes = local_sizes(path) if fs is _LOCAL else {name: one.size for name, one in listed(folder).items()}
+    return (
+        None if sizes is None else Listing.of(folder, {name: sizes[name] for name in sizes if not is_temporary(name)})
+    )
 
 
 @contextmanager
@@ -369,6 +362,7 @@ def _resolve(url: str) -> tuple[AbstractFileSystem, str]:
 
 def _put(url: str, data: bytes, *, replace: bool) -> None:
     """Write an object. Raises ``OSError`` on failure, or if the object exists and ``replace`` is false."""
+    forget(url)
     fs, path = _resolve(url)
     TRAFFIC.add(written=len(data))
     if isinstance(fs, LocalFileSystem):

@@ -37,6 +37,7 @@ class Overview:
     @classmethod
     def of(cls, run: AnyRun, patience_s: float = 2 * BEAT_S) -> "Overview":
         """Look at a run now. Waits up to ``patience_s`` for a heartbeat of a process on another machine."""
+        # Before the look: whoever is at work may have finished stages while this waited.
         life = Life.of(run, patience_s)
         found = _with_progress(states(run), life)
         return cls(run, found, life.word, life.progress, life.holder, known_means(run))

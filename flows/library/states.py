@@ -65,7 +65,8 @@ class State:
 
 def states(run: AnyRun) -> list[State]:
     """Return the state of every stage of the run, in order, from artifacts alone."""
-    return states_of(steps(run))
+    with one_look():
+        return states_of(steps(run))
 
 
 def states_of(every: Sequence[Step], kept: Mapping[str, State] | None = None) -> list[State]:

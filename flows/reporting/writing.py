@@ -221,14 +221,19 @@ class Pages:
         """Add the artifacts of a wave. Write the page when an iteration has ended or a policy was judged."""
         pairs = list(zip(requests, manifests, strict=True))
         self._try(lambda: self._add(pairs))
+        ends = any(request.stage == "fragment" or registry.trains(request.stage) for request in requests)
+        if ends and time.monotonic() - self._written_s >= SHARE * self._took_s:
+            self._try(lambda: self._write("running"))
+
+    def stood(self, requests: Sequence[Request], manifests: Sequence[Manifest]) -> None:
+        """Add the artifacts of a wave that stood already. The page is written with what comes after it."""
+        pairs = list(zip(requests, manifests, strict=True))
+        self._try(lambda: self._add(pairs))
 
     def _add(self, pairs: Sequence[tuple[Request, Manifest]]) -> None:
         for request, manifest in pairs:
             with self.collected.naming_damage(named(place_of(request.slot), manifest.stage)):
                 self.collected.add(request.slot, manifest)
-        ends = any(request.stage == "fragment" or registry.trains(request.stage) for request, _ in pairs)
-        if ends and time.monotonic() - self._written_s >= SHARE * self._took_s:
-            self._write("running")
 
     def _end(self, error: BaseException | None) -> None:
         if error is None:

@@ -1,5 +1,7 @@
 """Run waves of Requests as Prefect tasks: reuse artifacts that stand, make the others, retry temporary failures.
 
+Waves that all stand are one task together (:func:`taken`).
+
 A wave is one synchronous task that is called directly, so that a cancellation interrupts it. Prefect's task cache is
 off, because the store decides what stands.
 """
@@ -55,6 +57,17 @@ def launch(waves: Waves, name: str, *requests: Request) -> list[Manifest]:
         return _result(as_task(lambda: _attempt(waves, name, requests))())
     except StageError as error:
         raise error.in_full() from None
+
+
+def taken(waves: Waves, name: str, work: Callable[[], None]) -> None:
+    """Take the run through waves that stand as one Prefect task, whose state is ``Skipped``. ``name`` says which."""
+
+    def skipped() -> Any:
+        waves.check()
+        return _ended(work) or Completed(name="Skipped")
+
+    as_task = task(name="standing", task_run_name=name, cache_policy=NO_CACHE, persist_result=False)
+    _result(as_task(skipped)())
 
 
 def grouped(name: str, work: Callable[[], None]) -> None:

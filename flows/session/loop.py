@@ -8,6 +8,7 @@ from flows.heads.heads import Heads
 from flows.planning.base import AnyRun
 from flows.planning.steps import Wave
 from flows.post_train import post_train
+from flows.session.standing import Take, left
 from stages.artifacts.manifest import Manifest
 from stages.registry import trains
 
@@ -21,24 +22,36 @@ def _plainly(name: str, work: Callable[[], None]) -> None:
     work()
 
 
-def make(run: AnyRun, launch: Callable[..., list[Manifest]], grouped: Grouped = _plainly) -> Manifest:
+def make(
+    run: AnyRun,
+    launch: Callable[..., list[Manifest]],
+    grouped: Grouped = _plainly,
+    take: Take | None = None,
+) -> Manifest:
     """Take the base policy through every wave. ``launch(name, *requests)`` makes a wave and returns its manifests.
 
     Each iteration ends with a head, which names all that was made. ``grouped`` is called with the name of each group of
-    waves and with the work that makes them. Returns the manifest of the report.
+    waves and with the work that makes them. With ``take``, waves that stand are not launched but taken together.
+    Returns the manifest of the report.
     """
     manifests: list[Manifest] = []
     heads = Heads(run)
 
-    def one(wave: Wave) -> None:
-        manifests[:] = launch(wave.name, *(step.request() for step in wave.steps))
+    def ended(wave: Wave, found: Sequence[Manifest]) -> None:
+        manifests[:] = found
         heads.add(manifests)
         trained = wave.steps[0]
         if trains(trained.kind) and trained.k is not None:
             heads.touch(run.drop_old_state(trained.k + 1))
             heads.write(trained.k)
 
-    _walk(post_train(run), (partial(_block, run), partial(_group, run)), one, grouped)
+    def one(wave: Wave) -> None:
+        ended(wave, launch(wave.name, *(step.request() for step in wave.steps)))
+
+    waves = post_train(run)
+    if take is not None:
+        waves = left([*waves], take, ended)
+    _walk(waves, (partial(_block, run), partial(_group, run)), one, grouped)
     heads.write(None)
     return manifests[0]
 

@@ -26,6 +26,8 @@ class Observer:
     """Called with the wave's name and Requests. Raises to keep it from starting."""
     after: Callable[[str, Sequence[Request], Sequence[Manifest]], None] = _ignore
     """Called with the manifests too, once all are there. Raises to stop the run after the wave."""
+    stood: Callable[[str, Sequence[Request], Sequence[Manifest]], None] | None = None
+    """Called in its place after a wave that stood already, if it is given."""
 
 
 def observed(launch: Launch, observers: Sequence[Observer]) -> Launch:
@@ -40,3 +42,9 @@ def observed(launch: Launch, observers: Sequence[Observer]) -> Launch:
         return manifests
 
     return launch_observed
+
+
+def told(observers: Sequence[Observer], name: str, requests: Sequence[Request], manifests: Sequence[Manifest]) -> None:
+    """Tell observers, in their order, of a wave that stands. Raises what they raise."""
+    for one in observers:
+        (one.stood or one.after)(name, requests, manifests)

@@ -2,7 +2,7 @@
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from pydantic import Field
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.errors import ApprovalError, ConfigError, CosmosRLError, StageError, StoppedError, visible
+from cosmos_rl_core.errors import ApprovalError, ConfigError, CosmosRLError, StageError, StoppedError, counted, visible
 from cosmos_rl_core.rewards._base import ServedReward
 from flows.defaults import store_of
 from flows.devices import work_folders
@@ -35,12 +35,13 @@ from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import run_of
 from flows.running import gpus, pauses
 from flows.running.display import Display
-from flows.running.launch import grouped, launch
+from flows.running.launch import grouped, launch, taken
 from flows.running.progress import Reporter
 from flows.running.tags import tags_of
 from flows.running.wave import Waves
 from flows.session.loop import make
-from flows.session.observers import Observer, observed
+from flows.session.observers import Observer, observed, told
+from flows.session.standing import Ended, Standing
 from flows.showing.lost_tasks import lost_tasks_ended
 from flows.showing.short_errors import log_messages_only
 from flows.terminal import commands
@@ -212,11 +213,25 @@ def train(settings: Settings, algorithm: str | None) -> str:
         waves.overlapping = partial(requests.rewards_ahead, run)
         commands.keep(run, settings)
         with observers_of(run, waves) as observers:
-            make(run, observed(partial(launch, waves), observers), grouped)
+            make(run, observed(partial(launch, waves), observers), grouped, partial(_take, waves, observers))
         note(f"continue: {commands.to_run(settings, plan.run_id, 2 * run.recipe.train.num_iterations)}")
         for line in held_out_lines(run):
             note(line)
     return result_line(run)
+
+
+def _take(waves: Waves, observers: Sequence[Observer], stood: Sequence[Standing], ended: Ended) -> None:
+    """Take a run through waves that stand: tell observers of each, in order, and people of all in one line."""
+    names = list(dict.fromkeys([stood[0].wave.name, stood[-1].wave.name]))
+
+    def work() -> None:
+        for one in stood:
+            waves.check()
+            told(observers, one.wave.name, one.requests, one.manifests)
+            ended(one.wave, one.manifests)
+
+    waves.display.note(f"{' to '.join(names):<28} stands  {counted(len(stood), 'wave')}, nothing to do")
+    taken(waves, " to ".join(names), work)
 
 
 @contextmanager
@@ -233,11 +248,21 @@ def observers_of(run: AnyRun, waves: Waves) -> Iterator[list[Observer]]:
         pages = open_ones.enter_context(writing.Pages(run, note))
         found = [] if waves.ledger is None else [Observer(before=Budget(run, waves.ledger).check)]
         found.append(Observer(after=lambda _, asked, made: tracker.done(asked, made)))
-        found.append(Observer(after=lambda _, asked, made: pages.done(asked, made)))
+        found.append(
+            Observer(
+                after=lambda _, asked, made: pages.done(asked, made),
+                stood=lambda _, asked, made: pages.stood(asked, made),
+            )
+        )
         if (board := showing.board_of(note)) is not None:
             shown = open_ones.enter_context(showing.Showing(run, pages.collected, board, note))
             waves.display.follow(shown)
-            found.append(Observer(after=lambda name, _, made: shown.ended(name, made)))
+            found.append(
+                Observer(
+                    after=lambda name, _, made: shown.ended(name, made),
+                    stood=lambda name, _, made: shown.stood(name, made),
+                )
+            )
         # Last, because it may stop the run.
         found.append(Observer(after=lambda name, asked, made: pass_gate(run, made, note)))
         yield found

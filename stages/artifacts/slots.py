@@ -12,6 +12,7 @@ from contextvars import ContextVar
 
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.listing.listings import listed_once
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.weights.parts import CURRENT
 from stages.artifacts.generations import current_generation
@@ -19,17 +20,40 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import Dropped, place_of
 from stages.artifacts.request import Input, Request
 
+_NUMBERED, _SINGLE = ("iterations", "exports"), ("policy", "report")
+"""Folders of a run: of numbered folders of slots, and slots."""
 _SEEN: ContextVar[dict[str, tuple[int, Manifest | None]] | None] = ContextVar("seen", default=None)
 
 
 @contextmanager
 def one_look() -> Iterator[None]:
-    """Look up each slot at most once inside the block. Only for code that writes nothing."""
+    """Look up each slot at most once inside the block, by a listing of its iteration. Only for code that makes nothing.
+
+    A block inside of another one is a part of that look.
+    """
+    if _SEEN.get() is not None:
+        yield
+        return
     token = _SEEN.set({})
     try:
-        yield
+        with listed_once(_folder_of):
+            yield
     finally:
         _SEEN.reset(token)
+
+
+def _folder_of(url: str) -> str | None:
+    """Return the folder of the iteration, or of the policy version, that a file of a run belongs to.
+
+    None for files that belong to none: what is beside them grows with the run, or with the store.
+    """
+    before, runs, inside = url.rpartition("/runs/")
+    names = inside.split("/", 4)
+    if not runs or len(names) < 3:
+        return None
+    if names[1] in _NUMBERED and len(names) > 3:
+        return f"{before}{runs}{names[0]}/{names[1]}/{names[2]}"
+    return f"{before}{runs}{names[0]}/{names[1]}" if names[1] in _SINGLE else None
 
 
 def standing(slot: str) -> tuple[int, Manifest | None]:
@@ -102,7 +126,7 @@ def drop(slot: str, *parts: str) -> None:
     if manifest is None:
         return
     for part in parts:
-        if not manifest.has_part(part):
+        if not manifest.has_part(part) or _is_gone(manifest, part):
             continue
         record = Dropped(place=place_of(slot), generation=generation, manifest=manifest.digest, part=part)
         store.put_if_absent(Dropped.url(slot, generation, part), record.sealed())
@@ -110,6 +134,14 @@ def drop(slot: str, *parts: str) -> None:
             for name, entry in manifest.files.items():
                 if name.startswith(f"{part}/"):
                     store.remove(store.join(slot, entry.path))
+
+
+def _is_gone(manifest: Manifest, part: str) -> bool:
+    """Return whether a part was deleted, and nothing is left of it."""
+    urls = [
+        store.join(manifest.slot, entry.path) for name, entry in manifest.files.items() if name.startswith(f"{part}/")
+    ]
+    return not any(size is not None for size in store.sizes(urls)) and is_dropped(manifest, part)
 
 
 def is_dropped(manifest: Manifest, part: str) -> bool:

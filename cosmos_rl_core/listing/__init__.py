@@ -1,0 +1,1 @@
+"""What listings of folders say of the files in them."""

@@ -1,0 +1,103 @@
+"""Listings of folders, each made once: they answer what is there, how large it is, and what is absent.
+
+A look at hundreds of artifacts asks for many files that do not exist. One listing of a folder answers for all of them.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Listing:
+    """The files in a folder and in the folders below it."""
+
+    sizes: dict[str, int]
+    """By their URLs."""
+    names: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    """What is directly in each folder, by its URL."""
+
+    @classmethod
+    def of(cls, folder: str, sizes: dict[str, int]) -> "Listing":
+        """Return the listing of files whose names are relative to ``folder``."""
+        found = cls({f"{folder}/{name}": size for name, size in sizes.items()})
+        for name in sizes:
+            above, _, inside = f"{folder}/{name}".rpartition("/")
+            while inside and inside not in (there := found.names.setdefault(above, set())):
+                there.add(inside)
+                if above == folder:
+                    break
+                above, _, inside = above.rpartition("/")
+        return found
+
+
+Folders = Callable[[str], str | None]
+"""Returns the folder that is listed for a URL, or None for files that are looked for by themselves."""
+_KNOWN: ContextVar[tuple[Folders, dict[str, Listing | None]] | None] = ContextVar("known", default=None)
+"""What was listed inside the block, by folder; None for a folder that cannot be read."""
+
+
+@contextmanager
+def listed_once(folder_of: Folders) -> Iterator[None]:
+    """List folders instead of looking for their files one by one, inside the block.
+
+    What this thread writes inside the block is seen; what others write meanwhile may not be.
+    """
+    token = _KNOWN.set((folder_of, {}))
+    try:
+        yield
+    finally:
+        _KNOWN.reset(token)
+
+
+def looks_in_listings() -> bool:
+    """Return whether this is inside of a block of :func:`listed_once`."""
+    return _KNOWN.get() is not None
+
+
+def listing_of(url: str, listed: Callable[[str], Listing | None]) -> Listing | None:
+    """Return the listing that answers for a file; None outside of a block, for other files, and in unreadable folders.
+
+    ``listed`` makes the listing of a folder.
+    """
+    if (here := _KNOWN.get()) is None:
+        return None
+    folder_of, known = here
+    if (folder := folder_of(url)) is None:
+        return None
+    if folder not in known:
+        known[folder] = listed(folder)
+    return known[folder]
+
+
+def forget(url: str) -> None:
+    """Forget the listing of a file that is about to be written or deleted."""
+    if (here := _KNOWN.get()) is not None and (folder := here[0](url)) is not None:
+        here[1].pop(folder, None)
+
+
+def local_sizes(folder: str) -> dict[str, int] | None:
+    """Return the sizes of the files of a local folder by their names in it; None if a folder cannot be read.
+
+    A link without its file is none.
+    """
+    try:
+        return dict(_walked(folder, ""))
+    except OSError:
+        # Looked for by themselves, each file in it has an error of its own.
+        return None
+
+
+def _walked(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
+    try:
+        entries = os.scandir(folder)
+    except FileNotFoundError:
+        return
+    with entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield from _walked(entry.path, f"{prefix}{entry.name}/")
+            elif entry.is_file():
+                yield f"{prefix}{entry.name}", entry.stat().st_size

@@ -1,0 +1,66 @@
+"""The waves that stand before the first one that does not: found by one look, and taken without a task for each."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from cosmos_rl_core.errors import ArtifactError
+from flows.planning.steps import Wave
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
+from stages.artifacts.slots import one_look, standing, standing_manifest
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A wave whose artifacts all stand."""
+
+    wave: Wave
+    requests: tuple[Request, ...]
+    manifests: tuple[Manifest, ...]
+
+
+Ended = Callable[[Wave, Sequence[Manifest]], None]
+"""Is told of a wave whose artifacts are there."""
+Take = Callable[[Sequence[Standing], Ended], None]
+"""Takes a run through waves that stand, and tells of each."""
+
+
+def left(waves: Sequence[Wave], take: Take, ended: Ended) -> Iterator[Wave]:
+    """Yield the waves that have to be made. Those that stand between them are taken together.
+
+    Each look ends before a wave is yielded, because making it changes what stands.
+    """
+    place = 0
+    while place < len(waves):
+        with one_look():
+            if stood := leading(waves[place:]):
+                take(stood, ended)
+        place += len(stood)
+        yield from waves[place : place + 1]
+        place += 1
+
+
+def leading(waves: Iterable[Wave]) -> list[Standing]:
+    """Return the waves that stand, up to the first that does not, from what each Request and its artifact say.
+
+    What is damaged ends them too: its wave raises the error in its turn. Call it inside of ``one_look``.
+    """
+    found: list[Standing] = []
+    for wave in waves:
+        try:
+            one = _standing(wave)
+        except ArtifactError:
+            break
+        if one is None:
+            break
+        found.append(one)
+    return found
+
+
+def _standing(wave: Wave) -> Standing | None:
+    # Before a Request is made, which reads the manifests of its inputs.
+    if any(standing(step.slot)[1] is None for step in wave.steps):
+        return None
+    requests = [step.request() for step in wave.steps]
+    manifests = [manifest for request in requests if (manifest := standing_manifest(request)) is not None]
+    return Standing(wave, tuple(requests), tuple(manifests)) if len(manifests) == len(requests) else None
