@@ -1,1 +1,1 @@
-"""What listings of folders say of the files in them."""
+"""Listings of folders, and stamps of the files in them."""

@@ -1,7 +1,7 @@
 """Slots: which artifact stands, and which of its parts were deleted.
 
 A slot holds ``manifest.1.json``, ``manifest.2.json``, ...; ``invalidated.<n>.json`` ends generation n. The standing
-generation is the first that is not invalidated, found by probing, never by listing. Files lie under
+generation is the first that is not invalidated, found by probing; :func:`one_look` probes in a listing. Files lie under
 ``attempts/<attempt id>/``, so that attempts never meet; only layouts, shard markers and manifests are contended for,
 each by one put-if-absent.
 """
@@ -9,6 +9,7 @@ each by one put-if-absent.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.errors import ArtifactError
@@ -22,7 +23,18 @@ from stages.artifacts.request import Input, Request
 
 _NUMBERED, _SINGLE = ("iterations", "exports"), ("policy", "report")
 """Folders of a run: of numbered folders of slots, and slots."""
-_SEEN: ContextVar[dict[str, tuple[int, Manifest | None]] | None] = ContextVar("seen", default=None)
+
+
+@dataclass
+class _Seen:
+    """What one look has found."""
+
+    slots: dict[str, tuple[int, Manifest | None]] = field(default_factory=dict[str, tuple[int, Manifest | None]])
+    dropped: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """Digests of manifests, and parts that were deleted from their artifacts."""
+
+
+_SEEN: ContextVar[_Seen | None] = ContextVar("seen", default=None)
 
 
 @contextmanager
@@ -34,7 +46,7 @@ def one_look() -> Iterator[None]:
     if _SEEN.get() is not None:
         yield
         return
-    token = _SEEN.set({})
+    token = _SEEN.set(_Seen())
     try:
         with listed_once(_folder_of):
             yield
@@ -59,12 +71,12 @@ def _folder_of(url: str) -> str | None:
 def standing(slot: str) -> tuple[int, Manifest | None]:
     """Return the slot's first generation (1, 2, ...) that is not invalidated, and its manifest if it is committed."""
     seen = _SEEN.get()
-    if seen is not None and slot in seen:
-        return seen[slot]
+    if seen is not None and slot in seen.slots:
+        return seen.slots[slot]
     generation = current_generation(slot)
     found = generation, read_manifest(slot, generation)
     if seen is not None:
-        seen[slot] = found
+        seen.slots[slot] = found
     return found
 
 
@@ -82,6 +94,10 @@ def read_manifest(slot: str, generation: int) -> Manifest | None:
 
 def named_manifest(source: Input) -> Manifest:
     """Read exactly the manifest that is named."""
+    seen = _SEEN.get()
+    _, standing_one = (0, None) if seen is None else seen.slots.get(source.url, (0, None))
+    if standing_one is not None and standing_one.digest == source.manifest:
+        return standing_one
     url = Manifest.url(source.url, source.generation)
     data = store.read_if_exists(url)
     if data is None or sha256(data) != source.manifest:
@@ -149,10 +165,15 @@ def is_dropped(manifest: Manifest, part: str) -> bool:
 
     Raises :class:`ArtifactError` if the record is damaged or of another manifest.
     """
+    seen = _SEEN.get()
+    if seen is not None and (manifest.digest, part) in seen.dropped:
+        return True
     found = Dropped.read(manifest.slot, manifest.generation, part)
     if found is not None and (found.manifest, found.part) != (manifest.digest, part):
         url = Dropped.url(manifest.slot, manifest.generation, part)
         raise ArtifactError(f"{url} is not of the manifest beside it, or of another part; restore both")
+    if seen is not None and found is not None:
+        seen.dropped.add((manifest.digest, part))
     return found is not None
 
 

@@ -182,11 +182,10 @@ def test_a_killed_flow_is_retried_where_it_stopped_and_says_what_became_of_it(be
     begun.wait(flow_run, "COMPLETED")
     require_untouched(begun, before)
     require_same_run(begun, reference)
-    # A fragment is made in the wave of its update.
-    waves = {path.rpartition("/")[0].replace("fragment", "update") for path in before}
-    wait_until(begun, lambda: len(begun.task_names(flow_run, "Skipped")) >= len(waves | {"embed"}))  # told by events
+    wait_until(begun, lambda: len(begun.task_names(flow_run, "Skipped")) >= 1)  # told by events
+    # All waves that stood before the one that was killed.
     skipped = begun.task_names(flow_run, "Skipped")
-    assert len(skipped) == len(waves | {"embed"})
+    assert [name.startswith("policy to ") for name in skipped] == [True]
     wait_until(begun, lambda: len(skipped | begun.task_names(flow_run, "Completed")) >= TASKS)
     found = begun.ask("GET", f"/flow_runs/{flow_run}")
     assert found["name"] == RUN_ID
@@ -285,8 +284,8 @@ def test_the_run_of_the_page_is_named_by_its_flow_run_whose_retry_goes_on_with_i
     deployed.prefect("flow-run", "retry", flow_run)
     deployed.wait(flow_run, "COMPLETED")
     assert manifests() - before == {"iterations/0000/reward-ocr/manifest.2.json"}
-    # Embeddings and data lie beside the run. Both rewards are one task, of which one was made; update and fragment too.
-    skipped = len(before) + 2 - 2 - 1
+    # What stands before the wave of the rewards, and what stands after it.
+    skipped = 2
     # States of tasks reach the server later than the flow's, by another way.
     wait_until(deployed, lambda: deployed.task_states(flow_run)["Skipped"] == skipped, GONE_TIMEOUT_S)
 

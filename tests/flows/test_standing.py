@@ -1,0 +1,171 @@
+"""What a run asks for that goes on: waves that stand are found by few requests, and taken as one."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from cosmos_rl_core.storage import store
+from flows.library.states import states
+from flows.planning.run import Run
+from flows.session import loop
+from flows.session.standing import Ended, Standing
+from stages.artifacts.generations import invalidate
+from stages.artifacts.slots import one_look, standing
+from tests.flows.by_hand import ByHand, recipe_in
+from tests.hand_made import planned
+
+ITERATIONS = 6
+asked: Counter[str] = Counter()
+"""Requests by method."""
+
+
+class Counted(MemoryFileSystem):
+    """A store in memory that counts what an S3 server would be asked for."""
+
+    protocol = ("counted",)
+    store: dict[str, Any] = {}
+    pseudo_dirs = [""]
+
+    def cat_file(self, path: str, *args: Any, **kwargs: Any) -> bytes:
+        asked["get"] += 1
+        return super().cat_file(path, *args, **kwargs)
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        asked["head"] += 1
+        return super().info(path, **kwargs)
+
+    def find(self, path: str, *args: Any, **kwargs: Any) -> Any:
+        asked["list"] += 1
+        before = asked.copy()
+        found = super().find(path, *args, **kwargs)
+        asked.clear()
+        asked.update(before)
+        return found
+
+    def pipe_file(self, path: str, *args: Any, **kwargs: Any) -> None:
+        asked["put"] += 1
+        super().pipe_file(path, *args, **kwargs)
+
+    def rm_file(self, path: str) -> None:
+        asked["delete"] += 1
+        super().rm_file(path)
+
+
+class Takes:
+    """Names of the waves that stand, block by block."""
+
+    def __init__(self) -> None:
+        self.blocks: list[list[str]] = []
+
+    def __call__(self, stood: Sequence[Standing], ended: Ended) -> None:
+        self.blocks.append([one.wave.name for one in stood])
+        for one in stood:
+            ended(one.wave, one.manifests)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A finished run in the store that counts."""
+    fsspec.register_implementation("counted", Counted, clobber=True)
+    folder = tmp_path_factory.mktemp("standing")
+    recipe = recipe_in(folder)()
+    run = planned(recipe, folder, iterations=ITERATIONS)
+    run = Run(run.plan, "counted://bucket/store")
+    loop.make(run, ByHand().launch)
+    yield run
+    Counted.store.clear()
+
+
+@pytest.fixture
+def run(finished: Run) -> Iterator[Run]:
+    before = dict(Counted.store)
+    asked.clear()
+    yield finished
+    Counted.store.clear()
+    Counted.store.update(before)
+
+
+def gone_on(run: Run) -> tuple[list[list[str]], list[str]]:
+    """Blocks of waves that stood, and waves that were launched."""
+    takes, by_hand = Takes(), ByHand()
+    loop.make(run, by_hand.launch, take=takes)
+    return takes.blocks, by_hand.waves
+
+
+def test_a_finished_run_is_one_block_and_nothing_is_written(run):
+    before = dict(Counted.store)
+    (block,), launched = gone_on(run)
+    assert launched == []
+    assert (block[0], block[-1]) == ("policy", "report")
+    assert asked["put"] == asked["delete"] == 0
+    assert Counted.store.keys() == before.keys()
+
+
+def test_a_look_at_a_finished_run_asks_for_less_than_two_things_an_artifact(run):
+    found = states(run)
+    assert {state.word for state in found} == {"stands"}
+    assert asked["get"] <= len(found) + 3
+    assert asked.total() < 2 * len(found), asked
+
+
+def test_a_run_that_goes_on_asks_for_less_than_two_things_an_artifact(run):
+    gone_on(run)
+    assert asked.total() < 2 * len(states(run)), asked
+
+
+@pytest.mark.parametrize("stage", ["rollout", "reward-ocr", "update"])
+def test_an_iteration_that_lacks_an_artifact_makes_exactly_that(run, stage):
+    slot = run.slots.iteration(3, stage)
+    invalidate(slot, 1, "test")
+    with one_look():
+        before = {state.step.slot: standing(state.step.slot)[1] for state in states(run)}
+    first, second = gone_on(run)[0]
+    assert second[-1] == "report"
+    waves = [*first, *second]
+    assert standing(slot)[0] == 2
+    made = {place for place, manifest in before.items() if standing(place)[1] != manifest}
+    assert made == {slot}
+    assert len(waves) == len(set(waves))
+
+
+def test_a_missing_file_is_found_and_a_file_of_another_size_is_refused(run):
+    _, manifest = standing(run.slots.iteration(2, "rollout"))
+    assert manifest is not None
+    entry = manifest.files["index/00000.json"]
+    url = store.join(manifest.slot, entry.path)
+    store.remove(url)
+    assert {state.step.name: state.why for state in states(run)}["iteration-0002/rollout"].startswith(
+        "index/00000.json is missing"
+    )
+    store.write(url, b"x" * (entry.size + 1))
+    assert {state.step.name: state.word for state in states(run)}["iteration-0002/rollout"] == "damaged"
+    blocks, launched = [], []
+
+    def launch(name: str, *requests: Any) -> Any:
+        launched.append(name)
+        raise InterruptedError
+
+    def take(stood: Sequence[Standing], ended: Ended) -> None:
+        blocks.append([one.wave.name for one in stood])
+
+    with pytest.raises(InterruptedError):
+        loop.make(run, launch, take=take)
+    # Its own wave is launched, and raises the error in its turn.
+    assert launched == ["iteration-0002/rollout"]
+    assert len(blocks) == 1
+
+
+def test_what_is_written_inside_a_look_is_seen(run):
+    slot = run.slots.iteration(1, "rollout")
+    with one_look():
+        url = store.join(slot, "logs", "a.log")
+        assert store.size(url) is None
+        store.write(url, b"abc")
+        assert store.size(url) == 3
+        assert "a.log" in store.names(store.join(slot, "logs"))
+        store.remove(url)
+        assert store.read_if_exists(url) is None
