@@ -24,11 +24,11 @@ def read_module(cls: Any, folder: str | Path, where: str, **options: Any) -> nn.
     reading |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
         module, found = cls.from_pretrained(folder, **reading)
-    except NotImplementedError as error:
+    except NotImplementedError:
         # With a device_map, diffusers moves missing weights off the meta device, and fails, before it lists them.
-        if "meta tensor" not in str(error):
-            raise
-        raise ArtifactError(f"{where} lack weights, or have some of another shape; fetch them again") from error
+        if "device_map" in options:
+            read_module(cls, folder, where, **{name: given for name, given in options.items() if name != "device_map"})
+        raise
     if missing := sorted(found["missing_keys"]):
         raise ArtifactError(f"{where} lack {_listed(missing)}; fetch them again")
     if others := sorted(found["mismatched_keys"]):
