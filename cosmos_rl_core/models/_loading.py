@@ -12,7 +12,7 @@ from diffusers import DiffusionPipeline
 from torch import nn
 
 from cosmos_rl_core.pipelines import directories
-from cosmos_rl_core.pipelines.modules import align, read_module
+from cosmos_rl_core.pipelines.modules import align, read_module, straight_to
 
 COMPONENTS = ("transformer", "vae", "text")
 """Components that a stage can load. Only `embed` needs text encoders; `rollout`, `encode` and `finetune` need the
@@ -49,10 +49,10 @@ def load_parts(path: str, components: Sequence[str], device: torch.device, **opt
     Weights are read straight to the device: all ranks of a machine share the CPU's memory. Raises
     :class:`ArtifactError` like :func:`read_part`.
     """
-    reading = {"device_map": device.type, **options}
+    reading = {**straight_to(device), **options}
     parts = {name: read_part(path, name, **reading) for name in weighted_parts(path, components)}
     for part in parts.values():
-        align(part.requires_grad_(False).eval())
+        align(part.requires_grad_(False).eval().to(device))
     if EMPTY_TRANSFORMER in components:
         parts["transformer"] = empty_transformer(path)
     if EMPTY_VAE in components:

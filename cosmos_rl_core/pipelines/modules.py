@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from cosmos_rl_core.errors import ArtifactError, counted
@@ -35,6 +36,14 @@ def read_module(cls: Any, folder: str | Path, where: str, **options: Any) -> nn.
         shapes = [f"{key} is {list(there)}, expected {list(expected)}" for key, there, expected in others]
         raise ArtifactError(f"{where} do not fit its config.json: {_listed(shapes)}; fetch them again")
     return module
+
+
+def straight_to(device: torch.device) -> dict[str, str]:
+    """Return the options of ``from_pretrained`` that read weights straight to a device, without a copy on the CPU.
+
+    None for kinds of devices on which the libraries cannot allocate; the caller moves the module there.
+    """
+    return {"device_map": device.type} if device.type in ("cpu", "cuda") else {}
 
 
 def align(module: nn.Module) -> None:

@@ -27,7 +27,7 @@ _NUMBERED, _SINGLE = ("iterations", "exports"), ("policy", "report")
 
 @dataclass
 class _Seen:
-    """What one look has found."""
+    """Slots and deleted parts that one look has found."""
 
     slots: dict[str, tuple[int, Manifest | None]] = field(default_factory=dict[str, tuple[int, Manifest | None]])
     dropped: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])

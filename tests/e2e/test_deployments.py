@@ -60,8 +60,6 @@ NAMES = {
     "infra": {"check"},
 }
 REWARD = "iterations/0001/reward-ocr"
-TASKS = 14
-"""Of the small run, when nobody interrupts it: 3 iterations of 3, policy, embed, two exports, report."""
 CANCEL_TIMEOUT_S = 15.0
 GONE_TIMEOUT_S = 60.0
 LOG_LINES = 120
@@ -182,11 +180,12 @@ def test_a_killed_flow_is_retried_where_it_stopped_and_says_what_became_of_it(be
     begun.wait(flow_run, "COMPLETED")
     require_untouched(begun, before)
     require_same_run(begun, reference)
-    wait_until(begun, lambda: len(begun.task_names(flow_run, "Skipped")) >= 1)  # told by events
-    # All waves that stood before the one that was killed.
-    skipped = begun.task_names(flow_run, "Skipped")
-    assert [name.startswith("policy to ") for name in skipped] == [True]
-    wait_until(begun, lambda: len(skipped | begun.task_names(flow_run, "Completed")) >= TASKS)
+    wait_until(begun, lambda: len(begun.task_names(flow_run, "Skipped")) >= 2)  # told by events
+    # What stands after the wave that was killed, and what stood before it.
+    after, earlier = sorted(begun.task_names(flow_run, "Skipped"))
+    assert after.endswith(" to report")
+    assert earlier.startswith("policy to ")
+    wait_until(begun, lambda: any("/reward" in name for name in begun.task_names(flow_run, "Completed")))
     found = begun.ask("GET", f"/flow_runs/{flow_run}")
     assert found["name"] == RUN_ID
     assert {"nft", "sd3", PROJECT} <= set(found["tags"])

@@ -56,7 +56,7 @@ class Counted(MemoryFileSystem):
 
 
 class Takes:
-    """Names of the waves that stand, block by block."""
+    """A record of the waves that stand, block by block."""
 
     def __init__(self) -> None:
         self.blocks: list[list[str]] = []
