@@ -1,6 +1,7 @@
 """Commands made of functions, with help from their docstrings and exit codes from their errors."""
 
 import functools
+import gc
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,6 +32,9 @@ def command_of(body: Callable[..., None], name: str, panel: str | None) -> Any:
 
     @functools.wraps(body)
     def with_exit_code(*args: Any, **kwargs: Any) -> None:
+        # The program disables it for its imports, which are garbage never.
+        gc.freeze()
+        gc.enable()
         try:
             body(*args, **kwargs)
         except KeyboardInterrupt as stopped:
