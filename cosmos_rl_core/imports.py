@@ -1,9 +1,16 @@
-"""Imports of large libraries, which are most of the time that a stage takes to start."""
+"""Loading when a process starts: large libraries, and models that a server loads for the processes it forks."""
 
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import psutil
+
+from cosmos_rl_core.canonical import canonical_json
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -35,3 +42,56 @@ def without_torchvision_warnings() -> None:
 
 def _is_of_use(record: logging.LogRecord) -> bool:
     return "requires torchvision (not installed)" not in record.getMessage()
+
+
+class Load(NamedTuple):
+    """A call that loads something: a function of a module, and its arguments as JSON values."""
+
+    module: str
+    function: str
+    arguments: list[Any]
+    num_bytes: int
+    """How much the memory of the process grew."""
+
+
+_READY: dict[bytes, Any] = {}
+"""What the server of this fork has loaded, by the call."""
+_LOADS: list[Load] = []
+"""What this process loaded itself."""
+
+
+def loaded(function: Callable[..., T], *arguments: Any) -> T:
+    """Return what ``function`` loads; in a fork, what its server has loaded by the same call.
+
+    The arguments are JSON values and name everything that decides the result, such as times of files. A fork has the
+    memory of its server for itself, so it may change what it gets; a second equal call loads anew. ``function`` starts
+    no thread, for forks have none but their first, and computes on the CPU.
+    """
+    key = _key(function.__module__, function.__qualname__, arguments)
+    if key in _READY:
+        return _READY.pop(key)
+    process = psutil.Process()
+    before = process.memory_info().rss
+    found = function(*arguments)
+    grown = max(0, process.memory_info().rss - before)
+    _LOADS.append(Load(function.__module__, function.__qualname__, [*arguments], grown))
+    return found
+
+
+def loads() -> list[Load]:
+    """Return what this process loaded itself, as its server may load it for the next forks."""
+    return [*_LOADS]
+
+
+def is_ready(load: Load) -> bool:
+    """Return whether this server has loaded it."""
+    return _key(load.module, load.function, load.arguments) in _READY
+
+
+def make_ready(load: Load, found: Any) -> None:
+    """Keep what was loaded for the forks of this server."""
+    _READY[_key(load.module, load.function, load.arguments)] = found
+
+
+def _key(module: str, function: str, arguments: Any) -> bytes:
+    return canonical_json([module, function, [*arguments]])

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import huggingface_hub
 
 from cosmos_rl_core import plugins, shipped
-from cosmos_rl_core.canonical import from_json
+from cosmos_rl_core.canonical import digest, from_json
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines.spec import ModelSpec
 from cosmos_rl_core.storage.file_digests import files_digest
@@ -123,6 +123,12 @@ def pipeline_files(path: str | Path) -> list[str]:
 def pipeline_digest(path: str | Path) -> str:
     """Return the content digest (sha256 hex) of a pipeline directory: of relative paths and bytes of its files."""
     return files_digest({name: Path(path) / name for name in pipeline_files(path)})
+
+
+def stamp(path: str | Path) -> str:
+    """Return what changes when a file of the pipeline is replaced: a digest of names, sizes and times."""
+    stats = ((name, Path(path, name).stat()) for name in pipeline_files(path))
+    return digest([[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats])
 
 
 def transformer_files(path: str | Path) -> list[str]:

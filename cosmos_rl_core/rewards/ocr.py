@@ -18,6 +18,7 @@ from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.imports import loaded
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._base.packages import version
 from cosmos_rl_core.rewards._base.pixels import frames_of
@@ -91,27 +92,35 @@ class Reward:
 
     def _read(self, frames: list[np.ndarray]) -> list[str]:
         """Return the text in each BGR frame ``[height, width, 3]``; "" if there is none."""
-        recognizer = self._recognizer
+        read = self._recognizer
         batch = importlib.import_module("rapidocr.ch_ppocr_rec").TextRecInput(img=frames)
-        return list(recognizer(batch).txts)
+        return list(read(batch).txts)
 
     @cached_property
     def _recognizer(self) -> Any:
-        engine = rapidocr.RapidOCR(
-            params={
-                "Global.log_level": "error",
-                "Global.use_det": False,
-                "Global.use_cls": False,
-                "Rec.model_path": str(_model_path()),
-                "Rec.rec_img_shape": [3, LINE_HEIGHT, self._options.line_width],
-                "Rec.rec_batch_num": BATCH_SIZE,
-                "EngineConfig.onnxruntime.intra_op_num_threads": self._options.num_threads,
-                "EngineConfig.onnxruntime.inter_op_num_threads": 1,
-            }
-        )
-        # The first call makes the recognizer.
-        engine(np.zeros((LINE_HEIGHT, LINE_HEIGHT, 3), np.uint8))
-        return engine.text_rec
+        width, num_threads = self._options.line_width, self._options.num_threads
+        if num_threads > 1:  # which a fork would not have
+            return recognizer(str(_model_path()), width, num_threads)
+        return loaded(recognizer, str(_model_path()), width, num_threads)
+
+
+def recognizer(path: str, line_width: int, num_threads: int) -> Any:
+    """Load the recognition model."""
+    engine = rapidocr.RapidOCR(
+        params={
+            "Global.log_level": "error",
+            "Global.use_det": False,
+            "Global.use_cls": False,
+            "Rec.model_path": path,
+            "Rec.rec_img_shape": [3, LINE_HEIGHT, line_width],
+            "Rec.rec_batch_num": BATCH_SIZE,
+            "EngineConfig.onnxruntime.intra_op_num_threads": num_threads,
+            "EngineConfig.onnxruntime.inter_op_num_threads": 1,
+        }
+    )
+    # The first call makes the recognizer.
+    engine(np.zeros((LINE_HEIGHT, LINE_HEIGHT, 3), np.uint8))
+    return engine.text_rec
 
 
 def target(prompt: str) -> str:

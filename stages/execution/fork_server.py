@@ -8,7 +8,7 @@ Out: ``{"pid": n}`` at once, ``{"pid": n, "returncode": c}`` at the end.
 It computes nothing itself, so it has no thread pool and no CUDA context that a fork could break.
 
 Many libraries import their submodules on first use. Each fork therefore reports its imports, and the server imports the
-same modules before the next fork.
+same modules before the next fork. So it does with models and scorers that a fork loaded, up to :data:`READY_BYTES`.
 """
 
 import gc
@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from cosmos_rl_core import numerics, plugins
-from cosmos_rl_core.imports import uncollected, without_torchvision_warnings
+from cosmos_rl_core.errors import CosmosRLError
+from cosmos_rl_core.imports import Load, is_ready, loads, make_ready, uncollected, without_torchvision_warnings
 from cosmos_rl_core.processes import die_with_parent
 from stages.execution import runner
 from stages.execution.forked_ranks import lead
@@ -49,6 +50,10 @@ TORCH = (
 """Modules that are imported before the first fork of a stage that may import torch."""
 
 REAP_INTERVAL_S = 0.02
+READY_BYTES = 2**30
+"""Most bytes of loaded models and scorers, so that the server of a large model does not hold it all the time."""
+_READY_BYTES: list[int] = []
+"""Of what is loaded."""
 MEETING_FILE = "meeting"
 """File beside a request at which its ranks join their process group."""
 
@@ -65,23 +70,23 @@ def main() -> None:
     _reply(replies, {"ready": os.getpid()})
     selector = selectors.DefaultSelector()
     selector.register(requests, selectors.EVENT_READ)
-    imports_of: dict[int, IO[bytes]] = {}
+    reports: dict[int, IO[bytes]] = {}
     while True:
-        if selector.select(REAP_INTERVAL_S if imports_of else None):
+        if selector.select(REAP_INTERVAL_S if reports else None):
             line = requests.readline()
             if not line:
                 return
             order = json.loads(line)
             if STAGES[order["stage"]].torch:
-                _preload(TORCH)
-            _fork(order, replies, imports_of)
-        for pid in list(imports_of):
+                _preload_torch()
+            _fork(order, replies, reports)
+        for pid in list(reports):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 # Reply first, so that the launcher does not wait for the imports.
                 _reply(replies, {"pid": pid, "returncode": os.waitstatus_to_exitcode(status)})
-                with imports_of.pop(pid) as imports:
-                    _import(imports)
+                with reports.pop(pid) as report:
+                    _repeat(report)
 
 
 def _preload(names: Sequence[str]) -> None:
@@ -94,19 +99,30 @@ def _preload(names: Sequence[str]) -> None:
         _freeze_heap()
 
 
-def _fork(order: dict[str, Any], replies: TextIO, imports_of: dict[int, IO[bytes]]) -> None:
-    """Fork a runner, and store the file of its imports under its pid."""
+def _preload_torch() -> None:
+    """Import what stages with torch need, and keep it to one thread, as forks inherit no other."""
+    if "torch" in sys.modules:
+        return
+    _preload(TORCH)
+    sys.modules["torch"].set_num_threads(1)
+    for library in ("diffusers", "transformers"):
+        # Those of the server would be in the output of the flow.
+        importlib.import_module(f"{library}.utils.logging").disable_progress_bar()
+
+
+def _fork(order: dict[str, Any], replies: TextIO, reports: dict[int, IO[bytes]]) -> None:
+    """Fork a runner, and store the file of its report under its pid."""
     sys.stdout.flush()
     # A file, because writing to a pipe may block; in memory, because the disk may be full.
-    imports = os.fdopen(os.memfd_create("imports"), "w+b")
+    report = os.fdopen(os.memfd_create("report"), "w+b")
     pid = os.fork()
     if pid == 0:
-        _run(order, imports)
-    imports_of[pid] = imports
+        _run(order, report)
+    reports[pid] = report
     _reply(replies, {"pid": pid})
 
 
-def _run(order: dict[str, Any], imports: IO[bytes]) -> None:
+def _run(order: dict[str, Any], report: IO[bytes]) -> None:
     """Run the stage in the fork, and end the process."""
     before = set(sys.modules)
     try:
@@ -119,8 +135,8 @@ def _run(order: dict[str, Any], imports: IO[bytes]) -> None:
         if code is None:
             code = runner.main([order["request"]])
             if runner.own_rank() == 0:
-                imports.write("\n".join(_importable(before)).encode())
-                imports.flush()
+                report.write(json.dumps([_importable(before), loads()]).encode())
+                report.flush()
     except BaseException as error:
         code = failure_of(error).exit_code
         with suppress(OSError):
@@ -142,13 +158,28 @@ def _importable(before: Iterable[str]) -> list[str]:
     ]
 
 
-def _import(imports: IO[bytes]) -> None:
-    """Import what a fork imported. Modules that cannot be imported here are skipped."""
-    imports.seek(0)
-    for name in imports.read().decode().split():
+def _repeat(report: IO[bytes]) -> None:
+    """Import and load what a fork imported and loaded, as far as that works here."""
+    report.seek(0)
+    if not (text := report.read()):
+        return
+    modules, calls = json.loads(text)
+    for name in modules:
         with suppress(ImportError):
             importlib.import_module(name)
+    for call in calls:
+        _load(Load(*call))
     _freeze_heap()
+
+
+def _load(load: Load) -> None:
+    """Load what a fork loaded, if it fits what there is already."""
+    if is_ready(load) or load.num_bytes + sum(_READY_BYTES) > READY_BYTES:
+        return
+    # Whoever needs what cannot be loaded says so: files may have gone, and a plugin may be known to the fork alone.
+    with suppress(CosmosRLError, OSError, ImportError):
+        make_ready(load, getattr(importlib.import_module(load.module), load.function)(*load.arguments))
+        _READY_BYTES.append(load.num_bytes)
 
 
 def _remember_packages() -> None:

@@ -1,5 +1,6 @@
 """Loading of a base model, or of a media set, that a Request names."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import diffusers
@@ -10,6 +11,7 @@ from cosmos_rl_core import plugins
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets._base import Media
 from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.imports import loaded
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
@@ -29,12 +31,22 @@ from stages.formats.policies import read_part
 
 def load_model(ref: ModelRef, components: tuple[str, ...], device: torch.device) -> Model:
     """Load the named components of the base pipeline, float32, frozen, on ``device``."""
-    model = plugins.load_model(ref.adapter).load(directories.resolve_path(ref.path), components, device)
+    path = directories.resolve_path(ref.path)
+    model: Any
+    if device.type == "cpu":
+        model = loaded(read_model, ref.adapter, path, [*components], directories.stamp(path))
+    else:
+        model = plugins.load_model(ref.adapter).load(path, components, device)
     if ref.complex_human_instruction is not None:
         model.complex_human_instruction = ref.complex_human_instruction
     if ref.embedded_guidance_scale is not None:
         model.embedded_guidance_scale = ref.embedded_guidance_scale
     return model
+
+
+def read_model(adapter: str, path: str, components: Sequence[str], _stamp: str) -> Model:
+    """Read components on the CPU. ``_stamp`` tells files of another time from these."""
+    return plugins.load_model(adapter).load(path, tuple(components), torch.device("cpu"))
 
 
 def prompt_options(ref: ModelRef) -> dict[str, list[str]]:

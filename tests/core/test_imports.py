@@ -1,4 +1,4 @@
-"""The garbage collector is off during imports and comes back as it was; one warning of theirs is left out."""
+"""What is loaded at the start: imports without the garbage collector or a warning, and models once in a server."""
 
 import gc
 import logging
@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from cosmos_rl_core.imports import WARNS, uncollected, without_torchvision_warnings
+from cosmos_rl_core.imports import (
+    WARNS,
+    Load,
+    is_ready,
+    loaded,
+    loads,
+    make_ready,
+    uncollected,
+    without_torchvision_warnings,
+)
 
 
 @pytest.fixture
@@ -50,3 +59,27 @@ def test_only_the_warning_that_torchvision_is_missing_is_left_out(logger: loggin
         logger.warning("another one")
         logger.removeHandler(caplog.handler)
     assert {record.message for record in caplog.records} == {"another one"}
+
+
+def read(name: str, size: int) -> bytearray:
+    """Load something."""
+    return bytearray(name.encode() * size)
+
+
+def test_what_a_process_loads_itself_is_told_as_a_call_with_its_bytes():
+    size = 2**26
+    assert loaded(read, "a", size) == read("a", size)
+    load = loads()[-1]
+    assert load[:3] == (__name__, "read", ["a", size])
+    assert size <= load.num_bytes < 2 * size
+
+
+def test_what_is_ready_is_given_once_and_to_an_equal_call_alone():
+    load, found = Load(__name__, "read", ["b", 3], 0), bytearray(b"ready")
+    assert not is_ready(load)
+    make_ready(load, found)
+    assert is_ready(load)
+    assert loaded(read, "b", 2) == b"bb"
+    assert loaded(read, "b", 3) is found
+    assert not is_ready(load)
+    assert loaded(read, "b", 3) == b"bbb"
