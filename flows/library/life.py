@@ -14,7 +14,7 @@ from flows.planning.base import AnyRun
 from flows.running.progress import Progress, read_progress
 from stages.artifacts.slots import standing
 
-Word = Literal["running", "done", "failed", "stopped", "suspended", "limited", "interrupted", "idle"]
+Word = Literal["running", "finished", "failed", "stopped", "suspended", "limited", "interrupted", "idle"]
 """``running``: a process works on the run. Otherwise how the last process ended; ``idle`` if there was none."""
 LOOKS = 4
 PAUSE_S = 0.3
@@ -47,7 +47,7 @@ class Life:
         if said.end == "done" and not _is_made(run):
             # Its last process made a part, or some of it is to be made again.
             return cls("idle", Progress(), None)
-        return cls(said.end or "interrupted", said, None)
+        return cls("finished" if said.end == "done" else said.end or "interrupted", said, None)
 
 
 def wave_at_work(run: AnyRun, look: Callable[[], Page | None]) -> str:

@@ -46,7 +46,7 @@ def _page(opened: OpenedRun, collected: Collected, life: Life) -> bytes:
     run = opened.run
     # Read last, since collecting takes seconds.
     wave = wave_at_work(run, lambda: _newest(run))
-    return page(collected, "finished" if life.word == "done" else life.word, life.progress.error, wave)
+    return page(collected, life.word, life.progress.error, wave)
 
 
 def _newest(run: AnyRun) -> Page | None:

@@ -102,7 +102,7 @@ def _row(line: RunLine) -> dict[str, object]:
     """Return the cells of a run."""
     return {
         "run": line.run,
-        "state": "finished" if line.state == "done" else line.state,
+        "state": line.state,
         "algorithm": line.algorithm,
         "iterations": f"{line.iterations} of {line.num_iterations}" if line.num_iterations else "",
         "rewards": list(changes(line)),

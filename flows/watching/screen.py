@@ -18,7 +18,7 @@ from flows.library.states import State
 from flows.terminal import commands
 
 ENDS = {
-    "done": "finished",
+    "finished": "finished",
     "failed": "failed",
     "stopped": "was stopped",
     "suspended": "was suspended by a warning",

@@ -73,7 +73,7 @@ def test_a_run_prints_as_json_what_its_status_says_and_its_progress_to_stderr(fl
     said = subprocess.run(status, capture_output=True, check=True, cwd=flows.directory, env=flows.environment).stdout
     found = json.loads(ended.stdout)
     assert found == json.loads(said)
-    assert (found["state"], found["standing"]) == ("done", len(found["stages"]))
+    assert (found["state"], found["standing"]) == ("finished", len(found["stages"]))
 
 
 def test_a_rerun_is_made_again_shows_in_the_status_and_leaves_equal_artifacts_below_alone(

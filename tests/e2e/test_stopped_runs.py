@@ -17,5 +17,5 @@ def test_a_run_ends_with_its_stages_when_it_is_stopped_and_its_command_finishes_
     assert "; the same command continues it" in run.finish(143)
     assert flows.nothing_is_left()
     assert "the last one was stopped" in flows.command("status")
-    flows.run(*COLD)
+    flows.run()
     require_same_run(flows, reference)

@@ -216,7 +216,7 @@ def test_what_an_earlier_version_called_done_is_not_before_its_last_wave_was_mad
     assert open_run("hand", run.store_url).now().life == "idle"
     make_all(run)
     store.write(store.join(run.url, "progress.json"), seal("progress", {"end": "done"}))
-    assert open_run("hand", run.store_url).now().life == "done"
-    assert [line.state for line in all_runs(run.store_url)] == ["done"]
+    assert open_run("hand", run.store_url).now().life == "finished"
+    assert [line.state for line in all_runs(run.store_url)] == ["finished"]
     # A longer run is not at its end where the shorter one was.
     assert not run.going_to(5).is_made
