@@ -3,6 +3,7 @@
 import importlib
 import inspect
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import nn
 
+from cosmos_rl_core.parallel.kept import KEPT, Source
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.pipelines.modules import align, read_module, straight_to
 
@@ -50,9 +52,16 @@ def load_parts(path: str, components: Sequence[str], device: torch.device, **opt
     :class:`ArtifactError` like :func:`read_part`.
     """
     reading = {**straight_to(device), **options}
-    parts = {name: read_part(path, name, **reading) for name in weighted_parts(path, components)}
-    for part in parts.values():
-        align(part.requires_grad_(False).eval().to(device))
+
+    def read(name: str) -> nn.Module:
+        part = read_part(path, name, **reading).requires_grad_(False).eval().to(device)
+        align(part)
+        return part
+
+    parts: dict[str, nn.Module] = {}
+    for name in weighted_parts(path, components):
+        source = Source(class_of(path, name), Path(path, name), {"device": device, **reading})
+        parts[name] = KEPT.get(source, partial(read, name))
     if EMPTY_TRANSFORMER in components:
         parts["transformer"] = empty_transformer(path)
     if EMPTY_VAE in components:

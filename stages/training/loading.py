@@ -17,6 +17,7 @@ from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
 from cosmos_rl_core.parallel import compiling, sharding
 from cosmos_rl_core.parallel.distributed import Group
+from cosmos_rl_core.parallel.kept import KEPT
 from cosmos_rl_core.parallel.precision import ParamDtype, half
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
 from cosmos_rl_core.pipelines import directories
@@ -117,6 +118,8 @@ def load_policy(
 
     transformer = "transformer" if mesh is None else EMPTY_TRANSFORMER
     model = load_model(config.model, (transformer, *components), group.device)
+    if config.lora is None:
+        KEPT.own(model.transformer)
     weights = prepare(model.transformer, config.lora, below=config.below, reference=reference, shard=shard)
     weights.load(CURRENT, read_part(source, source.part, weights.shards, context.progress))
     if config.below is not None:
