@@ -1,12 +1,15 @@
-"""End whole process trees."""
+"""End whole process trees, and ask processes that hang for their stacks."""
 
 import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 import psutil
+
+from cosmos_rl_core.processes import STACKS
 
 GRACE_S = 120.0
 """Wait for killed processes to be gone. Those with a GPU first give its memory back, which takes long for 140 GB."""
@@ -15,6 +18,8 @@ REAPED_S = 1.0
 LOOK_S = 0.02
 TREE_INTERVAL_S = 1.0
 """Interval in seconds at which the descendants of a process are listed."""
+STACKS_S = 1.0
+"""Wait for processes to write their stacks."""
 KILLED = -9
 """Return code of a process whose own is unknown."""
 
@@ -54,6 +59,11 @@ class Watched:
                 self._looked_s, self._tree = now_s, found
         return self._returncode
 
+    def show_stacks(self) -> None:
+        """Let the process and its descendants write their stacks to their logs, if it runs; see :func:`show_stacks`."""
+        if self.poll() is None:
+            show_stacks(tree(self._process.pid))
+
     def end(self, grace_s: float = 0.0) -> None:
         """Kill the process and its descendants. With ``grace_s``, send SIGTERM first and wait for so many seconds."""
         if self.poll() is None:
@@ -90,6 +100,26 @@ def kill(processes: Sequence[psutil.Process]) -> None:
             process.kill()
     _wait_until(lambda: all(map(_has_exited, processes)), GRACE_S)
     _wait_until(lambda: all(map(_is_reaped, processes)), REAPED_S)
+
+
+def show_stacks(processes: Sequence[psutil.Process]) -> None:
+    """Ask those of the processes that know the signal for the stacks of their threads, and wait a moment for them."""
+    asked = [process for process in processes if _catches(process.pid, STACKS)]
+    for process in asked:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(STACKS)
+    if asked:
+        time.sleep(STACKS_S)
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Return whether a process has a handler of a signal, which would end it otherwise."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
+    return bool(caught >> (number - 1) & 1)
 
 
 def _wait_until(happened: Callable[[], bool], timeout_s: float) -> None:

@@ -1,9 +1,10 @@
-"""This process: its end with its parent, its age, and its traffic with stores.
+"""This process: its end with its parent, its stacks, its age, and its traffic with stores.
 
 ``python -m cosmos_rl_core.processes COMMAND...`` runs a command that ends with its parent.
 """
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -14,10 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+STACKS = signal.SIGUSR1
+"""Signal by which a supervisor asks for the stacks of a process that hangs."""
 PARENT = "COSMOS_RL_PARENT_PID"
 """Environment variable with the id of the parent process. Not set when a person starts a stage by hand."""
 MEETING = "COSMOS_RL_MEETING"
 """Environment variable with the file at which ranks join their process group where there is no torchrun."""
+BEGAN = "COSMOS_RL_BEGAN_S"
+"""Environment variable with the time since the machine booted, in seconds, at which a process began its present
+Request. Not set while a process has only one."""
 
 
 def die_with_parent() -> None:
@@ -37,15 +43,43 @@ def die_with_parent() -> None:
     os.environ[PARENT] = str(os.getpid())
 
 
-def become_rank(rank: int, count: int, meeting: Path) -> None:
-    """Set the variables of one of ``count`` ranks of this machine, which meet at a file that does not exist yet."""
+def show_stacks_on_signal() -> None:
+    """Make this process write the Python stacks of all its threads to standard error when it gets SIGUSR1.
+
+    It does so whatever it is doing, also inside of a collective or another call that does not return.
+    """
+    # The log is given by its number: a process that serves several Requests opens another one in its place.
+    faulthandler.register(STACKS, file=2, all_threads=True)
+
+
+def become_rank(rank: int, count: int, meeting: Path, *, alone: bool = False) -> None:
+    """Set the variables of one of ``count`` ranks of this machine, which meet at a file that does not exist yet.
+
+    ``alone``: this process sees no device but its own.
+    """
     place, size = str(rank), str(count)
-    os.environ |= {"RANK": place, "LOCAL_RANK": place, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    os.environ[MEETING] = str(meeting)
+    os.environ |= {"RANK": place, "LOCAL_RANK": "0" if alone else place}
+    os.environ |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, MEETING: str(meeting)}
+
+
+def be_no_rank() -> None:
+    """Undo :func:`become_rank` and :func:`begin_again`."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", MEETING, BEGAN):
+        os.environ.pop(name, None)
+
+
+def begin_again() -> None:
+    """Count the age of this process from now on: it begins another Request."""
+    os.environ[BEGAN] = repr(time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 def age_s() -> float:
-    """Return the seconds since this process began, or torchrun if that started it as a rank; 0.0 if nothing tells."""
+    """Return the seconds since this process began, or torchrun if that started it as a rank; 0.0 if nothing tells.
+
+    A process that serves several Requests began with the present one.
+    """
+    if BEGAN in os.environ:
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - float(os.environ[BEGAN]))
     pid = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
     try:
         # The name, in brackets, may hold anything. Field 22 is the start in clock ticks since the machine booted.

@@ -305,6 +305,9 @@ class OrderedJob:
         names = self._order.by_node("log.{}.txt")
         return b"".join(self._mailbox.read(self._order.id, name) or b"" for name in names) or None
 
+    def show_stacks(self) -> None:
+        """Do nothing: the agent asks for stacks whenever it ends processes."""
+
     def cancel(self) -> None:
         """Withdraw the order, and wait until its processes have ended."""
         self._allocation.withdraw(self._order, ended=self._state.phase == "ended")

@@ -67,6 +67,9 @@ class RunningJob(Protocol):
     def log(self) -> bytes | None:
         """Return the log of all nodes so far; None before the job began."""
 
+    def show_stacks(self) -> None:
+        """Let all processes of a job that hangs write their stacks to its log."""
+
     def cancel(self) -> None:
         """End the job if it has not ended; return when all its processes are gone."""
 

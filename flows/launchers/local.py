@@ -95,6 +95,10 @@ class LocalJob:
         log = self.directory / LOG
         return log.read_bytes() if log.exists() else None
 
+    def show_stacks(self) -> None:
+        """Let the process and its descendants write their stacks to the log."""
+        self.process.show_stacks()
+
     def cancel(self) -> None:
         """Kill the process and its descendants, including workers that torchrun left."""
         self.process.end()

@@ -300,6 +300,7 @@ class _Running:
         elif limit_s is not None and now_s - self._began_s > limit_s:
             self.stopped = f"exceeded its time limit of {limit_s:g} s"
         if self.stopped is not None:
+            self.job.show_stacks()
             self.job.cancel()
             self.state, self._ended_s = JobState("ended", KILLED), time.monotonic()
 

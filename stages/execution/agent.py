@@ -142,8 +142,12 @@ class Started:
                 self._copied[path.name] = data
 
     def end(self) -> None:
-        """End the processes, first by SIGTERM, because only ``srun`` itself can end its step on other nodes."""
+        """End the processes, first by SIGTERM, because only ``srun`` itself can end its step on other nodes.
+
+        Processes of this node that still run write their stacks to the log before.
+        """
         if self._process is not None:
+            self._process.show_stacks()
             self._process.end(END_GRACE_S)
 
 

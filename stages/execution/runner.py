@@ -20,7 +20,7 @@ from cosmos_rl_core.canonical import differences
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, NoSpaceError, counted
 from cosmos_rl_core.imports import uncollected, without_torchvision_warnings
 from cosmos_rl_core.numerics import numerics
-from cosmos_rl_core.processes import TRAFFIC, die_with_parent
+from cosmos_rl_core.processes import die_with_parent, show_stacks_on_signal
 from cosmos_rl_core.storage import store
 from stages.artifacts.attempt import Attempt
 from stages.artifacts.garbage import clear
@@ -41,6 +41,7 @@ REASON_TIMEOUT_S = 10.0
 def main(argv: list[str] | None = None) -> int:
     """Run the stage and return the exit code."""
     die_with_parent()
+    show_stacks_on_signal()
     without_torchvision_warnings()
     parser = argparse.ArgumentParser(prog="python -m stages.execution.runner", description=SUMMARY)
     parser.add_argument("request", help="path of the request (JSON)")
@@ -114,7 +115,7 @@ def execute(request: Request, execution: Execution, outcome: Outcome) -> Manifes
             if (count := attempt.adopted) > 0:
                 outcome.note(f"{counted(count, 'finished shard')} of an earlier attempt adopted")
             files = _gather_files(ranks, attempt)
-            outcome.clock.finished(ranks.gather([TRAFFIC.read_bytes, TRAFFIC.written_bytes])[1:])
+            outcome.clock.finished(ranks.gather(outcome.clock.moved())[1:])
             if ranks.rank == 0:
                 summary["seconds"] = round(time.monotonic() - started_s, 3)
                 summary |= {"numerics_changed": ", ".join(changes)} if changes else {}

@@ -16,7 +16,8 @@ class Spent(Section):
     """The seconds of one process, the first rank's, and the bytes of all ranks. The seconds add up to its life."""
 
     interpreter_s: float = 0.0
-    """From the start of the process, or of torchrun, until its first line: Python, and what every stage imports."""
+    """From the start of the process, or of torchrun, until its first line: Python, and what every stage imports. Of a
+    process that has served another Request, from its order."""
     imports_s: float = 0.0
     """The stage's own libraries, and the process group."""
     load_s: float = 0.0
@@ -43,7 +44,7 @@ class Spent(Section):
 
 
 class Clock:
-    """The clock of one process of a stage, from the start of the process."""
+    """The clock of one process of a stage, from the start of the process or of its present Request."""
 
     def __init__(self) -> None:
         self._spent: dict[str, float] = {"interpreter": age_s()}
@@ -52,7 +53,8 @@ class Clock:
         """Phase and step in which the work began."""
         self._waited_s = 0.0
         self._seen_s, self._seen_waited_s = time.monotonic(), TRAFFIC.waited_s
-        self._others = [-TRAFFIC.read_bytes, -TRAFFIC.written_bytes]
+        self._before = TRAFFIC.read_bytes, TRAFFIC.written_bytes
+        self._others = [0, 0]
 
     def turn(self, part: Part) -> None:
         """Begin another part."""
@@ -72,6 +74,10 @@ class Clock:
         elif self._part == "first_step" and (phase, step) != self._first:
             self.turn("busy")
 
+    def moved(self) -> list[int]:
+        """Return the bytes that this process has read and written since the clock began."""
+        return [TRAFFIC.read_bytes - self._before[0], TRAFFIC.written_bytes - self._before[1]]
+
     def finished(self, others: Sequence[Sequence[int]] = ()) -> None:
         """Take notice of the end of the work, with the bytes that the other ranks read and wrote."""
         if self._part == "load":
@@ -85,5 +91,5 @@ class Clock:
         """Return what was spent until now."""
         self.turn(self._part)
         seconds = {f"{part}_s": round(found, 3) for part, found in self._spent.items()}
-        read, written = TRAFFIC.read_bytes + self._others[0], TRAFFIC.written_bytes + self._others[1]
+        read, written = (mine + theirs for mine, theirs in zip(self.moved(), self._others, strict=True))
         return Spent(**seconds, waiting_s=round(self._waited_s, 3), read_bytes=read, written_bytes=written)

@@ -86,6 +86,17 @@ def stop(group, context):
     group.gather("the second rank never comes")
 
 
+def hang(group, context):
+    group.gather("both are here")
+    context.progress("the last progress", 0, 1)
+    (HERE / f"pid.{group.rank}").write_text(str(os.getpid()))
+    waits_for_ever() if group.rank == 1 else group.gather("the second rank never comes")
+
+
+def waits_for_ever():
+    time.sleep(3600)
+
+
 def die(group, context):
     work(group, context)
     if group.rank == 1:
@@ -112,7 +123,7 @@ def stuck(group, context):
 
 def run(request, context):
     works = {"put": put, "fail": fail, "late": late, "stop": stop, "crowd": crowd, "stuck": stuck, "abort": abort}
-    works["die"] = die
+    works |= {"die": die, "hang": hang}
     works[os.environ["RANKS_TEST"]](context.ranks, context)
 
 
@@ -229,6 +240,26 @@ def test_a_stopped_rank_counts_as_hung_and_nothing_of_it_is_left(
     assert not psutil.pid_exists(int(stopped.read_text()))
     assert not _left(request_on_two_ranks)
     assert len(list((Path(request_on_two_ranks.slot) / "logs").iterdir())) == 1
+
+
+def test_the_log_of_ranks_that_hang_says_where_each_of_them_was(
+    request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str
+) -> None:
+    monkeypatch.setenv("RANKS_TEST", "hang")
+    launcher = launcher_of(request_on_two_ranks, processes=2, stall_timeout_s=STARTUP_S, mode=mode)
+    with closing(launcher), ThreadPoolExecutor(1) as thread:
+        making = thread.submit(launcher.make, "ranks", [request_on_two_ranks])
+        while not all((tmp_path / f"pid.{rank}").exists() for rank in (0, 1)) and not making.done():
+            time.sleep(0.05)
+        launcher.config = launcher.config.model_copy(update={"stall_timeout_s": STALL_TIMEOUT_S})
+        with pytest.raises(StageError, match="reported no progress"):
+            making.result()
+    (log,) = (Path(request_on_two_ranks.slot) / "logs").iterdir()
+    said = log.read_text(encoding="utf-8")
+    assert " in waits_for_ever" in said
+    assert " in gather" in said
+    assert said.count("(most recent call first)") >= 2
+    assert not _left(request_on_two_ranks)
 
 
 def test_what_does_not_fit_into_memory_is_tried_again_with_half_as_much_at_once(
