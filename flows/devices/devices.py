@@ -1,49 +1,37 @@
 """GPUs of this machine: which of them runs may use, and a lock on each GPU that a stage uses.
 
-A lock is one byte of a file, locked through the stage's standard input. These are Linux locks of open file
-descriptions: every process that inherits the open file holds them too. Torchrun passes its workers only the first three
-descriptors, and no stage reads its standard input. So the launcher, torchrun and every rank hold the locks, and no
-other process. The kernel frees a lock when the last of these processes has ended, for whatever reason. The flow closes
-its copy when a stage has started.
+A lock (:mod:`flows.devices.locks`) is held through the stage's standard input. Torchrun passes its workers only the
+first three descriptors, and no stage reads its standard input. So the launcher, torchrun and every rank hold the locks,
+and no other process. The flow closes its copy when a stage has started.
 
-The byte is a hash of the physical device: its UUID if it is known. Runs agree on it, however ``CUDA_VISIBLE_DEVICES``
-names the device. Runs on one machine exclude each other if they share ``/tmp``.
+A process that stays between Requests has one device, whose lock has an open file of its own, and its flow keeps a copy.
 """
 
-import fcntl
-import hashlib
 import os
 import re
 import shutil
-import struct
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import IO
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.parallelism import Device
-from cosmos_rl_core.errors import ConfigError, UnavailableError, counted
+from cosmos_rl_core.errors import ConfigError, counted
+from flows.devices import locks
 from flows.devices.waiting import Waiting
 from stages.registry import STAGES
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 MIG = "MIG-"
 """Beginning of the name of a part of a GPU. CUDA shows a process one such part, whatever the variable names."""
-LOCKS = Path("/tmp/cosmos-flows-devices.lock")
-"""File of locks. Not in ``TMPDIR``, which differs between users."""
-CHOOSING = 0
-"""Byte that a run locks while it chooses devices, so that two runs never get half of their devices each."""
 ASK_S = 0.5
 """Interval in seconds at which a waiting run looks for free devices."""
 QUERY_TIMEOUT_S = 60.0
 DRIVER = Path("/proc/driver/nvidia/gpus")
-_FLOCK = "hhqqi4x"
-"""``struct flock`` of 64-bit Linux: type, whence, start, length, process."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +52,27 @@ class Share:
     file: IO[bytes]
     """Open file that holds the locks."""
     devices: Sequence[str] = ()
+    apart: dict[str, IO[bytes]] = field(default_factory=dict[str, IO[bytes]])
+    """Open files that hold the lock of one device each, by device, where :func:`taken` was asked for such locks."""
+
+    def close(self) -> None:
+        """Free the locks that no process holds."""
+        for file in (self.file, *self.apart.values()):
+            file.close()
+
+    def lock(self, device: str, kept: set[str] | None) -> bool:
+        """Lock a device, or take it out of those that are kept; see :func:`taken`. Return False if it is not free."""
+        if kept is None:
+            return locks.lock(self.file, locks.byte_of(device))
+        if device in kept:
+            kept.remove(device)
+            return True
+        file = locks.open_locks()
+        if not locks.lock(file, locks.byte_of(device)):
+            file.close()
+            return False
+        self.apart[device] = file
+        return True
 
     @property
     def environment(self) -> dict[str, str]:
@@ -177,22 +186,32 @@ def _eligible(need: Need, devices: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def taken(needs: Sequence[Need], devices: Sequence[str], waiting: Waiting) -> Iterator[list[Share]]:
+def taken(
+    needs: Sequence[Need],
+    devices: Sequence[str],
+    waiting: Waiting,
+    kept: Callable[[], Collection[str]] | None = None,
+) -> Iterator[list[Share]]:
     """Wait for devices for all needs at once, and lock them.
 
-    A share that a process inherits stays locked until its last process ends. On a machine without devices the list is
-    empty. Raises what :func:`require` raises.
+    A share that a process inherits stays locked until its last process ends. With ``kept`` each device has a lock of
+    its own, and those that ``kept`` returns are free for this run, whose processes keep them locked. On a machine
+    without devices the list is empty. Raises what :func:`require` raises.
     """
     require(needs, devices)
-    why = ""
-    while (shares := _take(needs, devices) if devices else []) is None:
-        why = why or _why_busy(needs, devices)
-        waiting.turn(why, ASK_S)
+    with ExitStack() as asking:
+        why = ""
+        while (shares := _take(needs, devices, kept and kept()) if devices else []) is None:
+            if not why:
+                why = _why_busy(needs, devices)
+                named = {device for need in needs if need.count for device in _eligible(need, devices)}
+                asking.enter_context(locks.wanting(named))
+            waiting.turn(why, ASK_S)
     try:
         yield shares
     finally:
         for share in shares:
-            share.file.close()
+            share.close()
 
 
 def taken_now(need: Need, devices: Sequence[str]) -> Share | None:
@@ -209,68 +228,41 @@ def _why_busy(needs: Sequence[Need], devices: Sequence[str]) -> str:
 
 def users(devices: Sequence[str]) -> dict[str, int]:
     """Return one process id for each device in use, for processes that this user may inspect."""
-    names, found = {_byte(device): device for device in devices}, {}
+    names, found = {locks.byte_of(device): device for device in devices}, {}
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
         # The process may have ended, or belong to another user.
         with suppress(OSError):
-            if os.readlink(f"/proc/{pid}/fd/0") != str(LOCKS):
+            if os.readlink(f"/proc/{pid}/fd/0") != str(locks.LOCKS):
                 continue
-            locks = Path(f"/proc/{pid}/fdinfo/0").read_text()
-            for byte in re.findall(r"OFDLCK.* (\d+) \d+$", locks, re.MULTILINE):
+            held = Path(f"/proc/{pid}/fdinfo/0").read_text()
+            for byte in re.findall(r"OFDLCK.* (\d+) \d+$", held, re.MULTILINE):
                 if int(byte) in names:
                     found.setdefault(names[int(byte)], pid)
     return found
 
 
-def _take(needs: Sequence[Need], devices: Sequence[str]) -> list[Share] | None:
-    """Return a share for each need, or None if free devices do not suffice for all."""
-    with _open() as guard, ExitStack() as undone:
-        if not _lock(guard, CHOOSING):
+def _take(needs: Sequence[Need], devices: Sequence[str], kept: Collection[str] | None = None) -> list[Share] | None:
+    """Return a share for each need, or None if free devices do not suffice for all. See :func:`taken`."""
+    with locks.open_locks() as guard, ExitStack() as undone:
+        if not locks.lock(guard, locks.CHOOSING):
             return None
-        shares = [Share(need, undone.enter_context(_open())) for need in needs]
+        shares = [Share(need, locks.open_locks()) for need in needs]
+        for share in shares:
+            undone.callback(share.close)
+        left = None if kept is None else set(kept)
         # Needs for certain devices come first, so that no other need takes these devices.
         for share in sorted(shares, key=lambda share: not share.need.chosen):
             need = share.need
             alone = need.count == 1
-            eligible = (name for name in _eligible(need, devices) if alone or not name.startswith(MIG))
-            free = (device for device in eligible if _lock(share.file, _byte(device)))
+            eligible = [name for name in _eligible(need, devices) if alone or not name.startswith(MIG)]
+            # Processes that stay serve before others start.
+            eligible.sort(key=lambda name: name not in (left or ()))
+            free = (device for device in eligible if share.lock(device, left))
             found = set(islice(free, need.count))
             if len(found) < need.count:
                 return None
             share.devices = [device for device in devices if device in found]
-        # If the file of locks was removed, other runs lock a new one.
-        if not LOCKS.exists() or not os.path.samestat(os.fstat(guard.fileno()), LOCKS.stat()):
+        if not locks.is_current(guard):
             return None
         undone.pop_all()
         return shares
-
-
-def _open() -> IO[bytes]:
-    """Open the file of locks, which is always empty and which every user of the machine may read and write."""
-    try:
-        if not LOCKS.exists():
-            with NamedTemporaryFile(dir=LOCKS.parent, prefix=f".{LOCKS.name}.") as made, suppress(FileExistsError):
-                os.fchmod(made.fileno(), 0o666)
-                # Linux refuses O_CREAT of another user's file in /tmp. Linking publishes the file with its mode set.
-                os.link(made.name, LOCKS)
-        file = os.fdopen(os.open(LOCKS, os.O_RDWR | os.O_NOFOLLOW), "rb+", buffering=0)
-        # Programs that clean /tmp delete old files.
-        os.utime(file.fileno())
-    except OSError as error:
-        raise UnavailableError(f"cannot lock GPUs in {LOCKS}: {error}") from error
-    return file
-
-
-def _byte(device: str) -> int:
-    """Return the offset of a device's byte in the file of locks."""
-    return 1 + int.from_bytes(hashlib.sha256(device.encode()).digest()[:7])
-
-
-def _lock(file: IO[bytes], byte: int) -> bool:
-    """Lock one byte through an open file. Return False if another open file has locked it."""
-    lock = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-    try:
-        fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
-    except (BlockingIOError, PermissionError):
-        return False
-    return True

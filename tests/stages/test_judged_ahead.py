@@ -10,7 +10,7 @@ import pytest
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.rewards import clip_score
-from flows.devices import devices
+from flows.devices import devices, locks
 from flows.devices.devices import Need, need_of, taken_now
 from flows.launchers._base import Job
 from flows.launchers.overlap import EarlyScoring
@@ -65,7 +65,7 @@ def test_pictures_of_a_rollout_that_begins_again_are_judged_and_not_those_before
 @pytest.mark.processes
 def test_ranks_share_the_samples_on_locked_devices_and_may_be_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(devices, "LOCKS", tmp_path / "locks")
+    monkeypatch.setattr(locks, "LOCKS", tmp_path / "locks")
     both, notes, named = Judged(tmp_path), list[str](), ["GPU-a", "GPU-b", "GPU-c"]
     launch = LaunchConfig.model_validate({"stage_processes": {"judge": 2}, "device": "cpu"})
     rollout = taken_now(Need("rollout", 1), named)
