@@ -50,9 +50,14 @@ class LaunchConfig(Section):
     environment: dict[Annotated[str, AfterValidator(_free_variable)], str] = {}
     """Additional environment variables of every stage. Not for secrets: the plan of the run shows them."""
     mode: Literal["cold", "warm"] = "cold"
-    """``cold`` starts a new process for every stage, under torchrun if the stage is distributed. ``warm`` forks
-    the ranks of stages from one process that has imported everything: a stage with almost no work takes 0.1 to 0.5 s
-    instead of 5 s. ``warm`` computes on the CPU."""
+    """``cold`` starts a new process for every stage, under torchrun if the stage is distributed. ``warm`` saves that
+    time, with the same bits. On the CPU it forks the ranks of stages from one process that has imported everything: a
+    stage with almost no work takes 0.1 to 0.5 s instead of 5 s. On GPUs each one keeps a process between stages, which
+    has imported everything and has a CUDA context. Stages without torch are forks in both cases."""
+    resident_gb: float | None = Field(default=None, ge=0)
+    """Whether processes of ``mode = "warm"`` stay between stages: with 0 they do not, and stages on GPUs start cold.
+    With more they stay, on the CPU too, where stages are forks otherwise. Default: they stay on GPUs alone. It is meant
+    as the GiB of frozen weights that a process may keep; so far it keeps none."""
     device: Device | None = None
     """Where ranks compute. ``cuda``: on a GPU each; it is an error if CUDA cannot be used. ``cpu``: on the CPU; GPUs
     are counted and locked as if ranks used them, to rehearse a profile. Default: ``cuda`` if this section names GPUs or
@@ -125,8 +130,11 @@ class LaunchConfig(Section):
 
     @model_validator(mode="after")
     def _stages_have_room(self) -> "LaunchConfig":
-        if self.mode == "warm" and (self.stage_gpus or self.device == "cuda"):
-            raise ValueError("mode = 'warm' computes on the CPU; use mode = 'cold' for GPUs")
+        if self.forks and self.stage_gpus:
+            raise ValueError(
+                "stage_gpus is given, and mode = 'warm' with device = 'cpu' forks stages, which use no GPU; leave it "
+                "out, or rehearse it with mode = 'cold' or resident_gb = 1"
+            )
         if self.device == "cpu" and self.attention in ("efficient", "cudnn"):
             raise ValueError(f"attention = {self.attention!r} is for GPUs; device = 'cpu' has 'flash' and 'math'")
         mistakes: dict[str, list[str]] = {}
@@ -162,6 +170,17 @@ class LaunchConfig(Section):
                 found = f"{processes} processes of {stage}"
                 raise ValueError(f"{found} cannot share {nodes} nodes evenly")
         return self
+
+    @property
+    def forks(self) -> bool:
+        """Return whether all stages are forks on the CPU, wherever they run, and count and lock no device."""
+        return self.mode == "warm" and self.device == "cpu" and not self.resident_gb
+
+    def ranks_on(self, device: Device | None) -> Literal["cold", "forked", "resident"]:
+        """Return how the ranks of a stage with torch run that computes on a device."""
+        if self.mode == "cold" or (device == "cuda" and self.resident_gb == 0):
+            return "cold"
+        return "resident" if device == "cuda" or self.resident_gb else "forked"
 
     @property
     def allocations(self) -> SlurmConfig | KubernetesConfig:

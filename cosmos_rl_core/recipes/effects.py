@@ -56,9 +56,10 @@ def _sentences(rows: Iterable[Row]) -> Iterator[str]:
 
 
 def _of_launch(launch: LaunchConfig) -> Iterator[Row]:
-    warm, why = launch.mode == "warm", "mode = 'warm' forks the stages from the flow's interpreter"
+    warm, why = launch.mode == "warm", "mode = 'warm' starts the stages by the flow's interpreter"
     yield "launch", launch, warm, "python", why
-    yield "launch", launch, warm, "tf32", "mode = 'warm' computes on the CPU"
+    yield "launch", launch, warm and launch.device == "cpu", "tf32", "device = 'cpu' computes on the CPU"
+    yield "launch", launch, not warm, "resident_gb", "mode = 'cold' keeps no process"
     other = f"launcher = {launch.launcher!r}"
     yield "launch", launch, launch.launcher != "slurm", "slurm", other
     yield "launch", launch, launch.launcher != "kubernetes", "kubernetes", other

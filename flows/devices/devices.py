@@ -93,13 +93,14 @@ def device_of(stage: str, launch: LaunchConfig, devices: Sequence[str]) -> Devic
 
     None leaves it to the ranks, which take a GPU if they see one: the profile names none, and none is known here.
     """
-    if launch.device is not None or launch.mode == "warm":
-        return launch.device or "cpu"
+    if launch.device is not None:
+        return launch.device
     if launch.launcher == "local":
         named = devices or launch.gpus or launch.gpu_limit or launch.stage_gpus
     else:
         named = launch.stage_gpus.get(stage) or launch.allocations.resources_of(stage).gpus_per_node
-    return "cuda" if named else None
+    # Forks see no device.
+    return "cuda" if named else "cpu" if launch.mode == "warm" else None
 
 
 def visible(environment: Mapping[str, str] = os.environ) -> list[str]:

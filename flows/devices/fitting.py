@@ -29,7 +29,7 @@ def devices_for(launch: LaunchConfig, *, runs_here: bool) -> list[str] | None:
 
     For a plan that need not run here these are counted only if the profile does not say how many GPUs there are.
     """
-    if launch.launcher != "local" or launch.mode != "cold" or not (runs_here or launch.gpus is None):
+    if launch.launcher != "local" or launch.forks or not (runs_here or launch.gpus is None):
         return None
     return visible() if runs_here else visible() or None
 
@@ -75,7 +75,7 @@ def misfits(
     needs = [need for stage in dict.fromkeys(stages) if (need := need_of(stage, launch)).count]
     if launch.launcher != "local":
         return _misfits_of_nodes(needs, launch)
-    if not needs or launch.mode == "warm":
+    if not needs or launch.forks:
         return []
     found = _too_many(needs, _bounds(launch, devices or (), slots))
     if devices is not None and not devices and launch.device == "cuda":
@@ -116,7 +116,7 @@ def with_gpus(resources: Resources, count: int) -> Resources:
 def _bounds(launch: LaunchConfig, devices: Sequence[str], slots: int | None) -> list[tuple[int, str]]:
     """Return each number of devices that holds here, with what says it."""
     found: list[tuple[int, str]] = []
-    if launch.mode == "cold":
+    if not launch.forks:
         found += [(launch.gpus, f"launch.gpus = {launch.gpus}")] if launch.gpus else []
         found += [(len(devices), f"{len(devices)} visible: {', '.join(devices)}")] if devices else []
     if slots is not None:

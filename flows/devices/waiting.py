@@ -13,13 +13,16 @@ class Waiting:
     """Prints a line for people."""
     check: Callable[[], None]
     """Raises if the work must stop, for example because its lease is lost."""
+    give_back: Callable[[], None] = lambda: None
+    """Frees what this flow keeps for later and others may wait for."""
     why: str = ""
     """The last printed reason."""
 
     def turn(self, why: str, seconds: float) -> None:
-        """Print a new reason, sleep, and raise if the work must stop."""
+        """Print a new reason, give back what others may wait for, sleep, and raise if the work must stop."""
         if why != self.why:
             self.note(why)
+        self.give_back()
         self.why = why
         time.sleep(seconds)
         self.check()

@@ -20,6 +20,7 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import CosmosRLError, UnavailableError
 from cosmos_rl_core.process_trees import KILLED
 from cosmos_rl_core.storage import store
+from flows.devices.devices import Need
 from flows.devices.fitting import with_gpus
 from flows.devices.waiting import Waiting
 from flows.devices.work_folders import WorkFolder
@@ -162,6 +163,12 @@ class AllocatedJobs:
         """Return at once: the scheduler gives each allocation its own devices."""
         return nullcontext()
 
+    def taken_beside(self, need: Need) -> None:
+        """Return None: nothing runs beside a wave here."""
+
+    def give_back(self) -> None:
+        """Do nothing: other runs wait for none of these devices."""
+
     def submit(self, job: Job) -> "OrderedJob":
         """Order the job, and ask the scheduler for an allocation if there is none."""
         allocation = self._hold(self.allocation_of(job))
@@ -237,6 +244,8 @@ class AllocatedJobs:
 
 class OrderedJob:
     """See :class:`flows.launchers._base.RunningJob`."""
+
+    served_before = False
 
     def __init__(self, job: Job, order: Order, name: str, held: dict[str, Allocation]) -> None:
         """Watch an order of a job in the allocation ``name``. ``held`` are all allocations of this flow."""

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.launch import LaunchConfig
+from flows.devices.devices import Need, Share
 from flows.devices.waiting import Waiting
 from stages.artifacts.request import Request
 from stages.execution.execution import Execution
@@ -26,6 +27,8 @@ class Job:
 
     request: Request
     execution: Execution = field(default_factory=Execution)
+    fresh: bool = False
+    """Whether only processes may run it that have served no other Request."""
 
     @cached_property
     def name(self) -> str:
@@ -60,6 +63,11 @@ class RunningJob(Protocol):
     directory: Path
     """Local directory of the job's status and error files, current at the last :meth:`poll`."""
 
+    @property
+    def served_before(self) -> bool:
+        """Return whether one of its processes has served another Request before."""
+        ...
+
     def poll(self) -> JobState:
         """Return the state. Cheap enough to call many times a second."""
         ...
@@ -91,6 +99,12 @@ class JobLauncher(Protocol):
         Launchers with a scheduler return at once.
         """
         ...
+
+    def taken_beside(self, need: Need) -> Share | None:
+        """Return locked devices of this machine for what runs beside a wave; None if not enough are free."""
+
+    def give_back(self) -> None:
+        """Free devices that are kept between jobs: the flow is about to wait."""
 
     def submit(self, job: Job) -> RunningJob:
         """Start a job, now or when the scheduler has room."""

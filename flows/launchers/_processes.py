@@ -44,7 +44,7 @@ def start_cold(job: Job, request: Path, log: Path, launch: LaunchConfig, share: 
             stdin=subprocess.DEVNULL if share is None else share.file,
             stdout=file,
             stderr=file,
-            env=_environment(launch) | _shown(job, share),
+            env=environment_here(launch) | _shown(job, share),
         )
 
 
@@ -67,7 +67,7 @@ def start_ahead(folder: Path, log: Path, launch: LaunchConfig, job: Job, share: 
             stdin=subprocess.DEVNULL if share is None else share.file,
             stdout=file,
             stderr=file,
-            env=_environment(launch) | shown,
+            env=environment_here(launch) | shown,
         )
 
 
@@ -104,7 +104,7 @@ def stage_environment(launch: LaunchConfig) -> dict[str, str]:
     } | launch.environment
 
 
-def _environment(launch: LaunchConfig) -> dict[str, str]:
+def environment_here(launch: LaunchConfig) -> dict[str, str]:
     """Return the environment of a stage process whose ranks are all on this machine."""
     ours = stage_environment(launch) | {PARENT: str(os.getpid())}
     return {"GLOO_SOCKET_IFNAME": "lo"} | os.environ | ours
@@ -131,7 +131,7 @@ class WarmServer:
             # Unbuffered, so that select sees everything that was written.
             bufsize=0,
             # Forks compute on the CPU and lock no device.
-            env=_environment(launch) | {VISIBLE: ""},
+            env=environment_here(launch) | {VISIBLE: ""},
             # Ctrl-C reaches the whole process group, but the launcher ends this process.
             start_new_session=True,
         )

@@ -1,4 +1,4 @@
-"""Stages on this machine: each one a new process, under torchrun if it is distributed, or forks of a warm process.
+"""Stages on this machine: new processes, under torchrun if they are distributed; forks; or processes that stay.
 
 No process outlives the flow, so there is nothing to re-attach.
 """
@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.process_trees import Process, Watched
+from cosmos_rl_core.process_trees import Watched
 from flows.devices import devices
-from flows.devices.devices import Share
+from flows.devices.devices import Need, Share
 from flows.devices.waiting import Waiting
 from flows.devices.work_folders import WorkFolder
 from flows.launchers._base import Job, JobState
 from flows.launchers._processes import WarmServer, start_cold
+from flows.launchers._resident import Gang, Residents
 from stages.artifacts.request import REQUEST, Request
+from stages.registry import STAGES
 
 LOG = "log.txt"
 
@@ -27,8 +29,8 @@ class JobLauncher:
     def __init__(self, run_url: str, config: LaunchConfig) -> None:
         self._config = config
         self._warm: WarmServer | None = None
-        # Forks of the warm mode compute on the CPU.
-        self.devices = devices.visible() if config.mode == "cold" else []
+        self._residents = Residents(config)
+        self.devices = [] if config.forks else devices.visible()
         self._shares: dict[str, Share] = {}
         """Devices of the wave that is being started, by slot."""
 
@@ -36,9 +38,31 @@ class JobLauncher:
     def reserve(self, requests: Sequence[Request], waiting: Waiting) -> Iterator[None]:
         """Lock devices that no other run on this machine uses. The stages' processes keep them locked."""
         needs = [devices.need_of(each.stage, self._config) for each in requests]
-        with devices.taken(needs, self.devices, waiting) as shares:
+        kept = None
+        if any(self._how(each.stage) == "resident" for each in requests):
+            self._residents.let_others_go_first(waiting)
+            kept = self._residents.idle
+        with devices.taken(needs, self.devices, waiting, kept) as shares:
             self._shares = dict(zip((each.slot for each in requests), shares, strict=False))
             yield
+
+    def taken_beside(self, need: Need) -> Share | None:
+        """Return locked devices, those of idle processes if no other is free; None if there are not enough."""
+        share = devices.taken_now(need, self.devices)
+        if share is None and self._residents.idle():
+            self._residents.give_back()
+            share = devices.taken_now(need, self.devices)
+        return share
+
+    def give_back(self) -> None:
+        """End the processes that serve no Request."""
+        self._residents.give_back()
+
+    def _how(self, stage: str) -> str:
+        """Return how the ranks of a stage run: cold, forked or resident. Only those with torch may stay."""
+        if not STAGES[stage].torch:
+            return "cold" if self._config.mode == "cold" else "forked"
+        return self._config.ranks_on(devices.device_of(stage, self._config, self.devices))
 
     def submit(self, job: Job) -> "LocalJob":
         """Start the job's process."""
@@ -47,28 +71,31 @@ class JobLauncher:
             request = folder.path / REQUEST
             request.write_text(job.request.model_dump_json(indent=1), encoding="utf-8")
             job.execution.write(request)
-            return LocalJob(folder, Watched(self._start(job, request, folder.path / LOG)))
+            return LocalJob(folder, self._start(job, request, folder.path / LOG))
         except BaseException:
             folder.remove()
             raise
 
-    def _start(self, job: Job, request: Path, log: Path) -> Process:
-        if self._config.mode == "cold":
-            share = self._shares.get(job.request.slot)
+    def _start(self, job: Job, request: Path, log: Path) -> Watched | Gang:
+        how, share = self._how(job.request.stage), self._shares.get(job.request.slot)
+        if how == "resident":
+            return self._residents.start(job, request, log, share)
+        if how == "cold":
             process = start_cold(job, request, log, self._config, share)
             if share is not None:
                 # Now only the stage's processes hold the locks, which are freed when they end.
-                share.file.close()
-            return process
+                share.close()
+            return Watched(process)
         if self._warm is None or not self._warm.is_running:
             self._warm = WarmServer(self._config)
-        return self._warm.start(job.request.stage, request, log, job.execution.parallelism.world_size)
+        return Watched(self._warm.start(job.request.stage, request, log, job.execution.parallelism.world_size))
 
     def reattach(self, job: Job) -> None:
         """Return None: no process outlives its flow."""
 
     def close(self) -> None:
-        """End the fork server if there is one."""
+        """End the processes that stay, and the fork server if there is one."""
+        self._residents.close()
         if self._warm is not None:
             self._warm.close()
 
@@ -78,12 +105,17 @@ class LocalJob:
     """See :class:`flows.launchers._base.RunningJob`."""
 
     folder: WorkFolder
-    process: Watched
+    process: Watched | Gang
 
     @property
     def directory(self) -> Path:
         """Return the folder in which the process writes."""
         return self.folder.path
+
+    @property
+    def served_before(self) -> bool:
+        """Return whether one of its processes has served another Request before."""
+        return isinstance(self.process, Gang) and self.process.served_before
 
     def poll(self) -> JobState:
         """Return the state of the process."""
@@ -100,7 +132,10 @@ class LocalJob:
         self.process.show_stacks()
 
     def cancel(self) -> None:
-        """Kill the process and its descendants, including workers that torchrun left."""
+        """Kill the processes and their descendants, including workers that torchrun left.
+
+        Processes that stay and have ended their Request well are not killed.
+        """
         self.process.end()
 
     def discard(self) -> None:

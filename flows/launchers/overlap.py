@@ -49,7 +49,7 @@ class EarlyScoring:
         finally:
             if self._share is not None:
                 # Now only the processes hold the locks, which are freed when they end.
-                self._share.file.close()
+                self._share.close()
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -12,7 +12,7 @@ from cosmos_rl_core.errors import CosmosRLError, StageError, mistakes_in
 from cosmos_rl_core.process_trees import KILLED
 from cosmos_rl_core.storage import store
 from flows import launchers
-from flows.devices.devices import device_of, need_of, taken_now
+from flows.devices.devices import device_of, need_of
 from flows.devices.fitting import misfits, most, turns, why_not_beside
 from flows.devices.waiting import Waiting
 from flows.devices.work_folders import is_full
@@ -62,6 +62,8 @@ class Waves:
     _jobs: JobLauncher = field(init=False)
     _out_of_memory: set[str] = field(default_factory=set)
     """Slots whose last attempt ran out of memory. The next attempt holds half as many samples in memory at once."""
+    _fresh: set[str] = field(default_factory=set)
+    """Slots whose last attempt ran out of memory beside what other stages had left in its processes."""
     _raised_at: dict[str, str] = field(default_factory=dict[str, str])
     """Of slots whose last attempt ended by a Python exception: its class and place."""
 
@@ -165,8 +167,15 @@ class Waves:
             if not any(ends.values()):
                 self._wait_for(early)
         failed = {slot: error for slot, error in ends.items() if error is not None}
-        self._out_of_memory -= ends.keys()
-        self._out_of_memory |= {slot for slot in failed if failed[slot].kind == "out_of_memory"}
+        served_before = {one.request.slot for one in running if one.job.served_before}
+        without_memory = {slot for slot in failed if failed[slot].kind == "out_of_memory"}
+        self._fresh = self._fresh - ends.keys() | without_memory & served_before
+        self._out_of_memory = self._out_of_memory - ends.keys() | without_memory - served_before
+        if failed and failed.keys() <= self._fresh:
+            again = [request for request in requests if request.slot in failed]
+            names = ", ".join(map(place_of, again))
+            self.display.note(f"{names}: out of memory in processes that served other stages; repeated in new ones")
+            return self._side_by_side(again, made, time.monotonic(), turn)
         return [self._told(slot, error) for slot, error in failed.items()]
 
     def _told(self, slot: str, error: StageError) -> StageError:
@@ -176,7 +185,7 @@ class Waves:
         return error.again() if error.raised_at and error.raised_at == before else error
 
     def _start(self, requests: Sequence[Request], asked_s: float, at_the_end: ExitStack) -> Iterator["_Running"]:
-        jobs = [Job(request, self.execution_of(request)) for request in requests]
+        jobs = [Job(request, self.execution_of(request), request.slot in self._fresh) for request in requests]
         # Before anything is submitted, because an allocation ends orders that its flow does not repeat.
         left = [(job, self._jobs.reattach(job)) for job in jobs]
         for job, started in sorted(left, key=lambda pair: pair[1] is None):
@@ -201,7 +210,7 @@ class Waves:
                 if STAGES[reward.stage].torch:
                     if why_not_beside([*stages, reward.stage], self.config, count):
                         continue
-                    share = taken_now(need_of(reward.stage, self.config), devices)
+                    share = self._jobs.taken_beside(need_of(reward.stage, self.config))
                     if share is None and devices:
                         self.display.note(f"{place_of(reward)}: no device is free beside the rollout; it begins after")
                         continue
@@ -241,7 +250,7 @@ class Waves:
 
     def waiting(self) -> Waiting:
         """Return a wait that prints its reasons."""
-        return Waiting(self.display.note, self.check)
+        return Waiting(self.display.note, self.check, self._jobs.give_back)
 
     def close(self) -> None:
         """Release what the launcher keeps between waves."""

@@ -22,6 +22,12 @@ CODE_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 
 def start(execution: Execution) -> Group:
     """Set up this process and join its group."""
+    set_up(execution)
+    return Group(execution.rank_timeout_s, execution.parallelism, execution.device)
+
+
+def set_up(execution: Execution) -> None:
+    """Set up this process, as often as it begins a Request with this execution."""
     torch.set_num_threads(execution.threads)
     use_tf32(execution.tf32)
     use_attention(execution.attention)
@@ -35,7 +41,6 @@ def start(execution: Execution) -> Group:
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     if execution.parallelism.compile:
         _set_up_compiler(execution.deterministic)
-    return Group(execution.rank_timeout_s, execution.parallelism, execution.device)
 
 
 def _set_up_compiler(deterministic: bool) -> None:

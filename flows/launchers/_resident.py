@@ -1,0 +1,270 @@
+"""Processes that stay between Requests, one for each device, and the Requests that they serve as ranks.
+
+A process serves a Request only under the settings of those before, and only while each of them ended well on every
+rank. It ends when it is idle for long, when its flow is about to wait, and when another run waits for its device.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.errors import UnavailableError
+from cosmos_rl_core.process_trees import KILLED, kill, show_stacks, tree
+from flows.devices import locks
+from flows.devices.devices import ASK_S, VISIBLE, Share
+from flows.devices.waiting import Waiting
+from flows.launchers._base import Job
+from flows.launchers._processes import PROCESSES, environment_here, module
+
+IDLE_S = 600.0
+"""Seconds without a Request after which a process ends."""
+LOOK_S = 0.5
+"""Interval in seconds at which idle processes are looked at."""
+POLITE_S = 2 * ASK_S
+"""Time in seconds that another run has to take a device that it waits for."""
+MEETING_FILE = "meeting"
+"""File beside a request at which its ranks join their process group."""
+BITS = {"device", "threads", "deterministic", "tf32", "attention"}
+"""Settings of an execution that a process cannot change from one Request to the next."""
+
+
+class Resident:
+    """One process, which waits for orders. ``lock`` holds the lock of its device, if there is one."""
+
+    def __init__(self, name: str, settings: dict[str, Any], log: Path, lock: IO[bytes] | None) -> None:
+        self.name, self.settings, self.lock = name, settings, lock
+        self.served = 0
+        """Number of Requests that ended well."""
+        self.idle_since_s: float | None = time.monotonic()
+        """When it became idle by the monotonic clock; None while it serves."""
+        orders, self._orders = os.pipe()
+        self._replies, replies = os.pipe()
+        serve = [*module(sys.executable, "stages.execution.resident"), str(orders), str(replies)]
+        with log.open("ab") as file:
+            self.process = subprocess.Popen(
+                [*module(sys.executable, PROCESSES), *serve],
+                stdin=subprocess.DEVNULL if lock is None else lock,
+                stdout=file,
+                stderr=file,
+                env=settings["environment"] | {VISIBLE: name if lock is not None else ""},
+                pass_fds=(orders, replies),
+                # Ctrl-C reaches the whole process group, but the launcher ends this process.
+                start_new_session=True,
+            )
+        os.close(orders)
+        os.close(replies)
+        os.set_blocking(self._replies, False)
+
+    @property
+    def runs(self) -> bool:
+        """Return whether the process runs."""
+        return self.process.poll() is None
+
+    def order(self, order: dict[str, Any]) -> bool:
+        """Begin a Request. Return False if the process has ended."""
+        try:
+            os.write(self._orders, json.dumps(order).encode() + b"\n")
+        except BrokenPipeError:
+            return False
+        self.idle_since_s = None
+        return self.runs
+
+    def poll(self) -> int | None:
+        """Return None while it serves, 0 if that ended well, and else the exit code of the process."""
+        if self.idle_since_s is None:
+            # Before the reply is looked for, so that the last one of an ended process is not missed.
+            code = self.process.poll()
+            with suppress(BlockingIOError):
+                if os.read(self._replies, 64):
+                    code = 0
+            if code != 0:
+                return code
+            self.served, self.idle_since_s = self.served + 1, time.monotonic()
+        return 0
+
+    def close(self) -> None:
+        """Release what belongs to the process, which has been killed."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(ASK_S)
+        for pipe in (self._orders, self._replies):
+            os.close(pipe)
+        if self.lock is not None:
+            self.lock.close()
+
+
+class Residents:
+    """The processes of one flow, by device. They start when a Request needs them."""
+
+    def __init__(self, launch: LaunchConfig, idle_s: float = IDLE_S) -> None:
+        self._launch, self._idle_s = launch, idle_s
+        self._at: dict[str, Resident] = {}
+        self._given_up: set[str] = set()
+        """Devices of processes that ended because another run waits."""
+        self._guard = threading.RLock()
+        self._closed = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    def idle(self) -> list[str]:
+        """Return the devices of processes that run and serve no Request."""
+        with self._guard:
+            self._end(one for one in self._at.values() if one.idle_since_s is not None and not one.runs)
+            return [name for name, one in self._at.items() if one.idle_since_s is not None]
+
+    def start(self, job: Job, request: Path, log: Path, share: Share | None) -> "Gang":
+        """Let processes of a share's devices serve a Request as its ranks, the first of them as rank 0.
+
+        Raises :class:`UnavailableError` if another run has taken a device meanwhile.
+        """
+        ranks = job.execution.parallelism.world_size
+        shared = {"request": str(request), "log": str(log), "ranks": ranks}
+        shared["meeting"] = str(request.with_name(MEETING_FILE))
+        settings = {
+            "environment": environment_here(self._launch),
+            "plugins": job.request.plugins,
+            "compile": job.execution.parallelism.compile,
+            **job.execution.model_dump(include=BITS),
+        }
+        members: list[Resident] = []
+        with self._guard:
+            self._watch()
+            served_before = False
+            try:
+                for rank, name in enumerate(self._names(ranks, share)):
+                    member = self._at.get(name)
+                    fits = member is not None and member.settings == settings and not (job.fresh and member.served)
+                    if member is None or not fits or not member.order(shared | {"rank": rank}):
+                        member = self._begin(name, settings, log, share)
+                        member.order(shared | {"rank": rank})
+                    members.append(member)
+                    served_before = served_before or member.served > 0
+            except BaseException:
+                self._end(members)
+                raise
+        return Gang(self, members, served_before)
+
+    def _names(self, count: int, share: Share | None) -> list[str]:
+        """Return the devices of a Request. Without devices, these are numbers of processes that are free."""
+        if share is not None:
+            return list(share.devices[:count])
+        busy = {name for name, one in self._at.items() if one.idle_since_s is None}
+        free = (name for name in map(str, range(len(busy) + count)) if name not in busy)
+        return [name for name, _ in zip(free, range(count), strict=False)]
+
+    def _begin(self, name: str, settings: dict[str, Any], log: Path, share: Share | None) -> Resident:
+        """Start a process on a device, in place of one that is there."""
+        lock: IO[bytes] | None = None
+        if (before := self._at.pop(name, None)) is not None:
+            # The lock goes from the one to the other.
+            lock, before.lock = before.lock, None
+            _kill([before])
+        if share is not None and lock is None:
+            # A process that was idle may have ended since the share was taken, and its lock with it.
+            if name not in share.apart and not share.lock(name, set()):
+                raise UnavailableError(f"another run has taken {name}; the next attempt waits for it")
+            lock = share.apart.pop(name)
+        self._at[name] = Resident(name, settings, log, lock)
+        return self._at[name]
+
+    def end(self, members: Sequence[Resident]) -> None:
+        """Kill processes, whatever they do."""
+        with self._guard:
+            self._end(members)
+
+    def _end(self, members: Iterable[Resident]) -> None:
+        ended = [one for one in members if self._at.get(one.name) is one]
+        _kill(ended)
+        for one in ended:
+            del self._at[one.name]
+
+    def give_back(self) -> None:
+        """End the processes that are idle, and free their devices."""
+        with self._guard:
+            self._end([one for one in self._at.values() if one.idle_since_s is not None])
+
+    def let_others_go_first(self, waiting: Waiting) -> None:
+        """Give another run that waits for a device of this one time to take it."""
+        self._look()
+        with self._guard:
+            given, self._given_up = self._given_up, set()
+        for _ in range(round(POLITE_S / ASK_S)):
+            if not (wanted := locks.wanted(given)):
+                return
+            waiting.turn(f"another run waits for {', '.join(wanted)}, and goes first", ASK_S)
+
+    def close(self) -> None:
+        """End all processes."""
+        self._closed.set()
+        with self._guard:
+            self._end(list(self._at.values()))
+
+    def _watch(self) -> None:
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._keep_looking, name="residents", daemon=True)
+            self._watcher.start()
+
+    def _keep_looking(self) -> None:
+        while not self._closed.wait(LOOK_S):
+            # The file of locks may be away for a moment.
+            with suppress(UnavailableError):
+                self._look()
+
+    def _look(self) -> None:
+        """End idle processes that have waited long, and those whose device another run waits for."""
+        with self._guard:
+            now_s, idle = time.monotonic(), [self._at[name] for name in self.idle()]
+            long = [one for one in idle if now_s - (one.idle_since_s or now_s) > self._idle_s]
+            wanted = locks.wanted([one.name for one in idle if one.lock is not None])
+            self._given_up |= set(wanted)
+            self._end([one for one in idle if one in long or one.name in wanted])
+
+
+class Gang:
+    """The processes that serve one Request. They stay if all of them end it well, and are killed otherwise."""
+
+    def __init__(self, residents: Residents, members: Sequence[Resident], served_before: bool) -> None:
+        self._residents, self._members = residents, members
+        self.served_before = served_before
+        """Whether one of them has served another Request before."""
+        self._code: int | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        """Return the ids of the processes, by rank."""
+        return [one.process.pid for one in self._members]
+
+    def poll(self) -> int | None:
+        """Return None while the Request is served, then 0, or the exit code of the first process that failed."""
+        if self._code is None:
+            codes = [one.poll() for one in self._members]
+            if failed := [code for code in codes if code]:
+                self._code = failed[0]
+                # The others would wait for it.
+                self._residents.end(self._members)
+            elif None not in codes:
+                self._code = 0
+        return self._code
+
+    def show_stacks(self) -> None:
+        """Let the processes write their stacks to the log, if they still serve."""
+        if self.poll() is None:
+            show_stacks([process for one in self._members for process in tree(one.process.pid)])
+
+    def end(self) -> None:
+        """Kill the processes if they still serve."""
+        if self.poll() is None:
+            self._residents.end(self._members)
+            self._code = KILLED
+
+
+def _kill(residents: Sequence[Resident]) -> None:
+    kill([process for one in residents for process in tree(one.process.pid)])
+    for one in residents:
+        one.close()

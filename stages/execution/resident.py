@@ -1,0 +1,104 @@
+"""One process of one device that serves Requests: ``python -m stages.execution.resident ORDERS REPLIES``.
+
+The arguments are the numbers of two pipes. It reads a line for each Request, is one of its ranks, and replies when the
+Request is done and nothing of it is left in the process. If the Request failed, or something is left, it ends instead:
+its supervisor starts another one, which cannot notice. Between Requests it waits for a line, never for other ranks.
+Standard input is not read: through it the process holds the lock of its device.
+"""
+
+import json
+import os
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from cosmos_rl_core.imports import without_torchvision_warnings
+from cosmos_rl_core.parallel.devices import settled
+from cosmos_rl_core.processes import become_rank, begin_again, die_with_parent
+from stages.execution import runner, torch_runtime
+from stages.execution.execution import Execution
+from stages.execution.leftovers import Leftovers
+from stages.execution.outcome import failure_of
+
+ENDED = b"ended\n"
+"""Reply to an order."""
+
+
+def main() -> None:
+    """Serve until no orders can come."""
+    die_with_parent()
+    without_torchvision_warnings()
+    orders, replies = map(int, sys.argv[1:])
+    for pipe in (orders, replies):
+        os.set_inheritable(pipe, False)
+    leftovers: Leftovers | None = None
+    with open(orders, "rb") as lines:
+        for line in lines:
+            if leftovers is not None:
+                begin_again()
+            leftovers = _serve(json.loads(line), leftovers)
+            os.write(replies, ENDED)
+
+
+def _serve(order: dict[str, Any], leftovers: Leftovers | None) -> Leftovers:
+    """Run one rank of a Request, and return the state before the first one. Ends the process if it cannot go on."""
+    _write_to(order["log"])
+    try:
+        request = Path(order["request"])
+        if leftovers is None:
+            _set_up(Execution.read(request))
+            leftovers = Leftovers()
+        become_rank(order["rank"], order["ranks"], Path(order["meeting"]), alone=True)
+        code = runner.main([str(request)])
+        found = leftovers.found() if code == 0 else []
+        if found:
+            print(f"this process serves no other stage, because something is left: {'; '.join(found)}", file=sys.stderr)
+        if code != 0 or found:
+            _end(code)
+    except BaseException as error:
+        with suppress(OSError):
+            traceback.print_exc()
+        _end(failure_of(error).exit_code)
+    _write_to(os.devnull)
+    return leftovers
+
+
+def _set_up(execution: Execution) -> None:
+    """Bring the process into the state in which it begins every Request: settings of PyTorch, and its device."""
+    torch_runtime.set_up(execution)
+    # What is wrong with the device is the stage's own failure, which the runner reports.
+    with suppress(Exception):
+        device = settled(execution.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            torch.cuda.init()
+
+
+def _write_to(log: str) -> None:
+    """Let everything that this process writes go to another file."""
+    _flush()
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.close(file)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # The log may be on a full disk.
+        with suppress(OSError):
+            stream.flush()
+
+
+def _end(code: int) -> NoReturn:
+    """End without cleaning up, which could wait for other ranks."""
+    _flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
