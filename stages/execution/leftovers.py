@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -20,7 +21,9 @@ from torch import Tensor
 from torch.nn.modules import module as module_hooks
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from cosmos_rl_core.config.parallelism import Device
 from cosmos_rl_core.numerics import numerics
+from cosmos_rl_core.parallel.devices import settled
 from cosmos_rl_core.processes import be_no_rank
 
 SLACK_BYTES = 2**20
@@ -32,16 +35,28 @@ _GLOBAL = "_global_"
 """Beginning of the names of PyTorch's tables of hooks."""
 
 
+def settle(device: Device | None) -> None:
+    """Let this process use its device, so that the context of CUDA is there before the first Request.
+
+    What is wrong with the device is the Request's own failure, which the runner reports.
+    """
+    with suppress(Exception):
+        settled_on = settled(device)
+        if settled_on.type == "cuda":
+            torch.cuda.set_device(settled_on)
+            torch.cuda.init()
+
+
 class Leftovers:
     """The state of this process before its first Request, with which it is compared after each one."""
 
     def __init__(self) -> None:
-        gc.collect()
-        # What was imported is no leftover, and later collections need not go through it.
-        gc.freeze()
         self._random = _random()
         self._before = {name: read() for name, read in _FACTS.items()}
         self._allocated = _allocated()
+        gc.collect()
+        # What is there by now is no leftover, and later collections need not go through it.
+        gc.freeze()
 
     def found(self) -> list[str]:
         """Put back what every Request changes, and return in words what else differs from the state before."""

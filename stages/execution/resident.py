@@ -6,6 +6,7 @@ its supervisor starts another one, which cannot notice. Between Requests it wait
 Standard input is not read: through it the process holds the lock of its device.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -14,14 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
-from cosmos_rl_core.imports import without_torchvision_warnings
-from cosmos_rl_core.parallel.devices import settled
+from cosmos_rl_core.imports import uncollected, without_torchvision_warnings
 from cosmos_rl_core.processes import become_rank, begin_again, die_with_parent
-from stages.execution import runner, torch_runtime
+from stages.execution import runner
 from stages.execution.execution import Execution
-from stages.execution.leftovers import Leftovers
 from stages.execution.outcome import failure_of
 
 ENDED = b"ended\n"
@@ -35,7 +32,7 @@ def main() -> None:
     orders, replies = map(int, sys.argv[1:])
     for pipe in (orders, replies):
         os.set_inheritable(pipe, False)
-    leftovers: Leftovers | None = None
+    leftovers: Any = None
     with open(orders, "rb") as lines:
         for line in lines:
             if leftovers is not None:
@@ -44,14 +41,13 @@ def main() -> None:
             os.write(replies, ENDED)
 
 
-def _serve(order: dict[str, Any], leftovers: Leftovers | None) -> Leftovers:
+def _serve(order: dict[str, Any], leftovers: Any) -> Any:
     """Run one rank of a Request, and return the state before the first one. Ends the process if it cannot go on."""
     _write_to(order["log"])
     try:
         request = Path(order["request"])
         if leftovers is None:
-            _set_up(Execution.read(request))
-            leftovers = Leftovers()
+            leftovers = _set_up(Execution.read(request))
         become_rank(order["rank"], order["ranks"], Path(order["meeting"]), alone=True)
         code = runner.main([str(request)])
         found = leftovers.found() if code == 0 else []
@@ -67,15 +63,15 @@ def _serve(order: dict[str, Any], leftovers: Leftovers | None) -> Leftovers:
     return leftovers
 
 
-def _set_up(execution: Execution) -> None:
-    """Bring the process into the state in which it begins every Request: settings of PyTorch, and its device."""
+def _set_up(execution: Execution) -> Any:
+    """Bring the process into the state in which it begins every Request, and return that state, with its proof."""
+    # Imported here, so that what goes wrong is in the log of the Request.
+    with uncollected():
+        torch_runtime = importlib.import_module("stages.execution.torch_runtime")
+        leftovers = importlib.import_module("stages.execution.leftovers")
     torch_runtime.set_up(execution)
-    # What is wrong with the device is the stage's own failure, which the runner reports.
-    with suppress(Exception):
-        device = settled(execution.device)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-            torch.cuda.init()
+    leftovers.settle(execution.device)
+    return leftovers.Leftovers()
 
 
 def _write_to(log: str) -> None:
