@@ -103,8 +103,8 @@ class Resident:
 class Residents:
     """The processes of one flow, by device. They start when a Request needs them."""
 
-    def __init__(self, launch: LaunchConfig, idle_s: float = IDLE_S) -> None:
-        self._launch, self._idle_s = launch, idle_s
+    def __init__(self, launch: LaunchConfig) -> None:
+        self._launch = launch
         self._at: dict[str, Resident] = {}
         self._given_up: set[str] = set()
         """Devices of processes that ended because another run waits."""
@@ -220,7 +220,7 @@ class Residents:
         """End idle processes that have waited long, and those whose device another run waits for."""
         with self._guard:
             now_s, idle = time.monotonic(), [self._at[name] for name in self.idle()]
-            long = [one for one in idle if now_s - (one.idle_since_s or now_s) > self._idle_s]
+            long = [one for one in idle if now_s - (one.idle_since_s or now_s) > IDLE_S]
             wanted = locks.wanted([one.name for one in idle if one.lock is not None])
             self._given_up |= set(wanted)
             self._end([one for one in idle if one in long or one.name in wanted])

@@ -242,6 +242,7 @@ def test_a_stopped_rank_counts_as_hung_and_nothing_of_it_is_left(
     assert len(list((Path(request_on_two_ranks.slot) / "logs").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_the_log_of_ranks_that_hang_says_where_each_of_them_was(
     request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str
 ) -> None:
