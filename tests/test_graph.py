@@ -35,7 +35,7 @@ COMPOSES = (
     "flows/cli/base/lazy.py",  # commands by their modules, which tables name
     "flows/planning/kinds.py",  # kinds of runs by their folders
     "flows/launchers/__init__.py",  # launchers by name
-    "stages/execution/fork_server.py",  # what the stages before have imported
+    "stages/execution/warm/fork_server.py",  # what the stages before have imported
     "stages/execution/runner.py",  # stages by name
     "stages/registry.py",  # contracts by their folders
 )

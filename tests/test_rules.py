@@ -59,6 +59,7 @@ READS_ENVIRONMENT = (
     "stages/execution/torch_runtime.py",
     "stages/execution/runner.py",
     "stages/execution/agent.py",
+    "stages/execution/warm/leftovers.py",
 )
 PARTS = "cosmos_rl_core/weights/parts.py"
 NAME_MODELS = ("cosmos_rl_core/models/", "cosmos_rl_core/importers/", "cosmos_rl_core/tiny/")

@@ -122,7 +122,7 @@ class WarmServer:
 
     def __init__(self, launch: LaunchConfig) -> None:
         self._ended: dict[int, int] = {}
-        server = module(sys.executable, "stages.execution.fork_server")
+        server = module(sys.executable, "stages.execution.warm.fork_server")
         self._server = subprocess.Popen(
             # It also binds itself to this process, but only after its imports, which take seconds.
             [*module(sys.executable, PROCESSES), *server],

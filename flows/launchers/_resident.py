@@ -47,7 +47,7 @@ class Resident:
         """When it became idle by the monotonic clock; None while it serves."""
         orders, self._orders = os.pipe()
         self._replies, replies = os.pipe()
-        serve = [*module(sys.executable, "stages.execution.resident"), str(orders), str(replies)]
+        serve = [*module(sys.executable, "stages.execution.warm.resident"), str(orders), str(replies)]
         with log.open("ab") as file:
             self.process = subprocess.Popen(
                 [*module(sys.executable, PROCESSES), *serve],

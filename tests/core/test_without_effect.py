@@ -43,7 +43,8 @@ SAMPLE, TRAIN, POLICY = "policy.diffusers.sample", "train", "train.train_policy"
 HELD_OUT = ("validation.dataset", {"name": "ocr", "split": "test"})
 CASES: list[tuple[str, tuple[tuple[str, Any], ...], str]] = [
     ("nft", (("launch.mode", "warm"), ("launch.python", "/bin/python3")), "launch.python"),
-    ("nft", (("launch.mode", "warm"), ("launch.tf32", True)), "launch.tf32"),
+    ("nft", (("launch.mode", "warm"), ("launch.device", "cpu"), ("launch.tf32", True)), "launch.tf32"),
+    ("nft", (("launch.resident_gb", 1.0),), "launch.resident_gb"),
     ("nft", (("launch.slurm", {"partition": "a"}),), "launch.slurm"),
     ("nft", (("launch.kubernetes", {"image": "a"}),), "launch.kubernetes"),
     ("nft", (("launch", SLURM | {"kubernetes": {"image": "a"}}),), "launch.kubernetes"),
@@ -97,6 +98,7 @@ EFFECTIVE: list[tuple[str, tuple[tuple[str, Any], ...]]] = [
     ("nft", ()),
     ("sft", ()),
     ("nft", (("launch.mode", "cold"), ("launch.python", "/bin/python3"))),
+    ("nft", (("launch.mode", "warm"), ("launch.resident_gb", 1.0), ("launch.tf32", True))),
     ("nft", (("launch", SLURM),)),
     ("nft", (("launch", KUBERNETES),)),
     ("nft", (("launch.processes", 2), ("launch.dp_shard_size", 2))),
@@ -151,7 +153,7 @@ def test_a_cluster_profile_is_held_to_the_same(tmp_path: Path):
         launch_of(str(profile))
     first, second, third = str(caught.value).splitlines()
     assert first == f"{profile}:"
-    assert second == "  launch.python without effect: mode = 'warm' forks the stages from the flow's interpreter"
+    assert second == "  launch.python without effect: mode = 'warm' starts the stages by the flow's interpreter"
     assert third == "  launch.slurm without effect: launcher = 'local'"
 
 

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 RECIPE = "tests/e2e/tiny.toml"
 RUN_ID = "tiny"
 MARK = "COSMOS_FLOWS_TEST"
-FORK_SERVER = "stages.execution.fork_server"
+FORK_SERVER = "stages.execution.warm.fork_server"
 COLD = ("--set", "launch.mode=cold")
 PREFECT, NO_PREFECT = "flows", "tests.e2e.without_prefect"
 """Modules that take the command `run`."""

@@ -42,7 +42,7 @@ def test_a_server_that_is_killed_and_comes_back_ends_no_run_and_keeps_no_gpu(
         return deployed.ask("GET", f"/v2/concurrency_limits/{GPUS}")["active_slots"]
 
     cluster = tmp_path / "cluster.toml"
-    cluster.write_text(f'[launch]\nmode = "warm"\ngpu_limit = "{GPUS}"\n', encoding="utf-8")
+    cluster.write_text(f'[launch]\nmode = "warm"\ndevice = "cpu"\ngpu_limit = "{GPUS}"\n', encoding="utf-8")
     flow_run = deployed.schedule("nft/tiny-nft", deployed.parameters(cluster=str(cluster)))
     assert eventually(lambda: in_use() and deployed.markers("iterations/0000/rollout", 0), 120), deployed.said
     server.kill()

@@ -80,7 +80,9 @@ def test_the_fewest_devices_that_anything_says_are_those_that_there_are():
     assert fitting.most(launch(gpus=2), GPUS, slots=4) == 2
     assert fitting.most(launch(gpu_limit="gpus"), [], slots=4) == 4
     assert fitting.most(launch(), []) is None
-    assert fitting.most(launch(mode="warm"), GPUS[:1]) is None
+    assert fitting.most(launch(mode="warm"), GPUS[:1]) == 1
+    assert fitting.most(launch(mode="warm", device="cpu"), GPUS[:1]) is None
+    assert fitting.most(launch(mode="warm", device="cpu", resident_gb=1), GPUS[:1]) == 1
 
 
 def test_all_stages_that_do_not_fit_are_told_at_once():
@@ -159,7 +161,9 @@ def test_gpus_of_a_stage_are_counted_over_its_nodes():
         (launch(gpus=8), [], "cuda"),
         (launch(gpu_limit="gpus"), [], "cuda"),
         (launch(stage_gpus={"update": [0]}), [], "cuda"),
-        (launch(mode="warm"), GPUS, "cpu"),
+        (launch(mode="warm"), GPUS, "cuda"),
+        (launch(mode="warm"), [], "cpu"),
+        (launch(mode="warm", device="cuda"), [], "cuda"),
         (slurm(), [], "cuda"),
         (slurm(slurm={"nodes": 2}), GPUS, None),
     ],
@@ -168,9 +172,24 @@ def test_ranks_compute_on_gpus_wherever_some_are_named(config: LaunchConfig, dev
     assert device_of("rollout", config, devices) == expected
 
 
-def test_a_fork_computes_on_the_cpu_and_says_so():
-    with pytest.raises(ValidationError, match="mode = 'warm' computes on the CPU"):
-        launch(mode="warm", device="cuda")
+@pytest.mark.parametrize(
+    ("config", "on_cpu", "on_gpu"),
+    [
+        (launch(), "cold", "cold"),
+        (launch(resident_gb=1), "cold", "cold"),
+        (launch(mode="warm"), "forked", "resident"),
+        (launch(mode="warm", resident_gb=0), "forked", "cold"),
+        (launch(mode="warm", resident_gb=1), "resident", "resident"),
+    ],
+)
+def test_processes_stay_on_gpus_and_where_they_are_told_to(config: LaunchConfig, on_cpu: str, on_gpu: str):
+    assert (config.ranks_on("cpu"), config.ranks_on("cuda")) == (on_cpu, on_gpu)
+
+
+def test_forks_use_no_gpu_and_one_machine_has_its_number_of_gpus():
+    with pytest.raises(ValidationError, match="forks stages, which use no GPU"):
+        launch(mode="warm", device="cpu", stage_gpus={"update": [0]})
+    assert launch(mode="warm", device="cpu", stage_gpus={"update": [0]}, resident_gb=1).stage_gpus == {"update": (0,)}
     with pytest.raises(ValidationError, match="gpus needs launcher = 'local'"):
         slurm(gpus=8)
 
@@ -196,7 +215,8 @@ def test_a_plan_counts_this_machines_devices_only_if_the_profile_does_not_say_ho
     for config, planned, run in (
         (launch(), ["GPU-here"], ["GPU-here"]),
         (launch(gpus=8), None, ["GPU-here"]),
-        (launch(mode="warm"), None, None),
+        (launch(mode="warm"), ["GPU-here"], ["GPU-here"]),
+        (launch(mode="warm", device="cpu"), None, None),
         (slurm(), None, None),
     ):
         assert fitting.devices_for(config, runs_here=False) == planned

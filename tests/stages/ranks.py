@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from cosmos_rl_core.processes import PARENT
 from stages.execution import runner
-from stages.execution.fork_server import LIGHT, TORCH
+from stages.execution.warm.fork_server import LIGHT, TORCH
 
 GRACE_S = 2.0
 """What the other ranks have for their last words once one has failed."""

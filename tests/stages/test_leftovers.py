@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from cosmos_rl_core.processes import age_s, become_rank, begin_again
 from stages.execution import torch_runtime
 from stages.execution.execution import Execution
-from stages.execution.leftovers import SLACK_BYTES, Leftovers, live_bytes
+from stages.execution.warm.leftovers import SLACK_BYTES, Leftovers, live_bytes
 
 KEPT: list[torch.Tensor] = []
 Leak = Callable[[], Callable[[], object]]

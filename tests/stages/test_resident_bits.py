@@ -60,6 +60,8 @@ def test_stages_of_one_and_two_ranks_in_mixed_order_have_the_bytes_of_new_proces
         for request in chain(stages(make_run(tmp_path / "stay", VALUES)), later):
             waves.make(request.stage, [request])
             found.append(content_of(request))
-            pids |= {one.pid for one in psutil.Process().children() if "stages.execution.resident" in one.cmdline()}
+            pids |= {
+                one.pid for one in psutil.Process().children() if "stages.execution.warm.resident" in one.cmdline()
+            }
     assert found == [*expected, *expected[:3]]
     assert len(pids) == 2

@@ -1,4 +1,4 @@
-"""A fork server for stages on the CPU: ``python -m stages.execution.fork_server``.
+"""A fork server for stages on the CPU: ``python -m stages.execution.warm.fork_server``.
 
 The server imports everything once, then forks a runner for each request; for several ranks, a parent that forks them.
 It imports torch before the first stage that may use it: a run that only indexes, scores or reports never does. It reads
@@ -28,8 +28,8 @@ from cosmos_rl_core.errors import CosmosRLError
 from cosmos_rl_core.imports import Load, is_ready, loads, make_ready, uncollected, without_torchvision_warnings
 from cosmos_rl_core.processes import die_with_parent
 from stages.execution import runner
-from stages.execution.forked_ranks import lead
 from stages.execution.outcome import failure_of
+from stages.execution.warm.forked_ranks import lead
 from stages.registry import STAGES, module_of
 
 LIGHT = (

@@ -1,4 +1,4 @@
-"""What a Request may leave in its process, and the proof that nothing is left that a next one could notice.
+"""Leftovers of a Request in its process, and the proof that there are none that a next one could notice.
 
 A process that serves several Requests is in the state in which it began each of them, or it ends. What a Request
 changes by itself is put back first: variables of its ranks, the state of random generators, caches of the allocator.
@@ -22,6 +22,7 @@ from torch.nn.modules import module as module_hooks
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from cosmos_rl_core.config.parallelism import Device
+from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.numerics import numerics
 from cosmos_rl_core.parallel.devices import settled
 from cosmos_rl_core.processes import be_no_rank
@@ -40,7 +41,7 @@ def settle(device: Device | None) -> None:
 
     What is wrong with the device is the Request's own failure, which the runner reports.
     """
-    with suppress(Exception):
+    with suppress(ConfigError, RuntimeError):
         settled_on = settled(device)
         if settled_on.type == "cuda":
             torch.cuda.set_device(settled_on)

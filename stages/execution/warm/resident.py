@@ -1,4 +1,4 @@
-"""One process of one device that serves Requests: ``python -m stages.execution.resident ORDERS REPLIES``.
+"""One process of one device that serves Requests: ``python -m stages.execution.warm.resident ORDERS REPLIES``.
 
 The arguments are the numbers of two pipes. It reads a line for each Request, is one of its ranks, and replies when the
 Request is done and nothing of it is left in the process. If the Request failed, or something is left, it ends instead:
@@ -68,7 +68,7 @@ def _set_up(execution: Execution) -> Any:
     # Imported here, so that what goes wrong is in the log of the Request.
     with uncollected():
         torch_runtime = importlib.import_module("stages.execution.torch_runtime")
-        leftovers = importlib.import_module("stages.execution.leftovers")
+        leftovers = importlib.import_module("stages.execution.warm.leftovers")
     torch_runtime.set_up(execution)
     leftovers.settle(execution.device)
     return leftovers.Leftovers()
