@@ -55,9 +55,9 @@ class LaunchConfig(Section):
     stage with almost no work takes 0.1 to 0.5 s instead of 5 s. On GPUs each one keeps a process between stages, which
     has imported everything and has a CUDA context. Stages without torch are forks in both cases."""
     resident_gb: float | None = Field(default=None, ge=0)
-    """Whether processes of ``mode = "warm"`` stay between stages: with 0 they do not, and stages on GPUs start cold.
-    With more they stay, on the CPU too, where stages are forks otherwise. Default: they stay on GPUs alone. It is meant
-    as the GiB of frozen weights that a process may keep; so far it keeps none."""
+    """GiB of frozen weights that a process of ``mode = "warm"`` may keep between stages, so that the next one does not
+    read them again; the memory of ``plan`` has room for them. With 0 no process stays: stages on GPUs start cold. With
+    more they stay on the CPU too, where stages are forks otherwise. Default: they stay on GPUs, and keep no weights."""
     device: Device | None = None
     """Where ranks compute. ``cuda``: on a GPU each; it is an error if CUDA cannot be used. ``cpu``: on the CPU; GPUs
     are counted and locked as if ranks used them, to rehearse a profile. Default: ``cuda`` if this section names GPUs or
@@ -175,6 +175,11 @@ class LaunchConfig(Section):
     def forks(self) -> bool:
         """Return whether all stages are forks on the CPU, wherever they run, and count and lock no device."""
         return self.mode == "warm" and self.device == "cpu" and not self.resident_gb
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return the bytes of frozen weights that a process may keep."""
+        return int((self.resident_gb or 0.0) * 2**30)
 
     def ranks_on(self, device: Device | None) -> Literal["cold", "forked", "resident"]:
         """Return how the ranks of a stage with torch run that computes on a device."""

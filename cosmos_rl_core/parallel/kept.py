@@ -5,11 +5,12 @@ stage so never reach the next. What trains a module's own weights first makes th
 """
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -35,11 +36,23 @@ class Source:
         return self.cls, str(self.folder), options, files
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Kept:
+    """A module and those that share its weights."""
+
     module: nn.Module
     sums: dict[str, int]
-    """Checksums of its tensors when it was read."""
+    """Checksums of its tensors when they were last known to be right."""
+    sharing: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = field(default_factory=WeakKeyDictionary)
+    """Modules that are still in use, with their weights in the order of its own."""
+
+    def share(self) -> nn.Module:
+        """Return a copy whose weights share memory with its own. Buffers, which code may set, are copied."""
+        weights = list(self.module.parameters())
+        shared = [nn.Parameter(weight.detach(), requires_grad=weight.requires_grad) for weight in weights]
+        module = copy.deepcopy(self.module, {id(mine): its for mine, its in zip(weights, shared, strict=True)})
+        self.sharing[module] = shared
+        return module
 
 
 class KeptModules:
@@ -49,7 +62,16 @@ class KeptModules:
         self.limit_bytes = 0
         """Most bytes of weights and buffers that are kept; 0 keeps nothing."""
         self._kept: dict[Key, _Kept] = {}
-        self._sharing: WeakSet[nn.Module] = WeakSet()
+        self._form = ""
+
+    @contextmanager
+    def form(self, name: str) -> Iterator[None]:
+        """Keep modules that are asked for inside apart from equal ones of another form: see :meth:`adopt`."""
+        before, self._form = self._form, name
+        try:
+            yield
+        finally:
+            self._form = before
 
     def get(self, source: Source, read: Callable[[], nn.Module]) -> nn.Module:
         """Return a module that shares the weights of the kept one of this source, else what ``read`` returns.
@@ -58,7 +80,8 @@ class KeptModules:
         """
         if self.limit_bytes == 0:
             return read()
-        kept = self._kept.pop(key := source.key, None)
+        key = (*source.key, self._form)
+        kept = self._kept.pop(key, None)
         if kept is None:
             module = read()
             if (needed := bytes_of(module)) > self.limit_bytes:
@@ -67,15 +90,25 @@ class KeptModules:
                 del self._kept[next(iter(self._kept))]
             kept = _Kept(module, checksums(_tensors_of(module)))
         self._kept[key] = kept
-        self._sharing.add(module := _sharing(kept.module))
-        return module
+        return kept.share()
 
     def own(self, module: nn.Module) -> None:
-        """Give a module a copy of its weights if it shares those of a kept one."""
-        if module in self._sharing:
-            for weight in module.parameters():
-                weight.data = weight.data.clone()
-            self._sharing.discard(module)
+        """Let a module have its weights for itself, so that they may change: they are kept no longer."""
+        for key, kept in list(self._kept.items()):
+            if module in kept.sharing:
+                del self._kept[key]
+                if len(kept.sharing) > 1:
+                    for weight in kept.sharing[module]:
+                        weight.data = weight.data.clone()
+
+    def adopt(self, module: nn.Module) -> None:
+        """Keep the weights that a module has now, such as ones that were cast, in place of those it got."""
+        for kept in self._kept.values():
+            pairs = zip(kept.module.parameters(), kept.sharing.get(module, ()), strict=False)
+            if others := [(mine, its) for mine, its in pairs if mine.data_ptr() != its.data_ptr()]:
+                for mine, its in others:
+                    mine.data = its.data
+                kept.sums = checksums(_tensors_of(kept.module))
 
     @property
     def num_bytes(self) -> int:
@@ -88,7 +121,7 @@ class KeptModules:
         return [tensor for kept in self._kept.values() for tensor in _tensors_of(kept.module).values()]
 
     def changed(self) -> list[str]:
-        """Return the names of kept tensors whose bits are not the ones that were read. Reads all of them."""
+        """Return the names of kept tensors whose bits are not the right ones. Reads all of them."""
         return [
             f"{key[0].__name__}.{name}"
             for key, kept in self._kept.items()
@@ -112,11 +145,3 @@ def bytes_of(module: nn.Module) -> int:
 
 def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
-def _sharing(module: nn.Module) -> nn.Module:
-    """Return a copy of a module whose weights share memory with its own. Buffers, which code may set, are copied."""
-    shared = {
-        id(weight): nn.Parameter(weight.detach(), requires_grad=weight.requires_grad) for weight in module.parameters()
-    }
-    return copy.deepcopy(module, shared)

@@ -125,7 +125,7 @@ class Residents:
         """
         ranks = job.execution.parallelism.world_size
         shared = {"request": str(request), "log": str(log), "ranks": ranks}
-        shared["meeting"] = str(request.with_name(MEETING_FILE))
+        shared |= {"meeting": str(request.with_name(MEETING_FILE)), "kept_bytes": self._launch.kept_bytes}
         settings = {
             "environment": environment_here(self._launch),
             "plugins": job.request.plugins,

@@ -117,15 +117,18 @@ def load_policy(
         return shards
 
     transformer = "transformer" if mesh is None else EMPTY_TRANSFORMER
-    model = load_model(config.model, (transformer, *components), group.device)
+    with KEPT.form(config.param_dtype):
+        model = load_model(config.model, (transformer, *components), group.device)
+    base = model.transformer
     if config.lora is None:
-        KEPT.own(model.transformer)
-    weights = prepare(model.transformer, config.lora, below=config.below, reference=reference, shard=shard)
+        KEPT.own(base)
+    weights = prepare(base, config.lora, below=config.below, reference=reference, shard=shard)
     weights.load(CURRENT, read_part(source, source.part, weights.shards, context.progress))
     if config.below is not None:
         weights.load_below(read_part(request.one(INIT), INIT, progress=context.progress))
     if mesh is None:
         half_weights.cast_frozen(model.transformer, config.param_dtype)
+        KEPT.adopt(base)
     if group.peers is not None:
         model.split_sequence(group.peers)
     return model, weights

@@ -80,15 +80,40 @@ def test_modules_of_one_source_share_weights_and_nothing_else(kept: KeptModules,
     assert third.get_buffer("table").tolist() == [0.0, 0.0]
 
 
-def test_a_module_that_owns_its_weights_changes_no_kept_one(kept: KeptModules, folder: Path):
+def test_a_module_that_has_its_weights_for_itself_changes_no_other(kept: KeptModules, folder: Path):
     source = Source(Tied, folder, {})
-    trained = kept.get(source, Tied)
+    other, trained = kept.get(source, Tied), kept.get(source, never)
     kept.own(trained)
     kept.own(trained)
+    assert kept.num_bytes == 0
     trained.get_parameter("first.weight").add_(1.0)
     assert trained.get_parameter("second.weight").mean() == 1.0
+    assert other.get_parameter("first.weight").sum() == 0.0
+    assert kept.get(source, Tied).get_parameter("first.weight").sum() == 0.0
+
+
+def test_weights_are_handed_over_without_a_copy_where_nobody_else_has_them(kept: KeptModules, folder: Path):
+    source = Source(Tied, folder, {})
+    trained = kept.get(source, Tied)
+    place = trained.get_parameter("first.weight").data_ptr()
+    kept.own(trained)
+    assert trained.get_parameter("first.weight").data_ptr() == place
+    assert kept.tensors == []
+
+
+def test_weights_that_were_cast_are_kept_so_apart_from_others(kept: KeptModules, folder: Path):
+    source = Source(Tied, folder, {})
+    with kept.form("half"):
+        cast = kept.get(source, lambda: Tied(0.5))
+        cast.get_parameter("first.weight").data = cast.get_parameter("first.weight").data.half()
+        kept.adopt(cast)
+        again = kept.get(source, never)
+    weight = again.get_parameter("second.weight")
+    assert (weight.dtype, weight.float().mean()) == (torch.float16, 0.5)
+    assert weight.data_ptr() == cast.get_parameter("first.weight").data_ptr()
+    assert kept.num_bytes == 2 * 3 * 2 + 4 * 2
     assert kept.changed() == []
-    assert kept.get(source, never).get_parameter("first.weight").sum() == 0.0
+    assert kept.get(source, lambda: Tied(2.0)).get_parameter("first.weight").dtype == torch.float32
 
 
 def test_a_kept_weight_that_is_written_to_is_named(kept: KeptModules, folder: Path):

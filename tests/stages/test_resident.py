@@ -60,6 +60,17 @@ def leak(context):
     put(context)
 
 
+def poison(context):
+    import torch
+    from cosmos_rl_core.parallel.kept import KEPT, Source
+
+    (HERE / "weights").mkdir()
+    module = KEPT.get(Source(torch.nn.Linear, HERE / "weights", {}), lambda: torch.nn.Linear(2, 2))
+    with torch.no_grad():
+        module.weight[1, 0] *= -1
+    put(context)
+
+
 def crowd(context):
     with (HERE / "attempts").open("a") as file:
         print(os.getpid(), context.shrunk(8), file=file)
@@ -79,7 +90,7 @@ def waits_for_ever():
 
 
 def run(request, context):
-    works = {work.__name__: work for work in (put, die, leak, crowd, hang)}
+    works = {work.__name__: work for work in (put, die, leak, poison, crowd, hang)}
     works[(HERE / "work").read_text()](context)
 
 
@@ -164,13 +175,16 @@ def test_a_process_that_is_killed_at_work_fails_the_attempt_and_another_one_goes
     assert alone.again("put", request) != before
 
 
-def test_a_process_in_which_a_stage_left_a_hook_ends_and_says_so(alone: Work) -> None:
+@pytest.mark.parametrize(
+    ("work", "left"), [("leak", "hooks of all modules: "), ("poison", "frozen weights: other bits in Linear.weight")]
+)
+def test_a_process_in_which_a_stage_left_something_ends_and_says_so(alone: Work, work: str, left: str) -> None:
     before = alone.make("put")
     request = alone.request()
-    assert alone.again("leak", request) == before
+    assert alone.again(work, request) == before
     assert gone(*before)
     (log,) = (Path(request.slot) / "logs").iterdir()
-    assert "something is left: hooks of all modules: " in log.read_text(encoding="utf-8")
+    assert f"something is left: {left}" in log.read_text(encoding="utf-8")
     assert alone.make("put") != before
 
 

@@ -1,14 +1,18 @@
 """Stages in processes that served others before have the bytes of stages in new processes, whatever the order."""
 
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.pipelines.directories import WEIGHTS, resolve_path
 from flows.planning import requests
 from flows.planning.run import Run
 from flows.running.display import Display
@@ -21,8 +25,8 @@ from tests.stages.conftest import FEW_PROMPTS, make, make_on_ranks, make_run
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("residents")]
 
 RANKS = {"rollout": 2, "update": 2}
-VALUES = {
-    "policy": {"model_name_or_path": "package:tiny-sd3", "lora": {}, "diffusers": {"inference_size": [32, 64]}},
+VALUES: dict[str, Any] = {
+    "policy": {"lora": {}, "diffusers": {"inference_size": [32, 64]}},
     "train": {"num_iterations": 1, "train_policy": {"type": "nft", "dataset": FEW_PROMPTS}},
     "rollout": {"n_generation": 4},
     "rewards": [{"fn": {"name": "ocr"}}],
@@ -46,22 +50,37 @@ def content_of(request: Request) -> str:
     return manifest.content
 
 
+def damage(weights: Path) -> None:
+    """Other weights under the same size and time: only a process that reads them again has other bits."""
+    before, stat = weights.read_bytes(), weights.stat()
+    weights.write_bytes(before[: len(before) // 2] + bytes(len(before) - len(before) // 2))
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
 def test_stages_of_one_and_two_ranks_in_mixed_order_have_the_bytes_of_new_processes(tmp_path: Path) -> None:
+    base = Path(shutil.copytree(resolve_path("package:tiny-sd3"), tmp_path / "base"))
+    values = VALUES | {"policy": VALUES["policy"] | {"model_name_or_path": str(base)}}
     expected: list[str] = []
-    for request in stages(make_run(tmp_path / "new", VALUES)):
+    for request in stages(make_run(tmp_path / "new", values)):
         make_on_ranks(request, tmp_path, RANKS.get(request.stage, 1))
         expected.append(content_of(request))
     settings = {"mode": "warm", "device": "cpu", "resident_gb": 1, "stage_processes": RANKS}
     found: list[str] = []
     pids: set[int] = set()
     with closing(Waves(str(tmp_path), LaunchConfig.model_validate(settings), Display())) as waves:
+
+        def make_stages(some: Iterator[Request]) -> None:
+            for request in some:
+                waves.make(request.stage, [request])
+                found.append(content_of(request))
+                ours = psutil.Process().children()
+                pids.update(one.pid for one in ours if "stages.execution.warm.resident" in one.cmdline())
+
         # The first stages of another run come after all others, whose traces they would show.
-        later = islice(stages(make_run(tmp_path / "later", VALUES)), 3)
-        for request in chain(stages(make_run(tmp_path / "stay", VALUES)), later):
-            waves.make(request.stage, [request])
-            found.append(content_of(request))
-            pids |= {
-                one.pid for one in psutil.Process().children() if "stages.execution.warm.resident" in one.cmdline()
-            }
+        later = stages(make_run(tmp_path / "later", values))
+        make_stages(stages(make_run(tmp_path / "stay", values)))
+        make_stages(islice(later, 2))
+        damage(base / "transformer" / WEIGHTS)
+        make_stages(islice(later, 1))
     assert found == [*expected, *expected[:3]]
     assert len(pids) == 2

@@ -25,6 +25,7 @@ from cosmos_rl_core.config.parallelism import Device
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.numerics import numerics
 from cosmos_rl_core.parallel.devices import settled
+from cosmos_rl_core.parallel.kept import KEPT
 from cosmos_rl_core.processes import be_no_rank
 
 SLACK_BYTES = 2**20
@@ -66,10 +67,13 @@ class Leftovers:
         _seed_again(self._random)
         now = {name: read() for name, read in _FACTS.items()}
         changed = [_change(name, before, now[name]) for name, before in self._before.items() if now[name] != before]
-        return [*changed, *_more("tensors", live_bytes(), 0, SLACK_BYTES), *self._on_device()]
+        kept = [f"frozen weights: other bits in {', '.join(names)}"] if (names := KEPT.changed()) else []
+        return [*changed, *kept, *_more("tensors", live_bytes(), 0, SLACK_BYTES), *self._on_device()]
 
     def _on_device(self) -> list[str]:
-        return _more("memory of the device", _allocated(), self._allocated, DEVICE_SLACK_BYTES)
+        # Rounded up to whole blocks by the allocator, each of at most 512 bytes more.
+        kept = sum(tensor.nbytes + 512 for tensor in KEPT.tensors if tensor.is_cuda)
+        return _more("memory of the device", _allocated(), self._allocated + kept, DEVICE_SLACK_BYTES)
 
 
 def _change(name: str, before: Any, now: Any) -> str:
@@ -85,15 +89,16 @@ def _more(what: str, now: int, before: int, slack: int) -> list[str]:
 
 
 def live_bytes() -> int:
-    """Return the bytes of all tensors on the CPU that were made since :class:`Leftovers` and are alive."""
+    """Return the bytes of all tensors on the CPU that were made since :class:`Leftovers`, are alive and not kept."""
     # By their exact class, because an object may pretend to be of another one.
     found = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
+    kept = {tensor.untyped_storage().data_ptr() for tensor in KEPT.tensors}
     storages = {}
     for tensor in found:
         if tensor.device.type == "cpu" and tensor.layout == torch.strided:
             storage = tensor.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+    return sum(size for place, size in storages.items() if place not in kept)
 
 
 def _free() -> None:

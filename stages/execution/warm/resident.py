@@ -47,7 +47,7 @@ def _serve(order: dict[str, Any], leftovers: Any) -> Any:
     try:
         request = Path(order["request"])
         if leftovers is None:
-            leftovers = _set_up(Execution.read(request))
+            leftovers = _set_up(Execution.read(request), order["kept_bytes"])
         become_rank(order["rank"], order["ranks"], Path(order["meeting"]), alone=True)
         code = runner.main([str(request)])
         found = leftovers.found() if code == 0 else []
@@ -63,7 +63,7 @@ def _serve(order: dict[str, Any], leftovers: Any) -> Any:
     return leftovers
 
 
-def _set_up(execution: Execution) -> Any:
+def _set_up(execution: Execution, kept_bytes: int) -> Any:
     """Bring the process into the state in which it begins every Request, and return that state, with its proof."""
     # Imported here, so that what goes wrong is in the log of the Request.
     with uncollected():
@@ -71,6 +71,7 @@ def _set_up(execution: Execution) -> Any:
         leftovers = importlib.import_module("stages.execution.warm.leftovers")
     torch_runtime.set_up(execution)
     leftovers.settle(execution.device)
+    importlib.import_module("cosmos_rl_core.parallel.kept").KEPT.limit_bytes = kept_bytes
     return leftovers.Leftovers()
 
 
