@@ -178,8 +178,8 @@ class LaunchConfig(Section):
 
     @property
     def kept_bytes(self) -> int:
-        """Return the bytes of frozen weights that a process may keep."""
-        return int((self.resident_gb or 0.0) * 2**30)
+        """Return the bytes of frozen weights that a process may keep between stages."""
+        return int((self.resident_gb or 0.0) * 2**30) if self.mode == "warm" else 0
 
     def ranks_on(self, device: Device | None) -> Literal["cold", "forked", "resident"]:
         """Return how the ranks of a stage with torch run that computes on a device."""

@@ -226,7 +226,8 @@ def add_lora(transformer: nn.Module, config: LoraConfig, below: LoraConfig | Non
     for name, parameter in transformer.named_parameters():
         parameter.requires_grad_(_is_lora(name))
         if any(_is_lora(name, adapter) for adapter in settings):
-            nn.init.zeros_(parameter)
+            # peft gives it the type of the weight that it adapts, which may rest in a half type.
+            parameter.data = torch.zeros_like(parameter, dtype=torch.float32)
     if config.lora_dropout:
         for name in adapted[ADAPTER]:
             layer: Any = transformer.get_submodule(name)

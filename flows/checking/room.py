@@ -101,6 +101,8 @@ def _fits(recipe: Recipe, stage: str, below: LoraConfig | None) -> bool:
 
 def _changes(recipe: Recipe, stage: str) -> Iterator[Change]:
     """Yield settings that lower the memory of a stage, from what costs least to what costs most."""
+    if recipe.launch.kept_bytes:
+        yield "launch.resident_gb", 0
     if stage in TRAINING and recipe.policy.model_gradient_checkpointing is not True:
         yield CHECKPOINTING, True
     if (name := _batch(recipe, stage)) is not None:

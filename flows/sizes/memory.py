@@ -41,6 +41,8 @@ SCORER = "weights of the scorer"
 ACTIVATIONS, VAE = "activations", "VAE at work"
 READ = "read on the CPU"
 """Weights of the pipeline, which come to the CPU's memory whole, in float32, before they go to a GPU."""
+STAYS = "kept between stages"
+"""Frozen weights of other stages in a process that stays."""
 ALLOWANCE = "allowance"
 """Of each GPU, for what no arithmetic here counts."""
 STEP = "optimizer's buffers"
@@ -59,6 +61,7 @@ _HELD = (
     LOGITS,
     *_ONE_BY_ONE,
     SCORER,
+    STAYS,
     ALLOWANCE,
 )
 _PHASES = ((READ,), (VISITING, ACTIVATIONS), (STEP,), (VAE,))
@@ -118,7 +121,7 @@ def stages(
     rows = {kind: _judge(recipe) if kind == "judge" else getattr(model, kind)() for kind in found}
     if on_gpus(recipe.launch):
         for kind in found:
-            rows[kind] |= {READ: Bytes(cpu=_read(model, kind))}
+            rows[kind] |= {READ: Bytes(cpu=_read(model, kind)), STAYS: Bytes(recipe.launch.kept_bytes)}
     if activations:
         for kind, (at_work, by_vae) in peaks(recipe, found, below).items():
             rows[kind] |= {ACTIVATIONS: Bytes(at_work), VAE: Bytes(by_vae)}

@@ -1,4 +1,5 @@
-"""Two runs on a machine with one device: each stage waits until the other run's stage has gone."""
+"""Two runs on a machine with one device: each stage waits until the other run's stage has gone, or its process that
+stays."""
 
 import secrets
 import time
@@ -14,6 +15,12 @@ TIMEOUT_S = 600.0
 WAITS = "waits for 1 free GPU"
 STAGES = 3
 """Of each run, until it is believed."""
+ON_CPU = ("--set", "launch.device=cpu")
+MODES = {
+    "stages.execution.runner": (*COLD, *ON_CPU),
+    "stages.execution.warm.resident": (*ON_CPU, "--set", "launch.resident_gb=1"),
+}
+"""How processes of stages start, by the module that they run."""
 
 
 @pytest.fixture(params=["a server that both share", "a server each"])
@@ -26,10 +33,10 @@ def runs(request: pytest.FixtureRequest, tmp_path: Path) -> list[Flows]:
     return [Flows(tmp_path / name, environment | {"PREFECT_HOME": str(tmp_path / name)}) for name in ("one", "other")]
 
 
-def with_device(flows: Flows) -> list[psutil.Process]:
+def with_device(flows: Flows, program: str) -> list[psutil.Process]:
     """Stage processes to which the device is shown."""
     found = []
-    for process in flows.running("stages.execution.runner"):
+    for process in flows.running(program):
         try:
             if process.environ()[VISIBLE]:
                 found.append(process)
@@ -39,20 +46,21 @@ def with_device(flows: Flows) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_no_stage_runs_beside_the_other_runs_stage_on_one_device(runs: list[Flows]) -> None:
+@pytest.mark.parametrize("program", MODES)
+def test_no_stage_runs_beside_the_other_runs_stage_on_one_device(runs: list[Flows], program: str) -> None:
     seen: list[set[int]] = [set(), set()]
     end_s = time.monotonic() + TIMEOUT_S
     try:
         started: list[Started] = []
         for flows in runs:
-            started.append(flows.start(*COLD))
+            started.append(flows.start(*MODES[program]))
             started[-1].wait_until(
-                lambda flows=flows: with_device(flows) or "waits for 1 free GPU" in said(started[-1])
+                lambda flows=flows: with_device(flows, program) or "waits for 1 free GPU" in said(started[-1])
             )
         while min(map(len, seen)) < STAGES:
             assert time.monotonic() < end_s, [run.said for run in started]
             assert all(run.process.poll() is None for run in started), [run.said for run in started]
-            mine, theirs = map(with_device, runs)
+            mine, theirs = (with_device(flows, program) for flows in runs)
             # Those that were there before the others were looked for, and still are.
             both = [
                 process.pid for process in mine if process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -1,4 +1,7 @@
-"""A whole run on two ranks by the command line: NFT with two judges, which take turns on two devices."""
+"""A whole run on two ranks by the command line: NFT with two judges, which take turns on two devices.
+
+The ranks are processes that stay, one a device. Under torchrun they start in ``tests/stages/test_distributed.py``.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +16,7 @@ from tests.twins.inputs import Inputs
 from tests.twins.shrinking import twin_of
 
 RANKS = 2
-LAUNCH = {"processes": RANKS, "gpus": RANKS, "dp_shard_size": 1, "cp_size": 1}
+LAUNCH = {"processes": RANKS, "gpus": RANKS, "dp_shard_size": 1, "cp_size": 1, "mode": "warm", "resident_gb": 1}
 TOGETHER = ("embed", "judge", "rollout", "update")
 """Stages that ranks share."""
 

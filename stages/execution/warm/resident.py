@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cosmos_rl_core import outside_plugins
 from cosmos_rl_core.imports import uncollected, without_torchvision_warnings
 from cosmos_rl_core.processes import become_rank, begin_again, die_with_parent
 from stages.execution import runner
@@ -50,6 +51,8 @@ def _serve(order: dict[str, Any], leftovers: Any) -> Any:
             leftovers = _set_up(Execution.read(request), order["kept_bytes"])
         become_rank(order["rank"], order["ranks"], Path(order["meeting"]), alone=True)
         code = runner.main([str(request)])
+        # The next Request imports plugins from outside anew, with what their modules hold.
+        outside_plugins.find(())
         found = leftovers.found() if code == 0 else []
         if found:
             print(f"this process serves no other stage, because something is left: {'; '.join(found)}", file=sys.stderr)
