@@ -11,7 +11,7 @@ import fcntl
 import hashlib
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -74,8 +74,10 @@ def wanting(devices: Iterable[str]) -> Iterator[None]:
         yield
 
 
-def wanted(devices: Iterable[str]) -> list[str]:
+def wanted(devices: Collection[str]) -> list[str]:
     """Return those of the devices that a run waits for."""
+    if not devices:
+        return []
     with open_locks() as file:
         return [device for device in devices if _is_locked(file, WANTED + byte_of(device))]
 

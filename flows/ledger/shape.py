@@ -13,6 +13,7 @@ from flows.sizes import costs
 _LAUNCH = {
     "launcher",
     "mode",
+    "resident_gb",
     "device",
     "processes",
     "stage_processes",

@@ -82,11 +82,12 @@ def stages(plan: Plan) -> list[StageWork]:
 
 def start_s(launch: LaunchConfig, stage: str) -> float:
     """Return the seconds that a stage takes to start."""
-    if launch.mode == "warm":
-        return WARM_S
     if not STAGES[stage].torch:
-        return LIGHT_S
-    return COLD_S if memory.on_gpus(launch) else COLD_ON_CPU_S
+        return WARM_S if launch.mode == "warm" else LIGHT_S
+    on_gpus = memory.on_gpus(launch)
+    if launch.ranks_on("cuda" if on_gpus else "cpu") != "cold":
+        return WARM_S
+    return COLD_S if on_gpus else COLD_ON_CPU_S
 
 
 def _load_s(launch: LaunchConfig, stage: memory.StageMemory) -> float:
