@@ -3,7 +3,7 @@
 Nothing here changes the identity of a run. Threads, processes and determinism change last bits; artifacts record them.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -34,6 +34,13 @@ def _free_variable(name: str) -> str:
     return name
 
 
+def _mode_of(others: dict[str, Any]) -> Literal["cold", "warm"]:
+    """Return the default of ``mode``, which depends on settings before it."""
+    named = others.get("device") is None and any(others.get(name) for name in ("gpus", "stage_gpus", "gpu_limit"))
+    on_gpus = others.get("launcher") == "local" and (others.get("device") == "cuda" or named)
+    return "warm" if on_gpus and others.get("python") is None else "cold"
+
+
 class LaunchConfig(Section):
     """Processes of a run and their machines. A cluster profile (``deployments/clusters``) replaces this section."""
 
@@ -49,15 +56,6 @@ class LaunchConfig(Section):
     ``python`` in a container."""
     environment: dict[Annotated[str, AfterValidator(_free_variable)], str] = {}
     """Additional environment variables of every stage. Not for secrets: the plan of the run shows them."""
-    mode: Literal["cold", "warm"] = "cold"
-    """``cold`` starts a new process for every stage, under torchrun if the stage is distributed. ``warm`` saves that
-    time, with the same bits. On the CPU it forks the ranks of stages from one process that has imported everything: a
-    stage with almost no work takes 0.1 to 0.5 s instead of 5 s. On GPUs each one keeps a process between stages, which
-    has imported everything and has a CUDA context. Stages without torch are forks in both cases."""
-    resident_gb: float | None = Field(default=None, ge=0)
-    """GiB of frozen weights that a process of ``mode = "warm"`` may keep between stages, so that the next one does not
-    read them again; the memory of ``plan`` has room for them. With 0 no process stays: stages on GPUs start cold. With
-    more they stay on the CPU too, where stages are forks otherwise. Default: they stay on GPUs, and keep no weights."""
     device: Device | None = None
     """Where ranks compute. ``cuda``: on a GPU each; it is an error if CUDA cannot be used. ``cpu``: on the CPU; GPUs
     are counted and locked as if ranks used them, to rehearse a profile. Default: ``cuda`` if this section names GPUs or
@@ -100,6 +98,15 @@ class LaunchConfig(Section):
     """Name of a global concurrency limit of the Prefect server with one slot per GPU, such as ``gpus`` from
     ``cosmos-flows infra init --gpus N``. Stages wait for as many free slots as they use GPUs, then for the devices.
     Default: wait for the devices only. Not for Slurm and Kubernetes, which have their own queues."""
+    mode: Literal["cold", "warm"] = Field(default_factory=_mode_of)
+    """``cold`` starts a new process for every stage, under torchrun if the stage is distributed. ``warm`` saves that
+    time, with the same bits; it is the default where this section names GPUs of this machine and no ``python``. On the CPU it forks the ranks of stages from one process that has imported everything: a
+    stage with almost no work takes 0.1 to 0.5 s instead of 5 s. On GPUs each one keeps a process between stages, which
+    has imported everything and has a CUDA context. Stages without torch are forks in both cases."""
+    resident_gb: float | None = Field(default=None, ge=0)
+    """GiB of frozen weights that a process of ``mode = "warm"`` may keep between stages, so that the next one does not
+    read them again; the memory of ``plan`` has room for them. With 0 no process stays: stages on GPUs start cold. With
+    more they stay on the CPU too, where stages are forks otherwise. Default: they stay on GPUs, and keep no weights."""
     threads: int = Field(default=1, ge=1)
     """Number of CPU threads of each process."""
     deterministic: bool = True

@@ -91,9 +91,14 @@ def start_s(launch: LaunchConfig, stage: str) -> float:
 
 
 def _load_s(launch: LaunchConfig, stage: memory.StageMemory) -> float:
-    """Return the seconds in which the ranks of a machine read what each of them holds of the pipeline."""
+    """Return the seconds in which the ranks of a machine read what each of them holds of the pipeline.
+
+    Whole weights that processes keep are read once in a run.
+    """
     kinds = (memory.TRANSFORMER, memory.OTHERS)
     read = sum((stage.rows.get(kind, Bytes()) for kind in kinds), Bytes())
+    if launch.parallelism_of(stage.stage).dp_shard_size == 1 and read.device + read.cpu <= launch.kept_bytes:
+        return 0.0
     return (read.device + read.cpu) * stage.ranks / launch.nodes_of(stage.stage) / READ_BYTES_S
 
 

@@ -121,19 +121,27 @@ def stages(
     rows = {kind: _judge(recipe) if kind == "judge" else getattr(model, kind)() for kind in found}
     if on_gpus(recipe.launch):
         for kind in found:
-            rows[kind] |= {READ: Bytes(cpu=_read(model, kind)), STAYS: Bytes(recipe.launch.kept_bytes)}
+            rows[kind] |= {READ: Bytes(cpu=_read(model, kind))}
     if activations:
         for kind, (at_work, by_vae) in peaks(recipe, found, below).items():
             rows[kind] |= {ACTIVATIONS: Bytes(at_work), VAE: Bytes(by_vae)}
     nodes = {kind: 1 if kind == "export" else recipe.launch.nodes_of(kind) for kind in found}
     counted = [StageMemory(kind, ranks[kind], rows[kind], nodes[kind]) for kind in found]
-    return [_with_allowance(stage) for stage in counted] if on_gpus(recipe.launch) else counted
+    kept = recipe.launch.kept_bytes
+    return [_with_allowance(_with_kept(stage, kept)) for stage in counted] if on_gpus(recipe.launch) else counted
 
 
 def on_gpus(launch: LaunchConfig) -> bool:
     """Return whether the profile says that ranks compute on GPUs."""
     names = launch.gpus or launch.stage_gpus or launch.launcher != "local"
     return launch.device == "cuda" or (launch.device is None and bool(names))
+
+
+def _with_kept(stage: StageMemory, kept_bytes: int) -> StageMemory:
+    """Add all that a process may keep: a stage reads its own weights before others make room for them."""
+    if not stage.peak.device or not kept_bytes:
+        return stage
+    return replace(stage, rows=stage.rows | {STAYS: Bytes(kept_bytes)})
 
 
 def _with_allowance(stage: StageMemory) -> StageMemory:

@@ -80,7 +80,9 @@ def scaled(launch: LaunchConfig) -> dict[str, Any]:
     Shards and context-parallel ranks are the largest divisors of the ranks that are not above the profile's.
     """
     ranks = min(MOST_RANKS, launch.processes)
-    return {
+    # Processes that stay, as on the profile's GPUs.
+    stays = {"launch.resident_gb": launch.resident_gb or 1} if launch.mode == "warm" else {}
+    return stays | {
         "launch.processes": ranks,
         "launch.dp_shard_size": divisor(ranks, launch.dp_shard_size),
         "launch.cp_size": divisor(ranks, launch.cp_size),
