@@ -15,7 +15,7 @@ TIMEOUT_S = 600.0
 WAITS = "waits for 1 free GPU"
 STAGES = 3
 """Of each run, until it is believed."""
-ON_CPU = ("--set", "launch.device=cpu")
+ON_CPU = ("--set", "launch.device=cpu", "--iterations", "100")
 MODES = {
     "stages.execution.runner": (*COLD, *ON_CPU),
     "stages.execution.warm.resident": (*ON_CPU, "--set", "launch.resident_gb=1"),
