@@ -18,8 +18,8 @@ REAPED_S = 1.0
 LOOK_S = 0.02
 TREE_INTERVAL_S = 1.0
 """Interval in seconds at which the descendants of a process are listed."""
-STACKS_S = 1.0
-"""Wait for processes to write their stacks."""
+STACKS_S, NEXT_STACK_S = 0.5, 0.3
+"""Waits for processes to write their stacks: for the last one, and for each before the next one begins."""
 KILLED = -9
 """Return code of a process whose own is unknown."""
 
@@ -108,6 +108,8 @@ def show_stacks(processes: Sequence[psutil.Process]) -> None:
     for process in asked:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(STACKS)
+        # One after the other: they write to one log, word by word.
+        time.sleep(NEXT_STACK_S)
     if asked:
         time.sleep(STACKS_S)
 

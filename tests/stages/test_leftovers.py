@@ -128,7 +128,7 @@ def a_group() -> Callable[[], object]:
         (a_folder, "working directory: "),
         (a_handler, "handlers of signals: {'SIGTERM': "),
         (a_thread, "left behind"),
-        (a_process, "processes: [] before, ['python"),
+        (a_process, "processes: ["),
         (a_group, "process group: none before, open now"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

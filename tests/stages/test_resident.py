@@ -133,6 +133,8 @@ class Work:
         return self.again(work, self.request())
 
     def again(self, work: str, request: Request) -> list[int]:
+        # Pytest's own variable differs from test to test, and would be another environment each time.
+        os.environ.pop("PYTEST_CURRENT_TEST", None)
         (self.folder / "work").write_text(work, encoding="utf-8")
         self.waves.make(work, [request])
         return Artifact(input_of(request.slot)).json("pids.json")
