@@ -4,26 +4,37 @@ A look at hundreds of artifacts asks for many files that do not exist. One listi
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cosmos_rl_core.listing.stamps import local_stamp
+
+
+class Seen(NamedTuple):
+    """A file in a listing."""
+
+    size: int
+    stamp: str
+    """Changes with its size, and with the time or the tag of its last write."""
 
 
 @dataclass
 class Listing:
     """The files in a folder and in the folders below it."""
 
-    sizes: dict[str, int]
+    files: dict[str, Seen]
     """By their URLs."""
     names: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     """What is directly in each folder, by its URL."""
 
     @classmethod
-    def of(cls, folder: str, sizes: dict[str, int]) -> "Listing":
+    def of(cls, folder: str, files: Mapping[str, Seen]) -> "Listing":
         """Return the listing of files whose names are relative to ``folder``."""
-        found = cls({f"{folder}/{name}": size for name, size in sizes.items()})
-        for name in sizes:
+        found = cls({f"{folder}/{name}": seen for name, seen in files.items()})
+        for name in files:
             above, _, inside = f"{folder}/{name}".rpartition("/")
             while inside and inside not in (there := found.names.setdefault(above, set())):
                 there.add(inside)
@@ -72,14 +83,21 @@ def listing_of(url: str, listed: Callable[[str], Listing | None]) -> Listing | N
     return known[folder]
 
 
+def files_beside(url: str, listed: Callable[[str], Listing | None]) -> tuple[str, Mapping[str, Seen]] | None:
+    """Return the folder whose listing answers for a file, and all files in it; None where :func:`listing_of` does."""
+    found = listing_of(url, listed)
+    folder = None if (here := _KNOWN.get()) is None else here[0](url)
+    return None if found is None or folder is None else (folder, found.files)
+
+
 def forget(url: str) -> None:
     """Forget the listing of a file that is about to be written or deleted."""
     if (here := _KNOWN.get()) is not None and (folder := here[0](url)) is not None:
         here[1].pop(folder, None)
 
 
-def local_sizes(folder: str) -> dict[str, int] | None:
-    """Return the sizes of the files of a local folder by their names in it; None if a folder cannot be read.
+def local_files(folder: str) -> dict[str, Seen] | None:
+    """Return the files of a local folder by their names in it; None if a folder cannot be read.
 
     A link without its file is none.
     """
@@ -90,7 +108,7 @@ def local_sizes(folder: str) -> dict[str, int] | None:
         return None
 
 
-def _walked(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
+def _walked(folder: str, prefix: str) -> Iterator[tuple[str, Seen]]:
     try:
         entries = os.scandir(folder)
     except FileNotFoundError:
@@ -100,4 +118,5 @@ def _walked(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
             if entry.is_dir():
                 yield from _walked(entry.path, f"{prefix}{entry.name}/")
             elif entry.is_file():
-                yield f"{prefix}{entry.name}", entry.stat().st_size
+                status = entry.stat()
+                yield f"{prefix}{entry.name}", Seen(status.st_size, local_stamp(status))

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -28,7 +29,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from cosmos_rl_core import errors
 from cosmos_rl_core.errors import FREE_SPACE, FULL, ConfigError, NoSpaceError, UnavailableError, UnreadableError
-from cosmos_rl_core.listing.listings import Listing, forget, listing_of, local_sizes, looks_in_listings
+from cosmos_rl_core.listing import listings
 from cosmos_rl_core.listing.stamps import is_hidden, local_stamp, local_stamps, stamp_in
 from cosmos_rl_core.processes import TRAFFIC
 
@@ -41,6 +42,8 @@ class Listed:
     """Size in bytes."""
     written_s: float
     """Time of the last write, in seconds since 1970 by the store's clock; infinite if the store does not report it."""
+    stamp: str
+    """Like that of :func:`stamps`, with the time; a store without times gives none that tells anything."""
 
 
 AT_ONCE = 4
@@ -51,7 +54,6 @@ STREAMED_BYTES = 2**22
 
 Name = TypeVar("Name")
 Found = TypeVar("Found")
-
 _LOCAL = LocalFileSystem()
 
 Chunk = bytes | memoryview
@@ -83,8 +85,8 @@ def read(url: str, start: int | None = None, end: int | None = None) -> bytes:
 
 def read_if_exists(url: str) -> bytes | None:
     """Return the whole object, or None if it does not exist."""
-    known = listing_of(url, _listing)
-    if known is not None and url not in known.sizes and url not in known.names:
+    known = listings.listing_of(url, _listing)
+    if known is not None and url not in known.files and url not in known.names:
         return None
     try:
         return read(url)
@@ -103,9 +105,9 @@ def stream(url: str) -> BinaryIO:
 
 def size(url: str) -> int | None:
     """Return the object's size in bytes, or None if it does not exist."""
-    known = listing_of(url, _listing)
+    known = listings.listing_of(url, _listing)
     if known is not None and url not in known.names:
-        return known.sizes.get(url)
+        return None if (found := known.files.get(url)) is None else found.size
     fs, path = _resolve(url)
     with suppress(FileNotFoundError), _unavailable("look up", url, FileNotFoundError):
         # fsspec takes ten times as long, and `status` looks at thousands of files.
@@ -129,7 +131,7 @@ def write_stream(url: str, chunks: Iterable[Chunk]) -> None:
     written. Raises like :func:`write`, and errors of ``chunks`` pass unchanged.
     """
     fs, path = _resolve(url)
-    forget(url)
+    listings.forget(url)
     with _unavailable("write", url):
         if isinstance(fs, LocalFileSystem):
             _publish(Path(path), _counted(chunks), os.replace)
@@ -190,7 +192,7 @@ def _listed(entry: Mapping[str, Any]) -> Listed:
     # Without a time, the object counts as written just now.
     written = entry.get("mtime", entry.get("LastModified", math.inf))
     written_s = written.timestamp() if isinstance(written, datetime) else float(written)
-    return Listed(int(entry["size"]), written_s)
+    return Listed(int(entry["size"]), written_s, f"{stamp_in(entry)} {written_s}")
 
 
 def clock_s(folder: str) -> float:
@@ -228,7 +230,7 @@ def _is_being_written(path: Path) -> bool:
 
 def names(url: str) -> set[str]:
     """Return the names directly under ``url``, without temporary files; may lag behind writes like :func:`listed`."""
-    known = listing_of(url, _listing)
+    known = listings.listing_of(url, _listing)
     if known is not None:
         return {*known.names.get(url, ())}
     fs, path = _resolve(url)
@@ -240,7 +242,7 @@ def names(url: str) -> set[str]:
 
 def remove(url: str) -> None:
     """Delete an object if it exists."""
-    forget(url)
+    listings.forget(url)
     fs, path = _resolve(url)
     with suppress(FileNotFoundError), _unavailable("delete", url, FileNotFoundError):
         fs.rm_file(path)
@@ -293,7 +295,7 @@ def check_writable(root: str) -> None:
 
 def sizes(urls: Sequence[str]) -> list[int | None]:
     """Return :func:`size` of several objects; remote objects are looked up in parallel."""
-    if len(urls) < 2 or "://" not in urls[0] or looks_in_listings():
+    if len(urls) < 2 or "://" not in urls[0] or listings.looks_in_listings():
         return [size(url) for url in urls]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(size, urls))
@@ -320,12 +322,15 @@ def ahead(names: Iterable[Name], read: Callable[[Name], Found]) -> Generator[tup
                 data.cancel()
 
 
-def _listing(folder: str) -> Listing | None:
+def _listing(folder: str) -> listings.Listing | None:
     fs, path = _resolve(folder)
-    sizes = local_sizes(path) if fs is _LOCAL else {name: one.size for name, one in listed(folder).items()}
-    return (
-        None if sizes is None else Listing.of(folder, {name: sizes[name] for name in sizes if not is_temporary(name)})
-    )
+    found = listings.local_files(path) if fs is _LOCAL else listed(folder)
+    seen = {n: listings.Seen(one.size, one.stamp) for n, one in (found or {}).items() if not is_temporary(n)}
+    return None if found is None else listings.Listing.of(folder, seen)
+
+
+seen_beside = partial(listings.files_beside, listed=_listing)
+"""Return a folder and all files in it, by URL, if a look lists it for a file; see :mod:`cosmos_rl_core.listing`."""
 
 
 @contextmanager
@@ -362,7 +367,7 @@ def _resolve(url: str) -> tuple[AbstractFileSystem, str]:
 
 def _put(url: str, data: bytes, *, replace: bool) -> None:
     """Write an object. Raises ``OSError`` on failure, or if the object exists and ``replace`` is false."""
-    forget(url)
+    listings.forget(url)
     fs, path = _resolve(url)
     TRAFFIC.add(written=len(data))
     if isinstance(fs, LocalFileSystem):

@@ -21,6 +21,7 @@ from flows.heads.signatures import SIGNATURE
 from flows.ledger.pages import LEDGER
 from flows.planning.plan import METRICS_FILE, PLAN_FILE
 from flows.planning.versions import KIND as VERSIONS
+from flows.reporting.derived import FILE as DERIVED
 from flows.running.progress import FILE as PROGRESS
 from flows.running.wave import NUMERICS, SCORERS
 from flows.terminal.commands import COMMAND
@@ -35,7 +36,7 @@ UNNAMED = "nothing names it; look where it comes from, and remove it"
 _RECORDS = tuple(f"{kind.kind}." for kind in (Manifest, Layout, Invalidated, Dropped))
 _OF_SLOT = ("attempts/", "logs/", "shards/", f"{AHEAD}/")
 """Folders of a slot: of other attempts than the one that made the artifact, and of markers, which are read."""
-_OF_RUN = (PLAN_FILE, METRICS_FILE, PROGRESS, f"{COMMAND}.json")
+_OF_RUN = (PLAN_FILE, METRICS_FILE, PROGRESS, DERIVED, f"{COMMAND}.json")
 _FOLDERS = ("lease/", ".probe/", "allocations/")
 _NUMBERED = re.compile(rf"({LEDGER}|{HEADS})/\d{{5,}}\.json|({NUMERICS}|{SCORERS})/[^/]+\.json")
 _DEPTHS = {"iterations": 3, "exports": 3} | dict.fromkeys((HEADS, LEDGER, NUMERICS, SCORERS), 2)

@@ -49,6 +49,8 @@ class Collected:
     stages: dict[str, Stage] = field(default_factory=dict[str, Stage])
     logged: dict[str, Logged] = field(default_factory=dict[str, Logged])
     """What the logs of a slot say, by its place in the store."""
+    listed: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """Names of the logs of each artifact when it was added, by the place of its slot."""
     made_again: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """Slots of later generations than the first one, each with why the one before ended."""
     tripped: list[Manifest] = field(default_factory=list[Manifest])
@@ -178,7 +180,7 @@ class Collected:
     def _count(self, slot: str, made: Manifest) -> None:
         # Read before anything is counted: what is damaged is added again when it is whole.
         end = Invalidated.read(slot, made.generation - 1) if made.generation > 1 else None
-        logs = sorted(store.names(store.join(slot, "logs")))
+        logs = self.listed[place_of(slot)] = sorted(store.names(store.join(slot, "logs")))
         stage = slot.rpartition("/")[2] if "/runs/" in slot else made.stage
         found = self.stages.setdefault(stage, Stage())
         found.made += 1

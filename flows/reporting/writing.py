@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import humanize
 
+from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.errors import ApprovalError, ArtifactError, BudgetError, StoppedError, first_line
 from cosmos_rl_core.storage import store
 from flows.comparing.weights import moved
@@ -208,7 +209,11 @@ class Pages:
     def __init__(self, run: AnyRun, note: Note) -> None:
         self.collected = Collected(run)
         """What the page is made from."""
-        self._note = note
+        self.rests = False
+        """Whether the page in the store is known to be current."""
+        self.finished: str | None = None
+        """Digest of the page of the finished run, once it is written; None if anything is missing in it."""
+        self._note, self._whole = note, True
         self._written_s, self._took_s = -float("inf"), 0.0
 
     def __enter__(self) -> Self:
@@ -237,7 +242,8 @@ class Pages:
 
     def _end(self, error: BaseException | None) -> None:
         if error is None:
-            self._write("finished")
+            data = b"" if self.rests else self._write("finished")
+            self.finished = sha256(data) if self._whole and not self.collected.damaged else None
             return
         state = "failed" if isinstance(error, Exception) else "stopped"
         state = "suspended" if isinstance(error, ApprovalError) else state
@@ -247,16 +253,19 @@ class Pages:
         # As flows.running.progress writes it down.
         self._write(state, str(error) or type(error).__name__)
 
-    def _write(self, state: str, error: str = "") -> None:
+    def _write(self, state: str, error: str = "") -> bytes:
         began_s = time.monotonic()
-        store.write(address(self.collected.run), page(self.collected, state, error))
+        data = page(self.collected, state, error)
+        store.write(address(self.collected.run), data)
         self._written_s = time.monotonic()
         self._took_s = self._written_s - began_s
+        return data
 
     def _try(self, action: Callable[[], Any]) -> None:
         try:
             action()
         except Exception as error:  # whatever a page comes to, the run goes on
+            self._whole = False
             why = f"{type(error).__name__}: {first_line(error)}"
             run = self.collected.run
             again = commands.about(run.store_url, "report", run.plan.run_id)

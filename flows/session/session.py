@@ -1,9 +1,8 @@
 """The frame of every training flow: plan, freeze, run, report the result."""
 
 import functools
-import importlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
@@ -25,7 +24,6 @@ from cosmos_rl_core.rewards._base import ServedReward
 from flows.defaults import store_of
 from flows.devices import work_folders
 from flows.devices.fitting import misfits_of
-from flows.ledger.budget import Budget
 from flows.ledger.ledger import Ledger
 from flows.ledger.shape import shape_of
 from flows.operations.upgrades import settled
@@ -33,19 +31,20 @@ from flows.planning import kinds, requests
 from flows.planning.base import AnyPlan, AnyRun
 from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import run_of
+from flows.reporting.derived import Deriving
 from flows.running import gpus, pauses
 from flows.running.display import Display
 from flows.running.launch import grouped, launch, taken
 from flows.running.progress import Reporter
 from flows.running.tags import tags_of
 from flows.running.wave import Waves
+from flows.session.following import observers_of, tell
 from flows.session.loop import make
-from flows.session.observers import Observer, observed, told
+from flows.session.observers import Observer, observed
 from flows.session.standing import Ended, Standing
 from flows.showing.lost_tasks import lost_tasks_ended
 from flows.showing.short_errors import log_messages_only
 from flows.terminal import commands
-from flows.warning.gate import pass_gate
 from flows.watching.judged import held_out_lines, result_line
 
 P = ParamSpec("P")
@@ -212,60 +211,22 @@ def train(settings: Settings, algorithm: str | None) -> str:
         run = settled(run, remake=settings.remake)
         waves.overlapping = partial(requests.rewards_ahead, run)
         commands.keep(run, settings)
-        with observers_of(run, waves) as observers:
-            make(run, observed(partial(launch, waves), observers), grouped, partial(_take, waves, observers))
+        deriving = Deriving(run)
+        with observers_of(run, waves, deriving) as observers:
+            make(run, observed(partial(launch, waves), observers), grouped, partial(_take, waves, observers, deriving))
         note(f"continue: {commands.to_run(settings, plan.run_id, 2 * run.recipe.train.num_iterations)}")
         for line in held_out_lines(run):
             note(line)
     return result_line(run)
 
 
-def _take(waves: Waves, observers: Sequence[Observer], stood: Sequence[Standing], ended: Ended) -> None:
+def _take(
+    waves: Waves, observers: Sequence[Observer], deriving: Deriving, stood: Sequence[Standing], ended: Ended
+) -> None:
     """Take a run through waves that stand: tell observers of each, in order, and people of all in one line."""
     names = list(dict.fromkeys([stood[0].wave.name, stood[-1].wave.name]))
-
-    def work() -> None:
-        for one in stood:
-            waves.check()
-            told(observers, one.wave.name, one.requests, one.manifests)
-            ended(one.wave, one.manifests)
-
     waves.display.note(f"{' to '.join(names):<28} stands  {counted(len(stood), 'wave')}, nothing to do")
-    taken(waves, " to ".join(names), work)
-
-
-@contextmanager
-def observers_of(run: AnyRun, waves: Waves) -> Iterator[list[Observer]]:
-    """Open what follows a run, in the order in which it is told of a wave: numbers, report, Prefect, warnings."""
-    # Imported here because it needs pandas, and Prefect imports this file again to cancel a flow run.
-    tracking = importlib.import_module("flows.watching.tracking")
-    writing = importlib.import_module("flows.reporting.writing")
-    showing = importlib.import_module("flows.showing.showing")
-    note = waves.display.note
-    note(f"report: {writing.address(run)}, written after each iteration")
-    with ExitStack() as open_ones:
-        tracker = open_ones.enter_context(tracking.Tracker(run, note))
-        pages = open_ones.enter_context(writing.Pages(run, note))
-        found = [] if waves.ledger is None else [Observer(before=Budget(run, waves.ledger).check)]
-        found.append(Observer(after=lambda _, asked, made: tracker.done(asked, made)))
-        found.append(
-            Observer(
-                after=lambda _, asked, made: pages.done(asked, made),
-                stood=lambda _, asked, made: pages.stood(asked, made),
-            )
-        )
-        if (board := showing.board_of(note)) is not None:
-            shown = open_ones.enter_context(showing.Showing(run, pages.collected, board, note))
-            waves.display.follow(shown)
-            found.append(
-                Observer(
-                    after=lambda name, _, made: shown.ended(name, made),
-                    stood=lambda name, _, made: shown.stood(name, made),
-                )
-            )
-        # Last, because it may stop the run.
-        found.append(Observer(after=lambda name, asked, made: pass_gate(run, made, note)))
-        yield found
+    taken(waves, " to ".join(names), partial(tell, observers, deriving, stood, ended, waves.check))
 
 
 def _check_services(plan: AnyPlan) -> None:

@@ -55,6 +55,7 @@ import pandas as pd
 
 from cosmos_rl_core.algorithms._advantages import HELD, floor_share
 from cosmos_rl_core.algorithms._base import algorithm_of
+from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.config.shared import Trains
 from cosmos_rl_core.storage import store
 from stages import contracts
@@ -331,6 +332,11 @@ class MetricsFile:
         self._stored = stored
         self._lines = bytearray()
         self._agrees = True
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of what is stored."""
+        return sha256(self._stored)
 
     def add(self, line: bytes) -> bool:
         """Append a line. Return whether it is new: not at this place of the stored file."""

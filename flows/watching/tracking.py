@@ -25,17 +25,26 @@ class Tracker:
         self._note = note
         self._steps = 0
         self._seen: set[str] = set()
+        self.rests = False
+        """Whether the file in the store is known to have all lines."""
+        self.finished: str | None = None
+        """Digest of the file of the finished run, once it is written; None if anything is missing in it."""
+        self._whole = True
         url = store.join(run.url, METRICS_FILE)
         self._file = MetricsFile(url, self._try(partial(store.read_if_exists, url)) or b"")
         logger = run.recipe.logging.logger
         self._prints = "console" in logger
         self._wandb = Wandb(run, note) if "wandb" in logger else None
+        self.sends = self._wandb is not None
+        """Whether another place gets the lines of every process."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._try(partial(self._file.write, whole=kind is None))
+        if not self.rests:
+            self._try(partial(self._file.write, whole=kind is None))
+            self.finished = self._file.digest if self._whole and kind is None else None
         if self._wandb is not None:
             self._wandb.finish(failed=kind is not None)
 
@@ -70,6 +79,7 @@ class Tracker:
         except CosmosRLError as error:
             if isinstance(error, ArtifactError) and not isinstance(error, UnreadableError):
                 raise
+            self._whole = False
             advice = "the same command again completes it"
             self._note(f"warning: {METRICS_FILE} is not complete; {advice}: {error}")
             return None

@@ -21,8 +21,8 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import Dropped, place_of
 from stages.artifacts.request import Input, Request
 
-_NUMBERED, _SINGLE = ("iterations", "exports"), ("policy", "report")
-"""Folders of a run: of numbered folders of slots, and slots."""
+_NUMBERED, _SINGLE = ("iterations", "exports"), ("policy", "report", "ledger")
+"""Folders of a run: of numbered folders of slots; and slots, with the ledger, whose pages are read all or none."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ def _folder_of(url: str) -> str | None:
     """
     before, runs, inside = url.rpartition("/runs/")
     names = inside.split("/", 4)
-    if not runs or len(names) < 3:
+    if not runs or len(names) < 2:
         return None
     if names[1] in _NUMBERED and len(names) > 3:
         return f"{before}{runs}{names[0]}/{names[1]}/{names[2]}"

@@ -1,0 +1,85 @@
+"""The followers of a run at work: its numbers, its page, Prefect, early warning."""
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from flows.ledger.budget import Budget
+from flows.planning.base import AnyRun
+from flows.reporting.derived import Deriving
+from flows.running.wave import Waves
+from flows.session.observers import Observer, told
+from flows.session.standing import Ended, Standing
+from flows.warning.gate import pass_gate
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
+
+Tell = Callable[[Sequence[Request], Sequence[Manifest]], None]
+
+
+def tell(
+    observers: Sequence[Observer],
+    deriving: Deriving,
+    stood: Sequence[Standing],
+    ended: Ended,
+    check: Callable[[], None],
+) -> None:
+    """Tell observers of waves that stand, in order. Call it inside of ``one_look``."""
+    deriving.look([pair for one in stood for pair in _told(one.requests, one.manifests)])
+    for one in stood:
+        check()
+        told(observers, one.wave.name, one.requests, one.manifests)
+        ended(one.wave, one.manifests)
+
+
+def _told(requests: Sequence[Request], manifests: Sequence[Manifest]) -> list[tuple[str, Manifest]]:
+    return [(request.slot, manifest) for request, manifest in zip(requests, manifests, strict=True)]
+
+
+def _derives(deriving: Deriving, done: Tell, stood: Tell, *, always: bool) -> Observer:
+    """Return the observer that files are derived by, which is not told of waves if these are current, or ``always``."""
+
+    def tell(_: str, asked: Sequence[Request], made: Sequence[Manifest]) -> None:
+        if always or not deriving.current:
+            stood(asked, made)
+
+    return Observer(after=lambda _, asked, made: done(asked, made), stood=tell)
+
+
+@contextmanager
+def observers_of(run: AnyRun, waves: Waves, deriving: Deriving) -> Iterator[list[Observer]]:
+    """Open what follows a run, in the order in which it is told of a wave: numbers, report, Prefect, warnings.
+
+    Numbers and report of a run that stands are left as they are if they are current.
+    """
+    # Imported here because it needs pandas, and Prefect imports this file again to cancel a flow run.
+    tracking = importlib.import_module("flows.watching.tracking")
+    writing = importlib.import_module("flows.reporting.writing")
+    showing = importlib.import_module("flows.showing.showing")
+    note = waves.display.note
+    note(f"report: {writing.address(run)}, written after each iteration")
+    with ExitStack() as open_ones:
+        tracker = open_ones.enter_context(tracking.Tracker(run, note))
+        pages = open_ones.enter_context(writing.Pages(run, note))
+        board = showing.board_of(note)
+        found = [] if waves.ledger is None else [Observer(before=Budget(run, waves.ledger).check)]
+        found.append(Observer(after=lambda _, asked, made: deriving.add(_told(asked, made))))
+        found.append(_derives(deriving, tracker.done, tracker.done, always=tracker.sends))
+        # What Prefect shows is made from what a page is made from.
+        found.append(_derives(deriving, pages.done, pages.stood, always=board is not None))
+        if board is not None:
+            shown = open_ones.enter_context(showing.Showing(run, pages.collected, board, note))
+            waves.display.follow(shown)
+            found.append(
+                Observer(
+                    after=lambda name, _, made: shown.ended(name, made),
+                    stood=lambda name, _, made: shown.stood(name, made),
+                )
+            )
+        # Last, because it may stop the run.
+        found.append(Observer(after=lambda name, asked, made: pass_gate(run, made, note)))
+        yield found
+        pages.rests, tracker.rests = deriving.current, deriving.current and not tracker.sends
+        # Before the page is drawn for the last time: it may hold newer files than the record names, never older ones.
+        deriving.close(pages.collected.listed)
+    deriving.write(pages.finished, tracker.finished)
