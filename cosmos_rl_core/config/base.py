@@ -10,6 +10,7 @@ NOT_IDENTITY: dict[str, Any] = {"identity": False}
 """``json_schema_extra`` of a field that decides where or how a run computes, not its result."""
 
 _NO_VALUE = object()
+_PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 def expanded(path: str) -> str:
@@ -38,6 +39,9 @@ class Section(BaseModel):
 
 
 def _identity(value: Any) -> Any:
+    # Most values, and pydantic's models take long to say that they are none.
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, Section):
         return {
             name: identity

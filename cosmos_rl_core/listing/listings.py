@@ -102,21 +102,26 @@ def local_files(folder: str) -> dict[str, Seen] | None:
     A link without its file is none.
     """
     try:
-        return dict(_walked(folder, ""))
+        return _walked(folder)
     except OSError:
         # Looked for by themselves, each file in it has an error of its own.
         return None
 
 
-def _walked(folder: str, prefix: str) -> Iterator[tuple[str, Seen]]:
-    try:
-        entries = os.scandir(folder)
-    except FileNotFoundError:
-        return
-    with entries:
-        for entry in entries:
-            if entry.is_dir():
-                yield from _walked(entry.path, f"{prefix}{entry.name}/")
-            elif entry.is_file():
-                status = entry.stat()
-                yield f"{prefix}{entry.name}", Seen(status.st_size, local_stamp(status))
+def _walked(folder: str) -> dict[str, Seen]:
+    found: dict[str, Seen] = {}
+    left = [(folder, "")]
+    while left:
+        path, prefix = left.pop()
+        try:
+            entries = os.scandir(path)
+        except FileNotFoundError:
+            continue
+        with entries:
+            for entry in entries:
+                if entry.is_dir():
+                    left.append((entry.path, f"{prefix}{entry.name}/"))
+                elif entry.is_file():
+                    status = entry.stat()
+                    found[prefix + entry.name] = Seen(status.st_size, local_stamp(status))
+    return found

@@ -48,14 +48,11 @@ class Listed:
 
 AT_ONCE = 4
 """Number of objects that are read ahead or looked up in parallel."""
-
 STREAMED_BYTES = 2**22
 """Number of bytes that a stream fetches at a time."""
-
 Name = TypeVar("Name")
 Found = TypeVar("Found")
 _LOCAL = LocalFileSystem()
-
 Chunk = bytes | memoryview
 """Consecutive bytes of an object."""
 
@@ -78,7 +75,11 @@ def read(url: str, start: int | None = None, end: int | None = None) -> bytes:
     """
     fs, path = _resolve(url)
     with TRAFFIC.waiting(), _unavailable("read", url, FileNotFoundError):
-        data = cast("bytes", fs.cat_file(path, start=start, end=end))
+        if fs is _LOCAL and start is end is None:
+            with open(path, "rb") as file:
+                data = file.read()
+        else:
+            data = cast("bytes", fs.cat_file(path, start=start, end=end))
     TRAFFIC.add(read=len(data))
     return data
 

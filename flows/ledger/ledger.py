@@ -3,10 +3,11 @@
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
 from cosmos_rl_core.storage import store
-from flows.ledger.pages import Entry, Page, Totals, some_pages, url_of
+from flows.ledger.pages import Entry, Page, Totals, newest_page, some_pages, url_of
 from stages.artifacts.records import place_of
 
 BEAT_S = 10.0
@@ -20,12 +21,10 @@ class Ledger:
         """Read the newest page. Raises :class:`ArtifactError` if it is damaged."""
         self.shape = shape
         self._run_url, self._note = run_url, note
-        found = some_pages(run_url)
-        self._newest = found[-1] if found else None
+        self._newest = newest_page(run_url)
+        self._first = 0 if self._newest is None else self._newest.number
         self._closed: dict[int, float] = {}
-        """Device seconds of iterations, in all pages but the newest one."""
-        for page in found[:-1]:
-            self._count(page)
+        """Device seconds of iterations, in pages from the first one on that this process has read, but the newest."""
 
     @property
     def totals(self) -> Totals:
@@ -35,14 +34,21 @@ class Ledger:
     @property
     def iterations(self) -> dict[int, float]:
         """Return the device seconds of the newest iterations, by their numbers."""
-        newest, found = self._newest, dict(self._closed)
-        if newest is not None and newest.iteration is not None:
-            found[newest.iteration] = found.get(newest.iteration, 0.0) + newest.device_s
+        found = dict(self._earlier)
+        for k, device_s in self._closed.items():
+            found[k] = found.get(k, 0.0) + device_s
+        if self._newest is not None:
+            _count(self._newest, found)
         return found
 
-    def _count(self, page: Page) -> None:
-        if page.iteration is not None:
-            self._closed[page.iteration] = self._closed.get(page.iteration, 0.0) + page.device_s
+    @cached_property
+    def _earlier(self) -> dict[int, float]:
+        """Return device seconds in the pages before. Read on demand: only a limit of device hours asks for them."""
+        found: dict[int, float] = {}
+        for page in some_pages(self._run_url):
+            if page.number < self._first:
+                _count(page, found)
+        return found
 
     def page(self, wave: str, asked_s: float) -> "OpenPage":
         """Return a page for a wave that was asked for at ``asked_s`` of the monotonic clock. Writes nothing yet."""
@@ -66,7 +72,7 @@ class Ledger:
         if not store.put_if_absent(url, page.sealed()):
             raise ArtifactError(f"{url} was written by another process meanwhile")
         if self._newest is not None:
-            self._count(self._newest)
+            _count(self._newest, self._closed)
         self._newest = page
 
     def update(self, page: Page) -> None:
@@ -76,6 +82,11 @@ class Ledger:
             self._newest = page
         except CosmosRLError as error:
             self._note(f"the ledger lacks the newest times of {page.wave}: {error}")
+
+
+def _count(page: Page, found: dict[int, float]) -> None:
+    if page.iteration is not None:
+        found[page.iteration] = found.get(page.iteration, 0.0) + page.device_s
 
 
 class OpenPage:

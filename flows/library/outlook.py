@@ -1,6 +1,6 @@
 """The outlook of a run: its reward before and after, the time that is left, what it cost until now, its report."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -74,8 +74,8 @@ class Outlook:
         return lines + [f"report: {self.report}"] * bool(self.report)
 
 
-def outlook(run: AnyRun, states: Sequence["State"], progress: Progress, means: Means) -> Outlook:
-    """Return the outlook of a run. ``means`` are from :func:`known_means`."""
+def outlook(run: AnyRun, states: Sequence["State"], progress: Progress, means: Callable[[], Means]) -> Outlook:
+    """Return the outlook of a run. ``means`` returns those of :func:`known_means`."""
     report = store.join(run.slots.report, Report.PAGE)
     return Outlook(
         change=change_of(run, states, run.headline_reward),
@@ -118,12 +118,14 @@ def iterations_left_s(run: AnyRun, iterations: int, newest: Page | None) -> floa
     return round(left * newest.totals.iterations_s / iterations, 1)
 
 
-def _left_s(states: Sequence["State"], progress: Progress, means: Means) -> float | None:
+def _left_s(states: Sequence["State"], progress: Progress, means: Callable[[], Means]) -> float | None:
     waves = dict.fromkeys(state.step.wave for state in states if state.word != "stands")
-    inside = [wave for wave in waves if iteration_of(wave) is not None]
-    if not waves or any(work_of(wave) not in means for wave in inside):
+    if not waves:
         return None
-    seconds = {wave: means[work_of(wave)].wall_s for wave in waves if work_of(wave) in means}
+    known, inside = means(), [wave for wave in waves if iteration_of(wave) is not None]
+    if any(work_of(wave) not in known for wave in inside):
+        return None
+    seconds = {wave: known[work_of(wave)].wall_s for wave in waves if work_of(wave) in known}
     if progress.wave in seconds:
         seconds[progress.wave] = max(0.0, seconds[progress.wave] - progress.seconds)
     return round(sum(seconds.values()), 1) if seconds else None

@@ -1,9 +1,9 @@
 """A run at one moment: the state of every stage, its process, and what follows from them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 from cosmos_rl_core.errors import ArtifactError, counted, first_line
@@ -31,8 +31,8 @@ class Overview:
     progress: Progress
     holder: dict[str, Any] | None
     """``pid`` and ``host`` of the process that works on the run; None without one."""
-    means: Means = field(default_factory=dict[str, Mean], repr=False)
-    """What waves of the run take."""
+    means: Callable[[], Means] = field(default=dict[str, Mean], repr=False)
+    """Returns what waves of the run take. It is asked only while some are left, and reads the ledger once."""
 
     @classmethod
     def of(cls, run: AnyRun, patience_s: float = 2 * BEAT_S) -> "Overview":
@@ -40,7 +40,7 @@ class Overview:
         # Before the look: whoever is at work may have finished stages while this waited.
         life = Life.of(run, patience_s)
         found = _with_progress(states(run), life)
-        return cls(run, found, life.word, life.progress, life.holder, known_means(run))
+        return cls(run, found, life.word, life.progress, life.holder, _means_of(run))
 
     @property
     def standing(self) -> int:
@@ -120,7 +120,7 @@ class Overview:
         first, last = min(passed, default=0), max(passed, default=-1)
         kept = {state.step.name: state for state in (*self.states[:first], *self.states[last + 1 :])}
         found = _with_progress(states_of(every, kept), life)
-        return Overview(self.run, found, life.word, progress, life.holder, known_means(self.run))
+        return Overview(self.run, found, life.word, progress, life.holder, _means_of(self.run))
 
     def as_json(self) -> dict[str, Any]:
         """Return the state for scripts.
@@ -155,6 +155,10 @@ class Overview:
                 for state in self.states
             ],
         }
+
+
+def _means_of(run: AnyRun) -> Callable[[], Means]:
+    return cache(partial(known_means, run))
 
 
 def _warnings(states: Iterable[State]) -> list[Warned]:

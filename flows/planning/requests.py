@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.shared import Decoding
@@ -16,7 +17,7 @@ from flows.planning.run import Run, inputs_of
 from flows.sizes import costs
 from stages import contracts
 from stages.artifacts.request import Input, Request
-from stages.artifacts.slots import input_of
+from stages.artifacts.slots import input_of, once
 from stages.contracts import INDEX, MEDIA, TENSORS
 from stages.reporting.contracts import Fragment, Report
 
@@ -106,16 +107,22 @@ def _scores(run: Run, scoring: RewardConfig, samples: str, k: int | None, source
     folder, _, name = samples.rpartition("/")
     # Evaluations have no latents.
     reads = scoring.fn.reads(run.plan.media.frames) if name == "rollout" else "media"
-    config = stage_for(scoring)(
+    # Once a look, because the version of a scorer takes longer than all else. With the reward, whose id is the key.
+    config, _ = once(("scores", id(scoring), reads), lambda: (_scoring(scoring, reads), scoring))
+    slot = store.join(folder, f"{'reward' if name == 'rollout' else name}-{scoring.fn.label}")
+    inputs = {"samples": (source(INDEX, TENSORS if reads == "latents" else MEDIA),)}
+    return run.plan.request(slot, config, k, inputs)
+
+
+def _scoring(scoring: RewardConfig, reads: Literal["media", "latents"]) -> contracts.Reward:
+    """Return the settings of a stage that makes the scores of a reward."""
+    return stage_for(scoring)(
         reward=scoring.fn,
         reads=reads,
         scorer=plugins.load("rewards", scoring.fn.name).Reward(scoring.fn).version,
         max_attempts=scoring.max_attempts,
         max_failed_fraction=scoring.max_failed_fraction,
     )
-    slot = store.join(folder, f"{'reward' if name == 'rollout' else name}-{scoring.fn.label}")
-    inputs = {"samples": (source(INDEX, TENSORS if reads == "latents" else MEDIA),)}
-    return run.plan.request(slot, config, k, inputs)
 
 
 def warn(run: Run, k: int) -> Request:

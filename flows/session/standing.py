@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.processes import without_garbage
 from flows.planning.steps import Wave
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
@@ -46,14 +47,15 @@ def leading(waves: Iterable[Wave]) -> list[Standing]:
     What is damaged ends them too: its wave raises the error in its turn. Call it inside of ``one_look``.
     """
     found: list[Standing] = []
-    for wave in waves:
-        try:
-            one = _standing(wave)
-        except ArtifactError:
-            break
-        if one is None:
-            break
-        found.append(one)
+    with without_garbage():
+        for wave in waves:
+            try:
+                one = _standing(wave)
+            except ArtifactError:
+                break
+            if one is None:
+                break
+            found.append(one)
     return found
 
 

@@ -6,10 +6,11 @@ generation is the first that is not invalidated, found by probing; :func:`one_lo
 each by one put-if-absent.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.errors import ArtifactError
@@ -21,6 +22,7 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import Dropped, place_of
 from stages.artifacts.request import Input, Request
 
+Found = TypeVar("Found")
 _NUMBERED, _SINGLE = ("iterations", "exports"), ("policy", "report", "ledger")
 """Folders of a run: of numbered folders of slots; and slots, with the ledger, whose pages are read all or none."""
 
@@ -32,6 +34,8 @@ class _Seen:
     slots: dict[str, tuple[int, Manifest | None]] = field(default_factory=dict[str, tuple[int, Manifest | None]])
     dropped: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     """Digests of manifests, and parts that were deleted from their artifacts."""
+    once: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    """What :func:`once` made."""
 
 
 _SEEN: ContextVar[_Seen | None] = ContextVar("seen", default=None)
@@ -177,6 +181,15 @@ def is_dropped(manifest: Manifest, part: str) -> bool:
     return found is not None
 
 
+def once(key: tuple[object, ...], make: Callable[[], Found]) -> Found:
+    """Return what ``make`` returns, which is called once in a look. Only for values that nobody changes."""
+    if (seen := _SEEN.get()) is None:
+        return make()
+    if key not in seen.once:
+        seen.once[key] = make()
+    return seen.once[key]
+
+
 def input_of(slot: str, *parts: str) -> Input:
     """Return the slot's standing artifact as an input: the named parts, or all of it if none is named.
 
@@ -186,6 +199,10 @@ def input_of(slot: str, *parts: str) -> Input:
     _, manifest = standing(slot)
     if manifest is None:
         raise ArtifactError(f"{slot} has no artifact yet")
+    return once((slot, manifest.digest, parts), lambda: _input_of(manifest, parts))
+
+
+def _input_of(manifest: Manifest, parts: tuple[str, ...]) -> Input:
     found = tuple(part for part in parts if manifest.has_part(part))
     if not found and manifest.has_part(CURRENT):
         found = (CURRENT,) * bool(parts)

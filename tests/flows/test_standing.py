@@ -1,5 +1,6 @@
 """What a run asks for that goes on: waves that stand are found by few requests, and taken as one."""
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,7 +9,11 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from cosmos_rl_core import plugins
 from cosmos_rl_core.storage import store
+from flows.ledger.ledger import Ledger
+from flows.ledger.pages import Entry
+from flows.library.overview import Overview
 from flows.library.states import states
 from flows.planning.run import Run
 from flows.session import loop
@@ -169,3 +174,31 @@ def test_what_is_written_inside_a_look_is_seen(run):
         assert "a.log" in store.names(store.join(slot, "logs"))
         store.remove(url)
         assert store.read_if_exists(url) is None
+
+
+def test_a_look_asks_for_the_version_of_each_scorer_once(run, monkeypatch):
+    asked_for: list[str] = []
+    reward = plugins.load("rewards", "ocr").Reward
+    version = reward.version.func
+    monkeypatch.setattr(reward, "version", property(lambda self: (asked_for.append("ocr"), version(self))[1]))
+    assert {state.word for state in states(run)} == {"stands"}
+    assert len(asked_for) == 1
+    states(run)
+    assert len(asked_for) == 2
+
+
+def test_a_finished_run_asks_nothing_of_the_ledger_but_its_newest_page(run):
+    ledger = Ledger(run.url, "", [].append)
+    for number in range(5):
+        page = ledger.page(f"iteration-{number:04d}/rollout", time.monotonic() - 7.0)
+        page.turn(lambda: [Entry(stage="rollout", slot="runs/hand/rollout", devices=1, seconds=5.0)])
+        page.close([Entry(stage="rollout", slot="runs/hand/rollout", devices=1, seconds=5.0, outcome="made")])
+    asked.clear()
+    later = Ledger(run.url, "", [].append)
+    assert later.totals.attempts == 5
+    assert asked["get"] == 1
+    assert later.iterations == ledger.iterations == dict.fromkeys(range(5), 5.0)
+    overview = Overview.of(run)
+    asked.clear()
+    assert overview.outlook.left_s is None
+    assert asked["get"] == 1
