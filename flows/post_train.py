@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from cosmos_rl_core.config.train import RewardConfig
+from cosmos_rl_core.listing.listings import looks_in_listings
+from cosmos_rl_core.storage import store
 from flows.planning import kinds, requests
 from flows.planning.base import AnyRun
 from flows.planning.run import Run
@@ -35,7 +37,7 @@ def post_train(
     for k in range(num_iterations + 1):
         if k > 0:
             yield from iteration(run, k - 1, last=k == num_iterations)
-            if decoded is not None and decoded(k - 1):
+            if decoded is not None and run.recipe.rollout.decode_share < 1 and decoded(k - 1):
                 yield from decoding(run, k - 1)
         if (exported or run.exports)(k):
             export = partial(requests.export, run, k)
@@ -87,10 +89,9 @@ def embedding(run: Run, k: int) -> Iterator[Wave]:
 
 
 def decoding(run: Run, k: int) -> Iterator[Wave]:
-    """Yield the wave that decodes what rollout k did not, if the recipe decodes a share."""
-    if run.recipe.rollout.decode_share < 1:
-        request = partial(requests.decode, run, k)
-        yield Wave(Step(f"iteration-{k:04d}/decode", "decode", run.slots.iteration(k, "decode"), request, k))
+    """Yield the wave that decodes what rollout k did not, where the recipe decodes a share."""
+    request = partial(requests.decode, run, k)
+    yield Wave(Step(f"iteration-{k:04d}/decode", "decode", run.slots.iteration(k, "decode"), request, k))
 
 
 def evaluation(run: Run, k: int) -> Iterator[Wave]:
@@ -121,11 +122,17 @@ def steps(run: AnyRun, *, undecoded: bool = False) -> list[Step]:
     """
     judges = [stage for stage, runs in (("validate", run.validates), ("evaluate", run.evaluates)) if runs]
 
+    # A look lists each folder that it asks for. Most versions have none.
+    there = store.names(store.join(run.url, "exports")) if looks_in_listings() else None
+
+    def begun(k: int, stage: str) -> bool:
+        return (there is None or f"{k:04d}" in there) and has_begun(run.slots.version(k, stage))
+
     def exported(k: int) -> bool:
-        return run.exports(k) or has_begun(run.slots.version(k, "export"))
+        return run.exports(k) or begun(k, "export")
 
     def judged(k: int) -> bool:
-        return run.is_due(k) or (exported(k) and any(has_begun(run.slots.version(k, stage)) for stage in judges))
+        return run.is_due(k) or (exported(k) and any(begun(k, stage) for stage in judges))
 
     def decoded(k: int) -> bool:
         return undecoded or has_begun(run.slots.iteration(k, "decode"))

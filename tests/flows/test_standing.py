@@ -176,6 +176,13 @@ def test_what_is_written_inside_a_look_is_seen(run):
         assert store.read_if_exists(url) is None
 
 
+def test_a_look_lists_no_folder_of_a_policy_version_that_has_none(run):
+    longer = Run(run.going_to(40).plan, run.store_url)
+    asked.clear()
+    states(longer)
+    assert asked["list"] <= ITERATIONS + 8, asked
+
+
 def test_a_look_asks_for_the_version_of_each_scorer_once(run, monkeypatch):
     asked_for: list[str] = []
     reward = plugins.load("rewards", "ocr").Reward
