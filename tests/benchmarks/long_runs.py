@@ -135,6 +135,8 @@ def measure(folder: Path, iterations: int, asked: argparse.Namespace) -> Iterato
     """A row a store and command."""
     began_s = time.perf_counter()
     settings, artifacts = made(folder, iterations)
+    # A run writes its page at its end. These are made without one.
+    one_core.run(folder / "log.txt", *words_of("run", settings, settings.store))
     about = {"iterations": iterations, "artifacts": artifacts}
     print(f"made {artifacts} artifacts in {time.perf_counter() - began_s:.1f} s", flush=True)
     if "local" in asked.stores:
@@ -145,6 +147,7 @@ def measure(folder: Path, iterations: int, asked: argparse.Namespace) -> Iterato
     if "s3" in asked.stores:
         with started_seaweed(folder / "seaweed") as server:
             url = upload(server, Path(settings.store), "store")
+            one_core.run(folder / "log.txt", *words_of("run", settings, url), **server.variables)
             for command in asked.commands:
                 words = words_of(command, settings, url)
                 row = about | {"store": "s3"} | seconds_of(words, folder, asked.repeats, server.variables)
