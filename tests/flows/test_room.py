@@ -101,7 +101,7 @@ def test_weights_that_a_process_keeps_are_counted_and_given_up_first(recipe, wid
     alone, beside = needs(path, wide), needs(path, wide, *stays)
     # The allowance for fragments is a share of the rest.
     assert beside - alone == pytest.approx(1 + memory.FRAGMENTED, abs=1e-6)
-    with pytest.raises(ConfigError, match="kept between stages 1.0") as refused:
+    with pytest.raises(ConfigError, match=r"kept between stages 1\.0") as refused:
         planned(path, wide, *stays, f"launch.device_memory_gb={alone + 0.5}")
     assert "it fits with launch.resident_gb = 0" in str(refused.value)
 
