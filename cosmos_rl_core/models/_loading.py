@@ -3,7 +3,6 @@
 import importlib
 import inspect
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import nn
 
-from cosmos_rl_core.parallel.kept import KEPT, Source
+from cosmos_rl_core.parallel.kept import frozen
 from cosmos_rl_core.pipelines import directories
-from cosmos_rl_core.pipelines.modules import align, read_module, straight_to
+from cosmos_rl_core.pipelines.modules import read_module
 
 COMPONENTS = ("transformer", "vae", "text")
 """Components that a stage can load. Only `embed` needs text encoders; `rollout`, `encode` and `finetune` need the
@@ -51,17 +50,11 @@ def load_parts(path: str, components: Sequence[str], device: torch.device, **opt
     Weights are read straight to the device: all ranks of a machine share the CPU's memory. Raises
     :class:`ArtifactError` like :func:`read_part`.
     """
-    reading = {**straight_to(device), **options}
-
-    def read(name: str) -> nn.Module:
-        part = read_part(path, name, **reading).requires_grad_(False).eval().to(device)
-        align(part)
-        return part
-
-    parts: dict[str, nn.Module] = {}
-    for name in weighted_parts(path, components):
-        source = Source(class_of(path, name), Path(path, name), {"device": device, **reading})
-        parts[name] = KEPT.get(source, partial(read, name))
+    reading = {"dtype": torch.float32, **options}
+    parts: dict[str, nn.Module] = {
+        name: frozen(class_of(path, name), Path(path, name), _files_of(path, name), device, **reading)
+        for name in weighted_parts(path, components)
+    }
     if EMPTY_TRANSFORMER in components:
         parts["transformer"] = empty_transformer(path)
     if EMPTY_VAE in components:
@@ -82,8 +75,13 @@ def read_part(path: str, name: str, **options: Any) -> nn.Module:
     ``options`` are those of ``from_pretrained``. Raises :class:`ArtifactError` like
     :func:`cosmos_rl_core.pipelines.modules.read_module`.
     """
-    where = f"the files of {name!r} in the pipeline {path!r}"
-    return read_module(class_of(path, name), Path(path, name), where, **{"dtype": torch.float32, **options})
+    reading = {"dtype": torch.float32, **options}
+    return read_module(class_of(path, name), Path(path, name), _files_of(path, name), **reading)
+
+
+def _files_of(path: str, name: str) -> str:
+    """Return the words for a part's files in errors."""
+    return f"the files of {name!r} in the pipeline {path!r}"
 
 
 def absent(path: str) -> dict[str, None]:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
 from cosmos_rl_core.parallel.checksums import checksums
+from cosmos_rl_core.pipelines.modules import align, read_module, straight_to
 
 Key = tuple[Any, ...]
 
@@ -136,6 +138,22 @@ class KeptModules:
 
 KEPT = KeptModules()
 """What this process keeps."""
+
+
+def frozen(cls: Any, folder: str | Path, where: str, device: torch.device, **options: Any) -> Any:
+    """Return a module of the class ``cls`` with the weights in ``folder``, on ``device``, frozen, in eval mode.
+
+    It is read straight to the device, unless :data:`KEPT` has it. ``options`` and errors are those of
+    :func:`cosmos_rl_core.pipelines.modules.read_module`.
+    """
+    reading = {**straight_to(device), **options}
+
+    def read() -> nn.Module:
+        module = read_module(cls, folder, where, **reading).requires_grad_(False).eval().to(device)
+        align(module)
+        return module
+
+    return KEPT.get(Source(cls, Path(folder), {"device": device, **reading}), read)
 
 
 def bytes_of(module: nn.Module) -> int:

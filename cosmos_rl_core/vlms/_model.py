@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.pipelines.modules import align, read_module, straight_to
+from cosmos_rl_core.parallel.kept import frozen
 from cosmos_rl_core.vlms._base import Changes, architecture
 from cosmos_rl_core.vlms._prompts import Message, Prompts
 
@@ -106,6 +106,4 @@ def load(
     cls = getattr(transformers, name := architecture(path), None)
     if cls is None:
         raise ConfigError(f"transformers {transformers.__version__} has no {name}, which {path!r} needs; upgrade it")
-    model = read_module(cls, path, f"the files of the VLM {path!r}", dtype=dtype, **straight_to(device))
-    align(model.requires_grad_(False).eval().to(device))
-    return Vlm(model, prompts)
+    return Vlm(frozen(cls, path, f"the files of the VLM {path!r}", device, dtype=dtype), prompts)

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 RECIPE = "tests/e2e/tiny.toml"
 RUN_ID = "tiny"
 MARK = "COSMOS_FLOWS_TEST"
-FORK_SERVER = "stages.execution.warm.fork_server"
+FORK_SERVER, RESIDENT = "stages.execution.warm.fork_server", "stages.execution.warm.resident"
 COLD = ("--set", "launch.mode=cold")
 PREFECT, NO_PREFECT = "flows", "tests.e2e.without_prefect"
 """Modules that take the command `run`."""
@@ -142,6 +142,15 @@ class Flows:
                 continue
             if rank is not None:
                 found[int(rank)] = process
+        return found
+
+    def staying(self, stage: str) -> list[psutil.Process]:
+        """Processes that stay between stages and serve this one now: its log is their output."""
+        found = []
+        for process in self.running(RESIDENT):
+            with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
+                if f"cosmos-flows-{stage}-" in os.readlink(f"/proc/{process.pid}/fd/1"):
+                    found.append(process)
         return found
 
     def torchrun(self) -> psutil.Process:

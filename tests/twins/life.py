@@ -122,8 +122,10 @@ def _interrupted(flows: Flows, options: list[str], dice: random.Random, stages: 
     started = flows.start(*options)
     started.wait_until(lambda: _is_at(flows, stage), LONGEST_S)
     time.sleep(delay_s)
+    ranks, stays = _ranks(flows, stage)
+    # Processes that stay are the flow's own.
+    victim = "flow" if stays and victim == "launcher" else victim
     moment = f"of {victim} {delay_s:.2f} s into {stage}"
-    ranks = flows.ranks()
     if not ranks or not _is_at(flows, stage):
         moment = ""
     elif victim == "flow":
@@ -132,14 +134,21 @@ def _interrupted(flows: Flows, options: list[str], dice: random.Random, stages: 
         return moment
     else:
         with suppress(psutil.NoSuchProcess):
-            (flows.torchrun() if victim == "launcher" else dice.choice([*ranks.values()])).kill()
+            (flows.torchrun() if victim == "launcher" else dice.choice(ranks)).kill()
     started.finish(timeout_s=LONGEST_S)
     return moment
 
 
 def _is_at(flows: Flows, stage: str) -> bool:
     """Return whether ranks of a stage work: it has told its progress."""
-    return bool(flows.ranks()) and any(flows.temporary.glob(f"cosmos-flows-{stage}-*/status.json"))
+    return any(flows.temporary.glob(f"cosmos-flows-{stage}-*/status.json")) and bool(_ranks(flows, stage)[0])
+
+
+def _ranks(flows: Flows, stage: str) -> tuple[list[psutil.Process], bool]:
+    """Return the ranks of a stage at work, and whether they are processes that stay."""
+    if staying := flows.staying(stage):
+        return staying, True
+    return [*flows.ranks().values()], False
 
 
 def _stages(flows: Flows) -> list[str]:

@@ -9,7 +9,7 @@ from PIL import Image
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.parallel import devices
-from cosmos_rl_core.pipelines.modules import align, read_module
+from cosmos_rl_core.parallel.kept import frozen
 
 
 class ClipModel:
@@ -47,9 +47,7 @@ def load(model: str, processor: str, dtype: Literal["float32", "bfloat16"]) -> C
     Raises :class:`ArtifactError` if weights are missing, and :class:`ConfigError` if the folders do not fit.
     """
     where = f"the files of the CLIP model {model!r}"
-    clip: Any = read_module(transformers.CLIPModel, model, where, dtype=getattr(torch, dtype))
-    device = devices.current()
-    align(clip.requires_grad_(False).eval().to(device))
+    clip: Any = frozen(transformers.CLIPModel, model, where, devices.current(), dtype=getattr(torch, dtype))
     # The one that computes with PIL, whether or not torchvision is there.
     images: Any = transformers.CLIPImageProcessorPil.from_pretrained(processor, local_files_only=True)
     size, side = images.crop_size, clip.config.vision_config.image_size

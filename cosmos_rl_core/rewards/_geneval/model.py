@@ -10,7 +10,7 @@ from transformers.models.mask2former.modeling_mask2former import Mask2FormerMode
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.parallel import devices
-from cosmos_rl_core.pipelines.modules import align, read_module
+from cosmos_rl_core.parallel.kept import frozen
 from cosmos_rl_core.rewards._geneval.rule import CLASSES, THRESHOLD, Detection
 
 MAX_DETECTIONS = 100
@@ -97,11 +97,10 @@ def objects_in(classes: Tensor, masks: Tensor) -> list[Detection]:
 
 def load(folder: str, dtype: Literal["float32", "bfloat16"]) -> Detector:
     """Return the detector in a folder. Raises :class:`ArtifactError` if weights are missing."""
-    model: Any = read_module(Segmenter, folder, f"the files of the detector {folder!r}", dtype=getattr(torch, dtype))
+    where = f"the files of the detector {folder!r}"
+    model: Any = frozen(Segmenter, folder, where, devices.current(), dtype=getattr(torch, dtype))
     if (known := len(model.config.id2label)) != len(CLASSES):
         found = f"the detector {folder!r} knows {known} classes"
         raise ConfigError(f"{found}, expected COCO's {len(CLASSES)} of a Mask2Former for instances")
-    device = devices.current()
-    align(model.requires_grad_(False).eval().to(device))
     processor = transformers.Mask2FormerImageProcessorPil.from_pretrained(folder, local_files_only=True)
     return Detector(model, processor)

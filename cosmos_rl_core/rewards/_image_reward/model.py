@@ -11,7 +11,7 @@ from transformers.models.blip.modeling_blip import BlipPreTrainedModel, BlipVisi
 from transformers.models.blip.modeling_blip_text import BlipTextModel
 
 from cosmos_rl_core.parallel import devices
-from cosmos_rl_core.pipelines.modules import align, read_module
+from cosmos_rl_core.parallel.kept import frozen
 
 MAX_TOKENS = 35
 WIDTHS = (1024, 128, 64, 16)
@@ -80,7 +80,5 @@ class ImageReward:
 def load(model: str, tokenizer: str, dtype: Literal["float32", "bfloat16"]) -> ImageReward:
     """Return the model in a folder. Raises :class:`ArtifactError` if weights are missing."""
     where = f"the files of ImageReward in {model!r}"
-    network: Any = read_module(Network, model, where, dtype=getattr(torch, dtype))
-    device = devices.current()
-    align(network.requires_grad_(False).eval().to(device))
+    network: Any = frozen(Network, model, where, devices.current(), dtype=getattr(torch, dtype))
     return ImageReward(network, transformers.BertTokenizer.from_pretrained(tokenizer, local_files_only=True))

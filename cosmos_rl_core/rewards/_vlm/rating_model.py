@@ -8,7 +8,7 @@ import transformers
 from torch import Tensor, nn
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.pipelines.modules import align, read_module
+from cosmos_rl_core.parallel.kept import frozen
 from cosmos_rl_core.vlms._base import Changes
 from cosmos_rl_core.vlms._prompts import Prompts
 
@@ -86,6 +86,5 @@ def load(
 
     Raises :class:`ConfigError` with every mistake in its files, and :class:`ArtifactError` if weights are missing.
     """
-    read: Any = read_module(model, path, f"the files of the scorer {path!r}", dtype=dtype)
-    align(read.requires_grad_(False).eval().to(device))
+    read: Any = frozen(model, path, f"the files of the scorer {path!r}", device, dtype=dtype)
     return Scorer(read, Prompts(path, changes), tokens)
