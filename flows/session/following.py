@@ -2,8 +2,9 @@
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 
+from cosmos_rl_core.processes import without_garbage
 from flows.ledger.budget import Budget
 from flows.planning.base import AnyRun
 from flows.reporting.derived import Deriving
@@ -25,11 +26,13 @@ def tell(
     check: Callable[[], None],
 ) -> None:
     """Tell observers of waves that stand, in order. Call it inside of ``one_look``."""
-    deriving.look([pair for one in stood for pair in _told(one.requests, one.manifests)])
-    for one in stood:
-        check()
-        told(observers, one.wave.name, one.requests, one.manifests)
-        ended(one.wave, one.manifests)
+    with without_garbage():
+        current = deriving.look([pair for one in stood for pair in _told(one.requests, one.manifests)])
+    with without_garbage() if current else nullcontext():
+        for one in stood:
+            check()
+            told(observers, one.wave.name, one.requests, one.manifests)
+            ended(one.wave, one.manifests)
 
 
 def _told(requests: Sequence[Request], manifests: Sequence[Manifest]) -> list[tuple[str, Manifest]]:
