@@ -25,6 +25,7 @@ from cosmos_rl_core.models._loading import COMPONENTS
 from cosmos_rl_core.models._packing import pack, unpack
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
 from cosmos_rl_core.pipelines import directories, guidance
+from cosmos_rl_core.pipelines.modules import align
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.weights import export
@@ -123,7 +124,7 @@ def stock_pipeline(folder: str | Path, device: torch.device = CPU) -> Any:
     pipeline.set_progress_bar_config(disable=True)
     for part in pipeline.components.values():
         if isinstance(part, nn.Module):
-            _loading.align(part)
+            align(part)
     return pipeline.to(device)
 
 

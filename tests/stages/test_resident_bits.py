@@ -26,9 +26,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("residents")]
 
 RANKS = {"rollout": 2, "update": 2}
 VALUES: dict[str, Any] = {
-    "policy": {"lora": {}, "diffusers": {"inference_size": [32, 64]}},
+    "policy": {"lora": {}, "diffusers": {"inference_size": [32, 32], "sample": {"num_steps": 2}}},
     "train": {"num_iterations": 1, "train_policy": {"type": "nft", "dataset": FEW_PROMPTS}},
-    "rollout": {"n_generation": 4},
+    "rollout": {"n_generation": 2},
     "rewards": [{"fn": {"name": "ocr"}}],
 }
 
