@@ -13,7 +13,7 @@ import pytest
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, LeaseError
-from flows.devices import devices
+from flows.devices import devices, locks
 from flows.devices.devices import VISIBLE, Need, known_to_driver, visible
 from flows.devices.waiting import Waiting
 from tests.flows.allocated import Work, wait_until
@@ -132,6 +132,39 @@ def test_who_cannot_have_all_holds_none_and_is_told_once_who_has_them(two, start
     in_use = f"{two[1]} by process {started[0].pid}"
     assert told == [f"waits for 2 free GPUs of {listed}; in use: {in_use}"]
     assert devices.users(two) == {two[1]: started[0].pid}
+
+
+def test_devices_that_a_run_keeps_are_taken_first_and_others_get_a_lock_each(two):
+    with locks.open_locks() as kept:
+        assert locks.lock(kept, locks.byte_of(two[1]))
+        with devices.taken([Need("embed", 1)], two, Waiting(pytest.fail, refuse), lambda: two[1:]) as (share,):
+            assert (share.devices, share.apart) == (two[1:], {})
+            assert is_free(two[0])
+        with devices.taken([Need("update", 2)], two, Waiting(pytest.fail, refuse), lambda: two[1:]) as (share,):
+            assert (share.devices, [*share.apart]) == (two, two[:1])
+            assert not is_free(two[0])
+        needs = [Need("update", 1), Need("rollout", 1)]
+        with devices.taken(needs, two, Waiting(pytest.fail, refuse), lambda: two[1:]) as (update, rollout):
+            assert (update.devices, rollout.devices) == (two[1:], two[:1])
+        assert is_free(two[0])
+        # What was kept is not freed with a share.
+        assert not is_free(two[1])
+
+
+def test_a_run_tells_that_it_waits_for_devices_and_gives_its_own_back_before_it_sleeps(two):
+    said: list[object] = []
+    waiting = Waiting(said.append, refuse, lambda: said.append("gives back"))
+    assert locks.wanted(two) == []
+    with devices.taken([Need("update", 1, (1,))], two, Waiting(pytest.fail, refuse)) as (share,):
+
+        def give_way() -> None:
+            said.append(locks.wanted(two))
+            share.close()
+
+        waiting.check = give_way
+        with devices.taken([Need("rollout", 1, (1,))], two, waiting):
+            assert locks.wanted(two) == []
+    assert said[1:] == ["gives back", two[1:]]
 
 
 def test_more_devices_than_are_visible_are_a_mistake_that_lists_them(two):

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from cosmos_rl_core.processes import age_s, become_rank, begin_again
 from stages.execution import torch_runtime
 from stages.execution.execution import Execution
-from stages.execution.warm.leftovers import SLACK_BYTES, Leftovers, live_bytes
+from stages.execution.warm.leftovers import DEVICE_SLACK_BYTES, SLACK_BYTES, Leftovers, live_bytes, settle
 
 KEPT: list[torch.Tensor] = []
 Leak = Callable[[], Callable[[], object]]
@@ -156,6 +156,16 @@ def test_what_every_stage_changes_is_put_back_and_is_no_leftover(tmp_path: Path)
     # A new process draws the same.
     assert torch.equal(torch.rand(3), drawn)
     torch.set_rng_state(expected)
+
+
+def test_memory_of_the_device_that_is_kept_is_told_and_freed_memory_is_given_back(device: torch.device) -> None:
+    settle("cuda" if device.type == "cuda" else "cpu")
+    before = Leftovers()
+    kept = [torch.zeros(DEVICE_SLACK_BYTES + 512, dtype=torch.uint8, device=device)]
+    what = "memory of the device" if device.type == "cuda" else "tensors"
+    assert before.found() == [f"{what}: {DEVICE_SLACK_BYTES + 512} bytes more than before"]
+    kept.clear()
+    assert before.found() == []
 
 
 def test_the_bytes_of_a_tensor_count_once_however_many_look_at_them() -> None:
