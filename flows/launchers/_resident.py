@@ -213,7 +213,7 @@ class Residents:
     def _keep_looking(self) -> None:
         while not self._closed.wait(LOOK_S):
             # The file of locks may be away for a moment.
-            with suppress(UnavailableError):
+            with suppress(UnavailableError, OSError):
                 self._look()
 
     def _look(self) -> None:
