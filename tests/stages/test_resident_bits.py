@@ -57,14 +57,19 @@ def damage(weights: Path) -> None:
     os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-def test_stages_of_one_and_two_ranks_in_mixed_order_have_the_bytes_of_new_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole weights", "shared weights"])
+def test_stages_of_one_and_two_ranks_in_mixed_order_have_the_bytes_of_new_processes(
+    tmp_path: Path, sharded: bool
+) -> None:
     base = Path(shutil.copytree(resolve_path("package:tiny-sd3"), tmp_path / "base"))
     values = VALUES | {"policy": VALUES["policy"] | {"model_name_or_path": str(base)}}
     expected: list[str] = []
     for request in stages(make_run(tmp_path / "new", values)):
-        make_on_ranks(request, tmp_path, RANKS.get(request.stage, 1))
+        ranks = RANKS.get(request.stage, 1)
+        make_on_ranks(request, tmp_path, ranks, dp_shard_size=ranks if sharded else 1)
         expected.append(content_of(request))
     settings = {"mode": "warm", "device": "cpu", "resident_gb": 1, "stage_processes": RANKS}
+    settings |= {"dp_shard_size": 2} if sharded else {}
     found: list[str] = []
     pids: set[int] = set()
     with closing(Waves(str(tmp_path), LaunchConfig.model_validate(settings), Display())) as waves:
@@ -80,7 +85,9 @@ def test_stages_of_one_and_two_ranks_in_mixed_order_have_the_bytes_of_new_proces
         later = stages(make_run(tmp_path / "later", values))
         make_stages(stages(make_run(tmp_path / "stay", values)))
         make_stages(islice(later, 2))
-        damage(base / "transformer" / WEIGHTS)
+        if not sharded:
+            # Kept by each process. Of shared weights nothing is kept, and meshes are made anew.
+            damage(base / "transformer" / WEIGHTS)
         make_stages(islice(later, 1))
     assert found == [*expected, *expected[:3]]
     assert len(pids) == 2

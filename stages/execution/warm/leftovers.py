@@ -106,6 +106,9 @@ def _free() -> None:
     if (dynamo := sys.modules.get("torch._dynamo")) is not None:
         # Compiled blocks refer to the modules that they were compiled for.
         dynamo.reset()
+    if (sharded := sys.modules.get("torch.distributed.tensor._random")) is not None:
+        # It belongs to a mesh, and to make it is a collective: ranks that have none yet would wait for others.
+        vars(sharded)["_rng_tracker"] = None
     gc.collect()
     torch.clear_autocast_cache()
     if torch.cuda.is_initialized():
