@@ -24,7 +24,7 @@ from flows.devices.devices import Need
 from flows.devices.fitting import with_gpus
 from flows.devices.waiting import Waiting
 from flows.devices.work_folders import WorkFolder
-from flows.launchers._base import NOT_BEGUN, Job, JobState
+from flows.launchers._base import NOT_BEGUN, Job, JobState, Processes
 from flows.launchers._processes import module, stage_environment
 from stages.artifacts.request import Request
 from stages.execution.mailbox import Mailbox, Order, Orders
@@ -168,6 +168,10 @@ class AllocatedJobs:
 
     def give_back(self) -> None:
         """Do nothing: other runs wait for none of these devices."""
+
+    def processes(self) -> Processes:
+        """Return none: no process here stays."""
+        return Processes()
 
     def submit(self, job: Job) -> "OrderedJob":
         """Order the job, and ask the scheduler for an allocation if there is none."""

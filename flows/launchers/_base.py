@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from cosmos_rl_core.canonical import digest
+from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.launch import LaunchConfig
 from flows.devices.devices import Need, Share
 from flows.devices.waiting import Waiting
@@ -55,6 +56,28 @@ class JobState:
 
 
 NOT_BEGUN = JobState("waiting")
+
+
+class Staying(Section):
+    """A process that stays between stages."""
+
+    device: str
+    """Name of its device; its number where stages compute on the CPU."""
+    pid: int
+    since: str
+    """When it started, in UTC."""
+    served: int
+    """Number of stages that it has served."""
+    kept_bytes: int = 0
+    """Bytes of frozen weights that it holds."""
+
+
+class Processes(Section):
+    """The processes that stay between the stages of a run."""
+
+    stay: tuple[Staying, ...] = ()
+    ended: tuple[str, ...] = ()
+    """Why the last ones ended, the newest last."""
 
 
 class RunningJob(Protocol):
@@ -112,6 +135,10 @@ class JobLauncher(Protocol):
 
     def reattach(self, job: Job) -> RunningJob | None:
         """Return the job if an earlier flow submitted it and it has not ended, else None."""
+
+    def processes(self) -> Processes:
+        """Return the processes that stay between jobs on this machine."""
+        ...
 
     def close(self) -> None:
         """Release what is kept between jobs."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from cosmos_rl_core.process_trees import KILLED, kill, show_stacks, tree
 from flows.devices import locks
 from flows.devices.devices import ASK_S, VISIBLE, Share
 from flows.devices.waiting import Waiting
-from flows.launchers._base import Job
+from flows.launchers._base import Job, Processes, Staying
 from flows.launchers._processes import PROCESSES, environment_here, module
 
 IDLE_S = 600.0
@@ -32,6 +33,8 @@ POLITE_S = 2 * ASK_S
 """Time in seconds that another run has to take a device that it waits for."""
 MEETING_FILE = "meeting"
 """File beside a request at which its ranks join their process group."""
+REASONS = 3
+"""Number of last reasons that are told."""
 BITS = {"device", "threads", "deterministic", "tf32", "attention"}
 """Settings of an execution that a process cannot change from one Request to the next."""
 
@@ -41,8 +44,11 @@ class Resident:
 
     def __init__(self, name: str, settings: dict[str, Any], log: Path, lock: IO[bytes] | None) -> None:
         self.name, self.settings, self.lock = name, settings, lock
+        self.since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         self.served = 0
         """Number of Requests that ended well."""
+        self.kept_bytes = 0
+        """Bytes of frozen weights that it holds, after the last of them."""
         self.idle_since_s: float | None = time.monotonic()
         """When it became idle by the monotonic clock; None while it serves."""
         orders, self._orders = os.pipe()
@@ -83,8 +89,8 @@ class Resident:
             # Before the reply is looked for, so that the last one of an ended process is not missed.
             code = self.process.poll()
             with suppress(BlockingIOError):
-                if os.read(self._replies, 64):
-                    code = 0
+                if reply := os.read(self._replies, 64):
+                    code, self.kept_bytes = 0, int(reply)
             if code != 0:
                 return code
             self.served, self.idle_since_s = self.served + 1, time.monotonic()
@@ -106,6 +112,8 @@ class Residents:
     def __init__(self, launch: LaunchConfig) -> None:
         self._launch = launch
         self._at: dict[str, Resident] = {}
+        self._reasons: deque[str] = deque(maxlen=REASONS)
+        """Why the last processes ended."""
         self._given_up: set[str] = set()
         """Devices of processes that ended because another run waits."""
         self._guard = threading.RLock()
@@ -115,7 +123,8 @@ class Residents:
     def idle(self) -> list[str]:
         """Return the devices of processes that run and serve no Request."""
         with self._guard:
-            self._end(one for one in self._at.values() if one.idle_since_s is not None and not one.runs)
+            lost = [one for one in self._at.values() if one.idle_since_s is not None and not one.runs]
+            self._end(lost, "ended while it was idle")
             return [name for name, one in self._at.items() if one.idle_since_s is not None]
 
     def start(self, job: Job, request: Path, log: Path, share: Share | None) -> "Gang":
@@ -146,9 +155,9 @@ class Residents:
                     members.append(member)
                     served_before = served_before or member.served > 0
             except BaseException:
-                self._end(members)
+                self._end(members, f"{job.request.stage} could not start")
                 raise
-        return Gang(self, members, served_before)
+        return Gang(self, members, served_before, job.request.stage)
 
     def _names(self, count: int, share: Share | None) -> list[str]:
         """Return the devices of a Request. Without devices, these are numbers of processes that are free."""
@@ -164,6 +173,7 @@ class Residents:
         if (before := self._at.pop(name, None)) is not None:
             # The lock goes from the one to the other.
             lock, before.lock = before.lock, None
+            self._note([before], "a new process was needed")
             _kill([before])
         if share is not None and lock is None:
             # A process that was idle may have ended since the share was taken, and its lock with it.
@@ -173,21 +183,37 @@ class Residents:
         self._at[name] = Resident(name, settings, log, lock)
         return self._at[name]
 
-    def end(self, members: Sequence[Resident]) -> None:
+    def processes(self) -> Processes:
+        """Return the processes that run, and why the last ones ended."""
+        with self._guard:
+            stay = tuple(
+                Staying(device=name, pid=one.process.pid, since=one.since, served=one.served, kept_bytes=one.kept_bytes)
+                for name, one in self._at.items()
+                if one.runs
+            )
+            return Processes(stay=stay, ended=tuple(self._reasons))
+
+    def end(self, members: Sequence[Resident], why: str) -> None:
         """Kill processes, whatever they do."""
         with self._guard:
-            self._end(members)
+            self._end(members, why)
 
-    def _end(self, members: Iterable[Resident]) -> None:
+    def _end(self, members: Iterable[Resident], why: str) -> None:
         ended = [one for one in members if self._at.get(one.name) is one]
+        self._note(ended, why)
         _kill(ended)
         for one in ended:
             del self._at[one.name]
 
+    def _note(self, ended: Sequence[Resident], why: str) -> None:
+        if ended:
+            self._reasons.append(f"{', '.join(one.name for one in ended)}: {why}")
+
     def give_back(self) -> None:
         """End the processes that are idle, and free their devices."""
         with self._guard:
-            self._end([one for one in self._at.values() if one.idle_since_s is not None])
+            idle = [one for one in self._at.values() if one.idle_since_s is not None]
+            self._end(idle, "the run waited for devices, slots or people")
 
     def let_others_go_first(self, waiting: Waiting) -> None:
         """Give another run that waits for a device of this one time to take it."""
@@ -203,7 +229,7 @@ class Residents:
         """End all processes."""
         self._closed.set()
         with self._guard:
-            self._end(list(self._at.values()))
+            self._end(list(self._at.values()), "the run ended")
 
     def _watch(self) -> None:
         if self._watcher is None:
@@ -223,14 +249,15 @@ class Residents:
             long = [one for one in idle if now_s - (one.idle_since_s or now_s) > IDLE_S]
             wanted = locks.wanted([one.name for one in idle if one.lock is not None])
             self._given_up |= set(wanted)
-            self._end([one for one in idle if one in long or one.name in wanted])
+            self._end([one for one in idle if one.name in wanted], "another run waited for the device")
+            self._end([one for one in long if one.name not in wanted], f"idle for {IDLE_S:.0f} s")
 
 
 class Gang:
     """The processes that serve one Request. They stay if all of them end it well, and are killed otherwise."""
 
-    def __init__(self, residents: Residents, members: Sequence[Resident], served_before: bool) -> None:
-        self._residents, self._members = residents, members
+    def __init__(self, residents: Residents, members: Sequence[Resident], served_before: bool, stage: str) -> None:
+        self._residents, self._members, self._stage = residents, members, stage
         self.served_before = served_before
         """Whether one of them has served another Request before."""
         self._code: int | None = None
@@ -247,7 +274,7 @@ class Gang:
             if failed := [code for code in codes if code]:
                 self._code = failed[0]
                 # The others would wait for it.
-                self._residents.end(self._members)
+                self._residents.end(self._members, f"a rank of {self._stage} ended with exit code {self._code}")
             elif None not in codes:
                 self._code = 0
         return self._code
@@ -260,7 +287,7 @@ class Gang:
     def end(self) -> None:
         """Kill the processes if they still serve."""
         if self.poll() is None:
-            self._residents.end(self._members)
+            self._residents.end(self._members, f"{self._stage} was ended")
             self._code = KILLED
 
 

@@ -14,7 +14,7 @@ from flows.devices import devices
 from flows.devices.devices import Need, Share
 from flows.devices.waiting import Waiting
 from flows.devices.work_folders import WorkFolder
-from flows.launchers._base import Job, JobState
+from flows.launchers._base import Job, JobState, Processes
 from flows.launchers._processes import WarmServer, start_cold
 from flows.launchers._resident import Gang, Residents
 from stages.artifacts.request import REQUEST, Request
@@ -89,6 +89,10 @@ class JobLauncher:
         if self._warm is None or not self._warm.is_running:
             self._warm = WarmServer(self._config)
         return Watched(self._warm.start(job.request.stage, request, log, job.execution.parallelism.world_size))
+
+    def processes(self) -> Processes:
+        """Return the processes that stay between jobs."""
+        return self._residents.processes()
 
     def reattach(self, job: Job) -> None:
         """Return None: no process outlives its flow."""

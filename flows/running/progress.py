@@ -14,6 +14,7 @@ from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.errors import ApprovalError, ArtifactError, BudgetError, CosmosRLError, StoppedError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
+from flows.launchers._base import Processes
 from stages.execution.outcome import Status
 
 INTERVAL_S = 2.0
@@ -39,6 +40,8 @@ class Progress(Section):
     """Steps done of ``total`` in the phase, for the slowest stage of the wave."""
     seconds: float = Field(default=0.0, ge=0)
     """Seconds since the wave began, with retries and waiting for a machine."""
+    processes: Processes = Processes()
+    """Processes that stay between stages. None after the end of the run's own process."""
     end: End = ""
     error: str = ""
     """The whole message of the failure."""
@@ -56,6 +59,8 @@ class Reporter:
         self._is_made = is_made
         self._before: Progress | None = None
         self._now = Progress()
+        self.processes: Callable[[], Processes] = Processes
+        """Returns the processes that stay between the stages of the run."""
         self._wave_s = self._written_s = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -74,7 +79,7 @@ class Reporter:
             end = "limited" if isinstance(error, BudgetError) else end
             end = "stopped" if isinstance(error, StoppedError) else end
             why = str(error) or type(error).__name__
-            self._now = self._now.model_copy(update={"end": end, "error": why})
+            self._now = self._now.model_copy(update={"end": end, "error": why, "processes": Processes()})
         self._write()
 
     def _ended_well(self) -> Progress:
@@ -91,7 +96,8 @@ class Reporter:
         elif now_s - self._written_s < INTERVAL_S:
             return
         at = slowest_of(statuses).model_dump(include={"phase", "step", "total"})
-        self._now = Progress(wave=wave, seconds=round(now_s - self._wave_s, 1), **at)
+        seconds = round(now_s - self._wave_s, 1)
+        self._now = Progress(wave=wave, seconds=seconds, processes=self.processes(), **at)
         self._write()
 
     def done(self) -> None:

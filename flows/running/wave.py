@@ -16,7 +16,7 @@ from flows.devices.devices import device_of, need_of
 from flows.devices.fitting import misfits, most, turns, why_not_beside
 from flows.devices.waiting import Waiting
 from flows.devices.work_folders import is_full
-from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState, RunningJob
+from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState, Processes, RunningJob
 from flows.launchers.endings import kind_of
 from flows.launchers.overlap import EarlyScoring
 from flows.ledger.ledger import Ledger
@@ -251,6 +251,10 @@ class Waves:
     def waiting(self) -> Waiting:
         """Return a wait that prints its reasons."""
         return Waiting(self.display.note, self.check, self._jobs.give_back)
+
+    def processes(self) -> Processes:
+        """Return the processes that stay between waves."""
+        return self._jobs.processes()
 
     def close(self) -> None:
         """Release what the launcher keeps between waves."""

@@ -86,6 +86,7 @@ def working_on(
             ledger = Ledger(run.url, shape_of(run.plan), shown.note)
             slots = gpus.slots(config)
             waves = Waves(run.url, config, shown, allow_numerics_change, check, accept_scorer, ledger, slots)
+            reporter.processes = waves.processes
             with shown, closing(waves):
                 yield waves
             # Once more: processes of a killed flow may have lived on for a moment.

@@ -119,8 +119,19 @@ def others(overview: Overview) -> Iterator[Row]:
     if (judged := overview.z_scores) is not None and judged[1]:
         z = ", ".join(f"{name} {value:+.2f}".replace(" ", _TOGETHER) for name, value in judged[1].items())
         yield Row("z-scores", f"of policy 0, iteration {judged[0]}: {z}")
+    yield from _processes(overview)
     if lineage := overview.run.plan.lineage:
         yield Row("begins", f"with {lineage}")
+
+
+def _processes(overview: Overview) -> Iterator[Row]:
+    """Yield the processes that stay between stages, and why the last ones ended."""
+    found = overview.progress.processes
+    for one in found.stay:
+        kept = f", keeps {one.kept_bytes / 2**30:.2f} GiB" if one.kept_bytes else ""
+        served = counted(one.served, "stage")
+        yield Row("stays", f"process {one.pid} on {one.device} since {one.since} UTC, {served} served{kept}", lines=1)
+    yield from (Row("ended", why, lines=1) for why in found.ended)
 
 
 def _life(overview: Overview) -> str:

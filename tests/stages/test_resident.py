@@ -187,6 +187,7 @@ def test_a_process_in_which_a_stage_left_something_ends_and_says_so(alone: Work,
     assert gone(*before)
     (log,) = (Path(request.slot) / "logs").iterdir()
     assert f"something is left: {left}" in log.read_text(encoding="utf-8")
+    assert eventually(lambda: not alone.waves.processes().stay, PATIENCE_S)
     assert alone.make("put") != before
 
 
@@ -217,8 +218,13 @@ def test_a_process_serves_in_one_environment_until_it_is_idle_for_long(
     assert gone(*before)
     time.sleep(2 * _resident.LOOK_S)
     assert psutil.pid_exists(after[0])
+    told = alone.waves.processes()
+    assert [(one.device, one.pid, one.served, one.kept_bytes) for one in told.stay] == [("0", after[0], 1, 0)]
+    assert told.ended[-1] == "0: a new process was needed"
     monkeypatch.setattr(_resident, "IDLE_S", 0.0)
     assert gone(*after)
+    assert eventually(lambda: alone.waves.processes().ended[-1] == "0: idle for 0 s", PATIENCE_S)
+    assert not alone.waves.processes().stay
 
 
 def test_a_run_that_waits_gets_the_device_of_another_runs_idle_process(

@@ -88,7 +88,8 @@ class Watched:
 
     def _watch(self) -> None:
         ready = [self.folder / f"ready-{rank}" for rank in range(RANKS)]
-        while not all(file.exists() for file in ready) and not self._done.wait(0.01):
+        # A file is there before its text is.
+        while not all(file.exists() and file.stat().st_size for file in ready) and not self._done.wait(0.01):
             pass
         if self._done.is_set():
             return

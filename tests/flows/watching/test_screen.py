@@ -15,6 +15,7 @@ from rich.cells import cell_len
 
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal
+from flows.launchers._base import Processes, Staying
 from flows.library.opened_run import open_run
 from flows.library.overview import Overview
 from flows.planning.plan import Settings
@@ -116,12 +117,20 @@ def test_a_run_at_work_says_where_it_is_and_how_long_it_still_takes(begun, width
     run = begun(WAVE)
     at = Status(sequence=1, phase="train", step=3, total=12)
     with run.lease(), Reporter(run.url) as reporter:
+        stays = {"device": "GPU-1", "pid": 7, "since": "2026-01-02 03:04:05", "served": 12, "kept_bytes": 2**29}
+        reporter.processes = lambda: Processes(stay=(Staying(**stays),), ended=("GPU-0: idle for 600 s",))
         reporter.working(WAVE, [at])
-        lines = shown(open_run(run.plan.run_id, run.store_url).now(), width, height)
+        overview = open_run(run.plan.run_id, run.store_url).now()
+        lines = shown(overview, width, height)
+    assert overview.as_json()["processes"] == {"stay": [stays], "ended": ["GPU-0: idle for 600 s"]}
     assert lines[0].startswith("run      ddrl-tiny-be4e1a9f: running as process ")
     assert answer(lines, "now").startswith("iteration-0004 (5 of 8): update+fragment, train 3/12, ")
     assert re.match(r"about [\d.]+ min of work, ", answer(lines, "left"))
     assert "update running" in answer(lines, "stages")
+    if height > 24:
+        since = "since 2026-01-02 03:04:05 UTC, 12 stages served, keeps 0.50 GiB"
+        assert answer(lines, "stays") == f"process 7 on GPU-1 {since}"
+        assert answer(lines, "ended") == "GPU-0: idle for 600 s"
     require_common(lines)
 
 
