@@ -2,11 +2,11 @@
 
 import gc
 import logging
+import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
-
-import psutil
 
 from cosmos_rl_core.canonical import canonical_json
 
@@ -70,10 +70,9 @@ def loaded(function: Callable[..., T], *arguments: Any) -> T:
     key = _key(function.__module__, function.__qualname__, arguments)
     if key in _READY:
         return _READY.pop(key)
-    process = psutil.Process()
-    before = process.memory_info().rss
+    before = _resident_bytes()
     found = function(*arguments)
-    grown = max(0, process.memory_info().rss - before)
+    grown = max(0, _resident_bytes() - before)
     _LOADS.append(Load(function.__module__, function.__qualname__, [*arguments], grown))
     return found
 
@@ -91,6 +90,15 @@ def is_ready(load: Load) -> bool:
 def make_ready(load: Load, found: Any) -> None:
     """Keep what was loaded for the forks of this server."""
     _READY[_key(load.module, load.function, load.arguments)] = found
+
+
+def _resident_bytes() -> int:
+    """Return the bytes of this process in memory; 0 where the system does not tell."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]
+    except OSError:
+        return 0
+    return int(pages) * mmap.PAGESIZE
 
 
 def _key(module: str, function: str, arguments: Any) -> bytes:

@@ -1,5 +1,6 @@
 """Recipes and cluster profiles from TOML files, with all mistakes at once. Files of cosmos-rl are translated."""
 
+import importlib
 from collections.abc import Sequence
 
 from cosmos_rl_core import shipped
@@ -7,7 +8,6 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.reading import Values, profile_of, read_toml, validated, with_changes
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.errors import ConfigError, Mistakes
-from cosmos_rl_core.importers.translation import translated
 from cosmos_rl_core.recipes import effects
 
 
@@ -22,6 +22,8 @@ def read_values(
     that others can be found beside it; without ``mistakes`` it raises, too.
     """
     file = shipped.path_of(path, "recipe")
+    # Imported here, because only planning reads recipes: a status does not.
+    translated = importlib.import_module("cosmos_rl_core.importers.translation").translated
     values = translated(read_toml(file, shipped.EXAMPLE, mistakes), path)
     return with_changes(values, file, overrides, cluster, mistakes)
 

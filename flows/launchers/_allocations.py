@@ -22,9 +22,10 @@ from cosmos_rl_core.process_trees import KILLED
 from cosmos_rl_core.storage import store
 from flows.devices.devices import Need
 from flows.devices.fitting import with_gpus
+from flows.devices.staying import Processes
 from flows.devices.waiting import Waiting
 from flows.devices.work_folders import WorkFolder
-from flows.launchers._base import NOT_BEGUN, Job, JobState, Processes
+from flows.launchers._base import NOT_BEGUN, Job, JobState
 from flows.launchers._processes import module, stage_environment
 from stages.artifacts.request import Request
 from stages.execution.mailbox import Mailbox, Order, Orders

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from cosmos_rl_core.canonical import digest
-from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.launch import LaunchConfig
 from flows.devices.devices import Need, Share
+from flows.devices.staying import Processes
 from flows.devices.waiting import Waiting
 from stages.artifacts.request import Request
 from stages.execution.execution import Execution
@@ -56,28 +56,6 @@ class JobState:
 
 
 NOT_BEGUN = JobState("waiting")
-
-
-class Staying(Section):
-    """A process that stays between stages."""
-
-    device: str
-    """Name of its device; its number where stages compute on the CPU."""
-    pid: int
-    since: str
-    """When it started, in UTC."""
-    served: int
-    """Number of stages that it has served."""
-    kept_bytes: int = 0
-    """Bytes of frozen weights that it holds."""
-
-
-class Processes(Section):
-    """The processes that stay between the stages of a run."""
-
-    stay: tuple[Staying, ...] = ()
-    ended: tuple[str, ...] = ()
-    """Why the last ones ended, the newest last."""
 
 
 class RunningJob(Protocol):

@@ -21,8 +21,9 @@ from cosmos_rl_core.errors import UnavailableError
 from cosmos_rl_core.process_trees import KILLED, kill, show_stacks, tree
 from flows.devices import locks
 from flows.devices.devices import ASK_S, VISIBLE, Share
+from flows.devices.staying import Processes, Staying
 from flows.devices.waiting import Waiting
-from flows.launchers._base import Job, Processes, Staying
+from flows.launchers._base import Job
 from flows.launchers._processes import PROCESSES, environment_here, module
 
 IDLE_S = 600.0

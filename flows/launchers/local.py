@@ -12,9 +12,10 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.process_trees import Watched
 from flows.devices import devices
 from flows.devices.devices import Need, Share
+from flows.devices.staying import Processes
 from flows.devices.waiting import Waiting
 from flows.devices.work_folders import WorkFolder
-from flows.launchers._base import Job, JobState, Processes
+from flows.launchers._base import Job, JobState
 from flows.launchers._processes import WarmServer, start_cold
 from flows.launchers._resident import Gang, Residents
 from stages.artifacts.request import REQUEST, Request

@@ -128,7 +128,7 @@ class Overview:
         Keys: ``run``, ``url``, ``init`` (what policy version 0 begins with, "" for the base), ``state`` (``running``,
         or how the last process ended), ``error`` ("" unless failed), ``holder`` (``pid`` and ``host``, or null),
         ``wave``, ``phase``, ``step``, ``total`` and ``wave_seconds`` of the newest wave, ``processes`` (that stay
-        between stages: :class:`flows.launchers._base.Processes`), ``standing``, ``best``
+        between stages: :class:`flows.devices.staying.Processes`), ``standing``, ``best``
         (``k``, ``by``, ``figure``, ``standard_error``, ``rewards`` and ``passed`` of the best policy version, or
         null), ``warnings`` (:meth:`Warned.as_json`), ``z_scores`` of the newest iteration that was judged (by reward,
         or null), ``outlook`` (:class:`flows.library.outlook.Outlook`), and ``stages``. Each stage has ``name``,

@@ -14,7 +14,7 @@ from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.errors import ApprovalError, ArtifactError, BudgetError, CosmosRLError, StoppedError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
-from flows.launchers._base import Processes
+from flows.devices.staying import Processes
 from stages.execution.outcome import Status
 
 INTERVAL_S = 2.0

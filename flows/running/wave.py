@@ -14,9 +14,10 @@ from cosmos_rl_core.storage import store
 from flows import launchers
 from flows.devices.devices import device_of, need_of
 from flows.devices.fitting import misfits, most, turns, why_not_beside
+from flows.devices.staying import Processes
 from flows.devices.waiting import Waiting
 from flows.devices.work_folders import is_full
-from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState, Processes, RunningJob
+from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState, RunningJob
 from flows.launchers.endings import kind_of
 from flows.launchers.overlap import EarlyScoring
 from flows.ledger.ledger import Ledger

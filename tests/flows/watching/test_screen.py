@@ -15,7 +15,7 @@ from rich.cells import cell_len
 
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal
-from flows.launchers._base import Processes, Staying
+from flows.devices.staying import Processes, Staying
 from flows.library.opened_run import open_run
 from flows.library.overview import Overview
 from flows.planning.plan import Settings
