@@ -162,4 +162,11 @@ def bytes_of(module: nn.Module) -> int:
 
 
 def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    """Return weights, buffers, and tensors that are plain attributes, such as tables of positions."""
+    plain = {
+        f"{name}.{attribute}": value
+        for name, part in module.named_modules()
+        for attribute, value in vars(part).items()
+        if isinstance(value, Tensor)
+    }
+    return {**dict(module.named_parameters()), **dict(module.named_buffers()), **plain}

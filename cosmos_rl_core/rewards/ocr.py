@@ -98,14 +98,14 @@ class Reward:
 
     @cached_property
     def _recognizer(self) -> Any:
-        width, num_threads = self._options.line_width, self._options.num_threads
+        path, width, num_threads = _model_path(), self._options.line_width, self._options.num_threads
         if num_threads > 1:  # which a fork would not have
-            return recognizer(str(_model_path()), width, num_threads)
-        return loaded(recognizer, str(_model_path()), width, num_threads)
+            return recognizer(str(path), width, num_threads)
+        return loaded(recognizer, str(path), width, num_threads, Remembered.of_user().sha256(path))
 
 
-def recognizer(path: str, line_width: int, num_threads: int) -> Any:
-    """Load the recognition model."""
+def recognizer(path: str, line_width: int, num_threads: int, _digest: str = "") -> Any:
+    """Load the recognition model. ``_digest`` tells another file at the same path from this one."""
     engine = rapidocr.RapidOCR(
         params={
             "Global.log_level": "error",

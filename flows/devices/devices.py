@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ from stages.registry import STAGES
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 MIG = "MIG-"
 """Beginning of the name of a part of a GPU. CUDA shows a process one such part, whatever the variable names."""
+CHOOSING_TRIES, CHOOSING_S = 20, 0.01
+"""How often, and at which interval in seconds, a run tries to be the one that chooses devices."""
 ASK_S = 0.5
 """Interval in seconds at which a waiting run looks for free devices."""
 QUERY_TIMEOUT_S = 60.0
@@ -242,10 +245,19 @@ def users(devices: Sequence[str]) -> dict[str, int]:
     return found
 
 
+def _lock_soon(guard: IO[bytes]) -> bool:
+    """Lock the byte of those who choose, which others hold for milliseconds."""
+    for _ in range(CHOOSING_TRIES):
+        if locks.lock(guard, locks.CHOOSING):
+            return True
+        time.sleep(CHOOSING_S)
+    return False
+
+
 def _take(needs: Sequence[Need], devices: Sequence[str], kept: Collection[str] | None = None) -> list[Share] | None:
     """Return a share for each need, or None if free devices do not suffice for all. See :func:`taken`."""
     with locks.open_locks() as guard, ExitStack() as undone:
-        if not locks.lock(guard, locks.CHOOSING):
+        if not _lock_soon(guard):
             return None
         shares = [Share(need, locks.open_locks()) for need in needs]
         for share in shares:

@@ -6,6 +6,7 @@ rank. It ends when it is idle for long, when its flow is about to wait, and when
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import UnavailableError
 from cosmos_rl_core.process_trees import KILLED, kill, show_stacks, tree
@@ -25,6 +28,7 @@ from flows.devices.staying import Processes, Staying
 from flows.devices.waiting import Waiting
 from flows.launchers._base import Job
 from flows.launchers._processes import PROCESSES, environment_here, module
+from stages.execution.warm import LEFT
 
 IDLE_S = 600.0
 """Seconds without a Request after which a process ends."""
@@ -36,7 +40,7 @@ MEETING_FILE = "meeting"
 """File beside a request at which its ranks join their process group."""
 REASONS = 3
 """Number of last reasons that are told."""
-BITS = {"device", "threads", "deterministic", "tf32", "attention"}
+BITS = {"device", "threads", "deterministic"}
 """Settings of an execution that a process cannot change from one Request to the next."""
 
 
@@ -48,6 +52,8 @@ class Resident:
         self.since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         self.served = 0
         """Number of Requests that ended well."""
+        self.left = False
+        """Whether a Request left something in it, so that it ends."""
         self.kept_bytes = 0
         """Bytes of frozen weights that it holds, after the last of them."""
         self.idle_since_s: float | None = time.monotonic()
@@ -75,23 +81,32 @@ class Resident:
         """Return whether the process runs."""
         return self.process.poll() is None
 
+    def fits(self, settings: dict[str, Any], fresh: bool) -> bool:
+        """Return whether it may serve a Request under these settings; ``fresh`` takes no process that served before."""
+        return self.settings == settings and not self.left and not (fresh and self.served)
+
     def order(self, order: dict[str, Any]) -> bool:
         """Begin a Request. Return False if the process has ended."""
+        # It is at work from now on, also if it turns out that it has ended.
+        self.idle_since_s = None
         try:
             os.write(self._orders, json.dumps(order).encode() + b"\n")
         except BrokenPipeError:
             return False
-        self.idle_since_s = None
         return self.runs
 
     def poll(self) -> int | None:
         """Return None while it serves, 0 if that ended well, and else the exit code of the process."""
         if self.idle_since_s is None:
             # Before the reply is looked for, so that the last one of an ended process is not missed.
-            code = self.process.poll()
+            code, reply = self.process.poll(), b""
             with suppress(BlockingIOError):
                 if reply := os.read(self._replies, 64):
-                    code, self.kept_bytes = 0, int(reply)
+                    code, self.left = 0, reply == LEFT
+                    self.kept_bytes = 0 if self.left else int(reply)
+            if code == 0 and not reply:
+                # It ended without a word.
+                code = KILLED
             if code != 0:
                 return code
             self.served, self.idle_since_s = self.served + 1, time.monotonic()
@@ -124,8 +139,10 @@ class Residents:
     def idle(self) -> list[str]:
         """Return the devices of processes that run and serve no Request."""
         with self._guard:
-            lost = [one for one in self._at.values() if one.idle_since_s is not None and not one.runs]
-            self._end(lost, "ended while it was idle")
+            idle = [one for one in self._at.values() if one.idle_since_s is not None]
+            lost = [one for one in idle if one.left or not one.runs]
+            self._end([one for one in lost if one.left], "a stage left something in it; its log says what")
+            self._end([one for one in lost if not one.left], "it ended while it was idle")
             return [name for name, one in self._at.items() if one.idle_since_s is not None]
 
     def start(self, job: Job, request: Path, log: Path, share: Share | None) -> "Gang":
@@ -149,10 +166,14 @@ class Residents:
             try:
                 for rank, name in enumerate(self._names(ranks, share)):
                     member = self._at.get(name)
-                    fits = member is not None and member.settings == settings and not (job.fresh and member.served)
-                    if member is None or not fits or not member.order(shared | {"rank": rank}):
+                    if (
+                        member is None
+                        or not member.fits(settings, job.fresh)
+                        or not member.order(shared | {"rank": rank})
+                    ):
                         member = self._begin(name, settings, log, share)
-                        member.order(shared | {"rank": rank})
+                        if not member.order(shared | {"rank": rank}):
+                            raise UnavailableError(f"a process for {name} ended before its first stage; see {log}")
                     members.append(member)
                     served_before = served_before or member.served > 0
             except BaseException:
@@ -240,7 +261,7 @@ class Residents:
     def _keep_looking(self) -> None:
         while not self._closed.wait(LOOK_S):
             # The file of locks may be away for a moment.
-            with suppress(UnavailableError, OSError):
+            with suppress(UnavailableError, OSError, psutil.Error):
                 self._look()
 
     def _look(self) -> None:
@@ -248,7 +269,8 @@ class Residents:
         with self._guard:
             now_s, idle = time.monotonic(), [self._at[name] for name in self.idle()]
             long = [one for one in idle if now_s - (one.idle_since_s or now_s) > IDLE_S]
-            wanted = locks.wanted([one.name for one in idle if one.lock is not None])
+            # One at a time, until nobody waits any more.
+            wanted = locks.wanted([one.name for one in idle if one.lock is not None])[:1]
             self._given_up |= set(wanted)
             self._end([one for one in idle if one.name in wanted], "another run waited for the device")
             self._end([one for one in long if one.name not in wanted], f"idle for {IDLE_S:.0f} s")
@@ -294,5 +316,12 @@ class Gang:
 
 def _kill(residents: Sequence[Resident]) -> None:
     kill([process for one in residents for process in tree(one.process.pid)])
+    for one in residents:
+        # What it started is in its group, also after it has ended, and may hold the lock of its device. Once it has
+        # been waited for, another process may have its id.
+        pid, waited_for = one.process.pid, one.process.returncode is not None
+        if not (waited_for and psutil.pid_exists(pid)):
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
     for one in residents:
         one.close()

@@ -9,6 +9,7 @@ from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import PATIENCE_S
 from cosmos_rl_core.storage.sealed import RESTORE
+from flows.devices.staying import Processes
 from flows.ledger.pages import Page
 from flows.planning.base import AnyRun
 from flows.running.progress import Progress, read_progress
@@ -44,6 +45,8 @@ class Life:
             return cls("running", Progress() if said is None or said.end else said, holder)
         if said is None:
             return cls("idle", Progress(), None)
+        # They ended with the process that told of them.
+        said = said.model_copy(update={"processes": Processes()})
         if said.end == "done" and not _is_made(run):
             # Its last process made a part, or some of it is to be made again.
             return cls("idle", Progress(), None)

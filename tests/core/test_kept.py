@@ -15,7 +15,7 @@ from tests.families import Family
 
 CPU = torch.device("cpu")
 PARTS = ("transformer", "vae", "text")
-BYTES = 4 * (3 * 2 + 2)
+BYTES = 4 * (3 * 2 + 2 + 1)
 """Of a tied module."""
 
 
@@ -29,6 +29,7 @@ class Tied(nn.Module):
         self.second = nn.Linear(3, 2, bias=False, device=CPU)
         self.second.weight = self.first.weight
         self.register_buffer("table", torch.zeros(2, device=CPU))
+        self.plain = torch.ones(1, device=CPU)
         self.requires_grad_(False)
 
 
@@ -111,7 +112,7 @@ def test_weights_that_were_cast_are_kept_so_apart_from_others(kept: KeptModules,
     weight = again.get_parameter("second.weight")
     assert (weight.dtype, weight.float().mean()) == (torch.float16, 0.5)
     assert weight.data_ptr() == cast.get_parameter("first.weight").data_ptr()
-    assert kept.num_bytes == 2 * 3 * 2 + 4 * 2
+    assert kept.num_bytes == 2 * 3 * 2 + 4 * (2 + 1)
     assert kept.changed() == []
     assert kept.get(source, lambda: Tied(2.0)).get_parameter("first.weight").dtype == torch.float32
 

@@ -60,6 +60,22 @@ def leak(context):
     put(context)
 
 
+def abandon(context):
+    import subprocess
+
+    child = subprocess.Popen(["sleep", "3600"])
+    (HERE / "abandoned").write_text(str(child.pid))
+    put(context)
+
+
+def orphan(context):
+    import subprocess
+
+    child = subprocess.Popen(["sleep", "3600"])
+    (HERE / "abandoned").write_text(str(child.pid))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def poison(context):
     import torch
     from cosmos_rl_core.parallel.kept import KEPT, Source
@@ -90,7 +106,7 @@ def waits_for_ever():
 
 
 def run(request, context):
-    works = {work.__name__: work for work in (put, die, leak, poison, crowd, hang)}
+    works = {work.__name__: work for work in (put, die, leak, abandon, orphan, poison, crowd, hang)}
     works[(HERE / "work").read_text()](context)
 
 
@@ -178,7 +194,12 @@ def test_a_process_that_is_killed_at_work_fails_the_attempt_and_another_one_goes
 
 
 @pytest.mark.parametrize(
-    ("work", "left"), [("leak", "hooks of all modules: "), ("poison", "frozen weights: other bits in Linear.weight")]
+    ("work", "left"),
+    [
+        ("leak", "hooks of all modules: "),
+        ("poison", "frozen weights: other bits in Linear.weight"),
+        ("abandon", "processes: [] before, ['sleep'] now"),
+    ],
 )
 def test_a_process_in_which_a_stage_left_something_ends_and_says_so(alone: Work, work: str, left: str) -> None:
     before = alone.make("put")
@@ -187,8 +208,18 @@ def test_a_process_in_which_a_stage_left_something_ends_and_says_so(alone: Work,
     assert gone(*before)
     (log,) = (Path(request.slot) / "logs").iterdir()
     assert f"something is left: {left}" in log.read_text(encoding="utf-8")
-    assert eventually(lambda: not alone.waves.processes().stay, PATIENCE_S)
+    why = "0: a stage left something in it; its log says what"
+    assert eventually(lambda: alone.waves.processes().ended[-1] == why, PATIENCE_S)
     assert alone.make("put") != before
+
+
+@pytest.mark.parametrize("work", ["abandon", "orphan"])
+def test_what_a_stage_started_ends_with_its_process(alone: Work, work: str) -> None:
+    request = alone.request()
+    with suppress(StageError):
+        alone.again(work, request)
+    assert gone(int((alone.folder / "abandoned").read_text(encoding="utf-8")))
+    assert alone.again("put", alone.request())
 
 
 def test_want_of_memory_after_another_stage_is_repeated_in_a_new_process_and_halves_only_there(alone: Work) -> None:

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from cosmos_rl_core import numerics, plugins
-from cosmos_rl_core.errors import CosmosRLError
 from cosmos_rl_core.imports import Load, is_ready, loads, make_ready, uncollected, without_torchvision_warnings
 from cosmos_rl_core.processes import die_with_parent
 from stages.execution import runner
@@ -176,10 +175,14 @@ def _load(load: Load) -> None:
     """Load what a fork loaded, if it fits what there is already."""
     if is_ready(load) or load.num_bytes + sum(_READY_BYTES) > READY_BYTES:
         return
-    # Whoever needs what cannot be loaded says so: files may have gone, and a plugin may be known to the fork alone.
-    with suppress(CosmosRLError, OSError, ImportError):
-        make_ready(load, getattr(importlib.import_module(load.module), load.function)(*load.arguments))
-        _READY_BYTES.append(load.num_bytes)
+    try:
+        found = getattr(importlib.import_module(load.module), load.function)(*load.arguments)
+    except Exception as error:
+        # Files may have gone, and a plugin may be known to the fork alone. Whoever needs it loads it, or says why not.
+        print(f"the fork server does not load {load.function} for the next stages: {error}", file=sys.stderr)
+        return
+    make_ready(load, found)
+    _READY_BYTES.append(load.num_bytes)
 
 
 def _remember_packages() -> None:

@@ -52,7 +52,9 @@ def settle(device: Device | None) -> None:
 class Leftovers:
     """The state of this process before its first Request, with which it is compared after each one."""
 
-    def __init__(self) -> None:
+    def __init__(self, set_up: Callable[[], None] = lambda: None) -> None:
+        """Take what sets up the process as for its first Request: a next one may have other precision switches."""
+        self._set_up = set_up
         self._random = _random()
         self._before = {name: read() for name, read in _FACTS.items()}
         self._allocated = _allocated()
@@ -63,6 +65,7 @@ class Leftovers:
     def found(self) -> list[str]:
         """Put back what every Request changes, and return in words what else differs from the state before."""
         be_no_rank()
+        self._set_up()
         _free()
         _seed_again(self._random)
         now = {name: read() for name, read in _FACTS.items()}
@@ -115,6 +118,8 @@ def _free() -> None:
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
+        # Pages of the CPU's memory that copies to the device went through.
+        torch.accelerator.empty_host_cache()
         torch.cuda.reset_peak_memory_stats()
 
 

@@ -17,10 +17,12 @@ from typing import Any, NoReturn
 
 from cosmos_rl_core import outside_plugins
 from cosmos_rl_core.imports import uncollected, without_torchvision_warnings
+from cosmos_rl_core.process_trees import kill, tree
 from cosmos_rl_core.processes import become_rank, begin_again, die_with_parent
 from stages.execution import runner
 from stages.execution.execution import Execution
 from stages.execution.outcome import failure_of
+from stages.execution.warm import LEFT
 
 
 def main() -> None:
@@ -35,12 +37,12 @@ def main() -> None:
         for line in lines:
             if leftovers is not None:
                 begin_again()
-            leftovers = _serve(json.loads(line), leftovers)
+            leftovers = _serve(json.loads(line), leftovers, replies)
             # The bytes of the weights that it keeps.
             os.write(replies, b"%d\n" % sys.modules["cosmos_rl_core.parallel.kept"].KEPT.num_bytes)
 
 
-def _serve(order: dict[str, Any], leftovers: Any) -> Any:
+def _serve(order: dict[str, Any], leftovers: Any, replies: int) -> Any:
     """Run one rank of a Request, and return the state before the first one. Ends the process if it cannot go on."""
     _write_to(order["log"])
     try:
@@ -51,10 +53,11 @@ def _serve(order: dict[str, Any], leftovers: Any) -> Any:
         code = runner.main([str(request)])
         # The next Request imports plugins from outside anew, with what their modules hold.
         outside_plugins.find(())
-        found = leftovers.found() if code == 0 else []
-        if found:
+        if code != 0:
+            _end(code)
+        if found := leftovers.found():
             print(f"this process serves no other stage, because something is left: {'; '.join(found)}", file=sys.stderr)
-        if code != 0 or found:
+            os.write(replies, LEFT)
             _end(code)
     except BaseException as error:
         with suppress(OSError):
@@ -73,7 +76,7 @@ def _set_up(execution: Execution, kept_bytes: int) -> Any:
     torch_runtime.set_up(execution)
     leftovers.settle(execution.device)
     importlib.import_module("cosmos_rl_core.parallel.kept").KEPT.limit_bytes = kept_bytes
-    return leftovers.Leftovers()
+    return leftovers.Leftovers(lambda: torch_runtime.set_up(execution))
 
 
 def _write_to(log: str) -> None:
@@ -93,8 +96,9 @@ def _flush() -> None:
 
 
 def _end(code: int) -> NoReturn:
-    """End without cleaning up, which could wait for other ranks."""
+    """End without cleaning up, which could wait for other ranks. What this process started ends first."""
     _flush()
+    kill(tree(os.getpid())[1:])
     os._exit(code)
 
 
