@@ -100,9 +100,12 @@ class Attempts:
 
 
 def _by_cause(logs: Logged, some: list[Entry]) -> Iterator[Left]:
-    """Yield attempts at one stage; the log of the newest one says more if that failed by itself."""
+    """Yield attempts at one stage; the log of the newest one says more if that failed by itself.
+
+    The log of one that hung ends with the stacks of its processes, which are no cause.
+    """
     causes = [cause(entry) for entry in some]
-    if logs.left and some[-1:] and some[-1].outcome not in ("open", "stopped"):
+    if logs.left and some[-1:] and some[-1].outcome not in ("open", "stopped", "hung"):
         causes[-1] += f"; its log ends: {logs.last}" if logs.last else "; its log says nothing"
     for why, alike in groupby(causes):
         yield Left(logs.name, logs.stage, len(list(alike)), why)
