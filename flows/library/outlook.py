@@ -141,13 +141,14 @@ def change_of(run: AnyRun, states: Sequence["State"], reward: str) -> Change | N
         (f"evaluate-{reward}", f"held-out {reward}", "policy"),
         (f"reward-{reward}", f"{reward} of rollouts", "iteration"),
     ):
-        found = [score for state in states if state.step.stage == stage and (score := _score(state)) is not None]
+        found = [score for state in states if state.step.stage == stage and (score := score_of(state)) is not None]
         if len(found) > 1:
             return Change(of, counted, found[0], found[-1])
     return None
 
 
-def _score(state: "State") -> Score | None:
+def score_of(state: "State") -> Score | None:
+    """Return the mean score of a stage that stands; None for one without."""
     if state.word != "stands" or state.manifest is None or state.reward is None:
         return None
     return Score(state.step.k or 0, state.reward, known_error(state.manifest))

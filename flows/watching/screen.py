@@ -13,6 +13,7 @@ from rich.cells import cell_len, chop_cells
 from cosmos_rl_core.errors import counted, visible
 from flows.ledger.costs import duration
 from flows.ledger.pages import HOUR_S
+from flows.library.outlook import score_of
 from flows.library.overview import Overview
 from flows.library.states import State
 from flows.terminal import commands
@@ -170,7 +171,9 @@ def _reward(overview: Overview) -> str:
     measured = [state for state in overview.states if state.word == "stands" and state.reward is not None]
     named = [state for state in measured if state.step.stage.endswith(f"-{overview.run.headline_reward}")]
     if named:
-        return f"{overview.run.headline_reward}: {named[-1].reward:.3f} ({named[-1].step.name}), measured once"
+        newest, name = named[-1], overview.run.headline_reward
+        of = f"held-out {name}" if newest.step.stage.startswith("evaluate") else f"{name} of rollouts"
+        return f"{of}: {score_of(newest)} ({newest.step.name}), measured once"
     losses = [state for state in overview.states if state.word == "stands" and state.loss is not None]
     if losses:
         before, after = (f"{one.loss:.4g} ({one.step.name})" for one in (losses[0], losses[-1]))
