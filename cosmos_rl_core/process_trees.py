@@ -103,7 +103,7 @@ def kill(processes: Sequence[psutil.Process]) -> None:
 
 
 def show_stacks(processes: Sequence[psutil.Process]) -> None:
-    """Ask those of the processes that know the signal for the stacks of their threads, and wait a moment for them."""
+    """Ask the processes that handle the signal for the stacks of their threads, and wait a moment for the text."""
     asked = [process for process in processes if _catches(process.pid, STACKS)]
     for process in asked:
         with suppress(psutil.NoSuchProcess):

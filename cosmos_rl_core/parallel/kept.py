@@ -104,7 +104,7 @@ class KeptModules:
                         weight.data = weight.data.clone()
 
     def adopt(self, module: nn.Module) -> None:
-        """Keep the weights that a module has now, such as ones that were cast, in place of those it got."""
+        """Keep the present weights of a module, for example after a cast, in place of the weights that it was given."""
         for kept in self._kept.values():
             pairs = zip(kept.module.parameters(), kept.sharing.get(module, ()), strict=False)
             if others := [(mine, its) for mine, its in pairs if mine.data_ptr() != its.data_ptr()]:

@@ -43,7 +43,7 @@ class Listed:
     written_s: float
     """Time of the last write, in seconds since 1970 by the store's clock; infinite if the store does not report it."""
     stamp: str
-    """Like that of :func:`stamps`, with the time; a store without times gives none that tells anything."""
+    """See :func:`stamps`; with the time. In a store without times it tells nothing."""
 
 
 AT_ONCE = 4

@@ -75,7 +75,7 @@ def wanting(devices: Iterable[str]) -> Iterator[None]:
 
 
 def wanted(devices: Collection[str]) -> list[str]:
-    """Return those of the devices that a run waits for."""
+    """Return the devices among ``devices`` that a run waits for."""
     if not devices:
         return []
     with open_locks() as file:

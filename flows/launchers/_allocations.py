@@ -165,7 +165,7 @@ class AllocatedJobs:
         return nullcontext()
 
     def taken_beside(self, need: Need) -> None:
-        """Return None: nothing runs beside a wave here."""
+        """Return None: here nothing runs at the same time as a wave."""
 
     def give_back(self) -> None:
         """Do nothing: other runs wait for none of these devices."""

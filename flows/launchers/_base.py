@@ -102,7 +102,7 @@ class JobLauncher(Protocol):
         ...
 
     def taken_beside(self, need: Need) -> Share | None:
-        """Return locked devices of this machine for what runs beside a wave; None if not enough are free."""
+        """Lock devices of this machine for what runs at the same time as a wave; None if not enough are free."""
 
     def give_back(self) -> None:
         """Free devices that are kept between jobs: the flow is about to wait."""

@@ -48,7 +48,7 @@ class JobLauncher:
             yield
 
     def taken_beside(self, need: Need) -> Share | None:
-        """Return locked devices, those of idle processes if no other is free; None if there are not enough."""
+        """Lock devices, taking them from idle processes if no other is free; return None if there are not enough."""
         share = devices.taken_now(need, self.devices)
         if share is None and self._residents.idle():
             self._residents.give_back()

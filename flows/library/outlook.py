@@ -148,7 +148,7 @@ def change_of(run: AnyRun, states: Sequence["State"], reward: str) -> Change | N
 
 
 def score_of(state: "State") -> Score | None:
-    """Return the mean score of a stage that stands; None for one without."""
+    """Return the mean score of a stage with a current artifact; None for a stage without scores."""
     if state.word != "stands" or state.manifest is None or state.reward is None:
         return None
     return Score(state.step.k or 0, state.reward, known_error(state.manifest))

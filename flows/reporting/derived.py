@@ -1,6 +1,6 @@
 """The record of what the page and the numbers of a finished run were made from, so that they need not be made again.
 
-It is beside both, ``derived.json``, and names the bytes of both. Everything that either depends on is in one digest:
+It is ``derived.json``, next to both, and names the bytes of both. Everything that either depends on is in one digest:
 the code, the plan, the command, every manifest, and a stamp of every file of the run that they were read from. Where
 anything is another one, or the record is damaged, both are made again.
 """
@@ -26,10 +26,10 @@ from stages.artifacts.slots import one_look
 from stages.reporting.contracts import Report
 
 FILE = "derived.json"
-"""Name of the record, beside ``plan.json``."""
+"""Name of the record, next to ``plan.json``."""
 _PACKAGES = ("flows", "stages", "cosmos_rl_core")
 Told = tuple[str, Manifest]
-"""A slot, and what it holds: its own artifact, or that of another run."""
+"""A slot, and the artifact in it, which another run may have made."""
 Logs = Mapping[str, Sequence[str]]
 """Names of the logs of each slot, by its place in the store."""
 
@@ -53,14 +53,14 @@ class Deriving:
 
     def __init__(self, run: AnyRun) -> None:
         self.current = False
-        """Whether the page and the numbers are found to be those of everything that stands."""
+        """Whether the page and the numbers were made from everything that is current."""
         self._run = run
         self._told: list[Told] = []
         self._found: tuple[int, str] = 0, ""
         """Number of artifacts that were looked at together, and the digest of what is made from them."""
 
     def look(self, told: Sequence[Told]) -> bool:
-        """Return whether a run stands as a whole, and all that it derives is current. ``told`` stood already.
+        """Return whether a run is finished, and page and numbers are current. ``told`` are the artifacts before this.
 
         Call it inside of ``one_look``, before anything is derived: what changes after this is seen at the next look.
         """

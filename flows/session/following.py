@@ -53,7 +53,7 @@ def _derives(deriving: Deriving, done: Tell, stood: Tell, *, always: bool) -> Ob
 def observers_of(run: AnyRun, waves: Waves, deriving: Deriving) -> Iterator[list[Observer]]:
     """Open what follows a run, in the order in which it is told of a wave: numbers, report, Prefect, warnings.
 
-    Numbers and report of a run that stands are left as they are if they are current.
+    Numbers and report of a finished run are left as they are if they are current.
     """
     # Imported here because it needs pandas, and Prefect imports this file again to cancel a flow run.
     tracking = importlib.import_module("flows.watching.tracking")

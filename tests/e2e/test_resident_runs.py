@@ -1,4 +1,4 @@
-"""A run whose processes stay between its stages, killed and finished: the bytes are those of forks."""
+"""A run whose processes stay between its stages, killed and finished, has the bytes of a run by forks."""
 
 import psutil
 import pytest

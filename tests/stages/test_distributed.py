@@ -220,22 +220,28 @@ def test_a_rank_that_fails_later_says_why_where_the_first_one_only_lost_it(
     assert not _left(request_on_two_ranks)
 
 
+def error_of_hung_ranks(request: Request, mode: str, *begun: Path) -> StageError:
+    """The error of two ranks, whose stall timeout is short once they have written all files ``begun``."""
+    launcher = launcher_of(request, processes=2, stall_timeout_s=STARTUP_S, mode=mode)
+    with closing(launcher), ThreadPoolExecutor(1) as thread:
+        making = thread.submit(launcher.make, "ranks", [request])
+        while not all(file.exists() for file in begun) and not making.done():
+            time.sleep(0.05)
+        launcher.config = launcher.config.model_copy(update={"stall_timeout_s": STALL_TIMEOUT_S})
+        with pytest.raises(StageError, match="reported no progress") as caught:
+            making.result()
+    return caught.value
+
+
 @pytest.mark.slow
 def test_a_stopped_rank_counts_as_hung_and_nothing_of_it_is_left(
     request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str
 ) -> None:
     monkeypatch.setenv("RANKS_TEST", "stop")
-    launcher = launcher_of(request_on_two_ranks, processes=2, stall_timeout_s=STARTUP_S, mode=mode)
     stopped = tmp_path / "pid.1"
-    with closing(launcher), ThreadPoolExecutor(1) as thread:
-        making = thread.submit(launcher.make, "ranks", [request_on_two_ranks])
-        while not stopped.exists() and not making.done():
-            time.sleep(0.05)
-        launcher.config = launcher.config.model_copy(update={"stall_timeout_s": STALL_TIMEOUT_S})
-        with pytest.raises(StageError, match="reported no progress") as caught:
-            making.result()
+    error = error_of_hung_ranks(request_on_two_ranks, mode, stopped)
     ended_s = time.time()
-    assert caught.value.kind == "hung"
+    assert error.kind == "hung"
     assert ended_s - stopped.stat().st_mtime < STALL_TIMEOUT_S + KILLED_S
     assert not psutil.pid_exists(int(stopped.read_text()))
     assert not _left(request_on_two_ranks)
@@ -247,14 +253,7 @@ def test_the_log_of_ranks_that_hang_says_where_each_of_them_was(
     request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str
 ) -> None:
     monkeypatch.setenv("RANKS_TEST", "hang")
-    launcher = launcher_of(request_on_two_ranks, processes=2, stall_timeout_s=STARTUP_S, mode=mode)
-    with closing(launcher), ThreadPoolExecutor(1) as thread:
-        making = thread.submit(launcher.make, "ranks", [request_on_two_ranks])
-        while not all((tmp_path / f"pid.{rank}").exists() for rank in (0, 1)) and not making.done():
-            time.sleep(0.05)
-        launcher.config = launcher.config.model_copy(update={"stall_timeout_s": STALL_TIMEOUT_S})
-        with pytest.raises(StageError, match="reported no progress"):
-            making.result()
+    error_of_hung_ranks(request_on_two_ranks, mode, *(tmp_path / f"pid.{rank}" for rank in (0, 1)))
     (log,) = (Path(request_on_two_ranks.slot) / "logs").iterdir()
     said = log.read_text(encoding="utf-8")
     assert " in waits_for_ever" in said

@@ -93,7 +93,7 @@ def _more(what: str, now: int, before: int, slack: int) -> list[str]:
 
 def live_bytes() -> int:
     """Return the bytes of all tensors on the CPU that were made since :class:`Leftovers`, are alive and not kept."""
-    # By their exact class: tensors of the compiler have no bytes, and those of shards hold one of these.
+    # By their exact class: tensors of the compiler have no bytes, and a sharded tensor holds one of these.
     found = [each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter)]
     kept = {tensor.untyped_storage().data_ptr() for tensor in KEPT.tensors}
     storages = {}

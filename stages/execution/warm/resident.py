@@ -1,9 +1,9 @@
 """One process of one device that serves Requests: ``python -m stages.execution.warm.resident ORDERS REPLIES``.
 
 The arguments are the numbers of two pipes. It reads a line for each Request, is one of its ranks, and replies when the
-Request is done and nothing of it is left in the process. If the Request failed, or something is left, it ends instead:
-its supervisor starts another one, which cannot notice. Between Requests it waits for a line, never for other ranks.
-Standard input is not read: through it the process holds the lock of its device.
+Request is done. If the Request failed, it ends without a reply; if something of it is left in the process, it says so
+and ends. Its supervisor then starts another one, whose bits are the same. Between Requests it waits for a line, never
+for other ranks. Standard input is not read: through it the process holds the lock of its device.
 """
 
 import importlib
