@@ -1,6 +1,5 @@
 """Checks that samples follow from settings, scores from samples, rewards from scores, and metrics from all."""
 
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Number
@@ -19,6 +18,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Input, Request
 from stages.formats.samples import KB_PER_SAMPLE, REFUSED, read_index
+from stages.formats.tables import read_table
 from stages.fragment import without_pictures
 from stages.reporting.contracts import Fragment
 from stages.reporting.excerpt import Excerpt
@@ -121,8 +121,8 @@ def _check_scores(scores: Artifact, request: Request, findings: Findings) -> Non
     samples = read_index(Artifact(request.one("samples")))
     ids = list(zip(samples["sample_id"], samples["prompt_id"], strict=True))
     finite = dict(zip(samples["sample_id"], samples["finite"], strict=True))
-    table = _table(scores, contracts.Reward.SCORES)
-    answers = _table(scores, contracts.Reward.ANSWERS).set_index("sample_id")
+    table = read_table(scores, contracts.Reward.SCORES)
+    answers = read_table(scores, contracts.Reward.ANSWERS).set_index("sample_id")
     url = _url(scores, contracts.Reward.SCORES)
     found = list(zip(table["sample_id"], table["prompt_id"], strict=True))
     if found != ids:
@@ -164,7 +164,7 @@ def _check_failures(
 def _check_advantages(update: Artifact, request: Request, findings: Findings) -> None:
     """Check that rewards, gates and advantages are those that the scores of the very rollouts give, in order."""
     made = update.manifest
-    table = _table(update, contracts.Update.ADVANTAGES)
+    table = read_table(update, contracts.Update.ADVANTAGES)
     url = _url(update, contracts.Update.ADVANTAGES)
     config = request.settings(contracts.Update)
     if made.version == 1 and any(gate.on_fail == "worst" for gate in config.gates.values()):
@@ -199,7 +199,7 @@ def _check_drift(update: Artifact, config: contracts.Update, table: pd.DataFrame
     """Check that transitions are of samples that were trained on, and have the means that the optimizer steps say."""
     if contracts.Update.TRANSITIONS not in update.names() or contracts.METRICS not in update.names():
         return
-    transitions, metrics = (_table(update, name) for name in (contracts.Update.TRANSITIONS, contracts.METRICS))
+    transitions, metrics = (read_table(update, name) for name in (contracts.Update.TRANSITIONS, contracts.METRICS))
     for name, told in drift.differences(transitions, metrics, table, config.steps.first_step):
         findings.add(_url(update, contracts.Update.TRANSITIONS), name, told)
 
@@ -208,7 +208,7 @@ def _check_steps(policy: Artifact, request: Request, findings: Findings) -> None
     """Check that the numbers of a training are those of its last optimizer step."""
     if contracts.METRICS not in policy.names():
         return
-    last: dict[str, Any] = _table(policy, contracts.METRICS).iloc[-1].to_dict()
+    last: dict[str, Any] = read_table(policy, contracts.METRICS).iloc[-1].to_dict()
     shown = {name: value for name, value in last.items() if name in policy.manifest.summary}
     finite = {name: value if math.isfinite(value) else None for name, value in shown.items()}
     _check_summary(policy.manifest, finite, "last optimizer step", findings)
@@ -273,10 +273,6 @@ def near(found: Any, expected: Any) -> bool:
 
 def _is_missing(value: Any) -> bool:
     return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
-
-
-def _table(artifact: Artifact, name: str) -> pd.DataFrame:
-    return pd.read_parquet(io.BytesIO(artifact.read(name)), engine="pyarrow")
 
 
 def _url(artifact: Artifact, name: str) -> str:

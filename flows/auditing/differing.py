@@ -13,6 +13,7 @@ from cosmos_rl_core.canonical import differences, from_json
 from cosmos_rl_core.storage import media, shards
 from cosmos_rl_core.storage.tensor_headers import read_header
 from cosmos_rl_core.weights.arrays import array
+from stages.formats.tables import from_parquet
 
 RELATIVE, LEVELS = 1e-3, 2.0
 """Tolerances under other numerics: of numbers, relative to the largest of their tensor or column; of pixels, in levels
@@ -102,7 +103,7 @@ def _pictures(extension: str) -> Callable[[bytes, bytes], Found]:
 
 
 def _tables(old: bytes, new: bytes) -> Found:
-    before, after = (pd.read_parquet(io.BytesIO(data)) for data in (old, new))
+    before, after = (from_parquet(data) for data in (old, new))
     if len(before) != len(after) or list(before.columns) != list(after.columns):
         yield "", "table", f"{before.shape} -> {after.shape} rows and columns, or other names", False
         return

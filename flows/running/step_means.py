@@ -1,7 +1,6 @@
 """Numbers of an iteration from its optimizer steps: the same ones in a run's log and in its table in Prefect."""
 
 import importlib
-import io
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,9 +27,9 @@ def shown_of(manifest: Manifest) -> dict[str, Any]:
     if METRICS not in manifest.files:
         return summary
     # Imported here because Prefect imports this file again to cancel a flow run.
-    pandas = importlib.import_module("pandas")
+    tables = importlib.import_module("stages.formats.tables")
     try:
-        steps = pandas.read_parquet(io.BytesIO(read_entry(manifest.slot, manifest.files[METRICS])), engine="pyarrow")
+        steps = tables.from_parquet(read_entry(manifest.slot, manifest.files[METRICS]))
     except CosmosRLError:
         return {}
     measured = means_of(steps, dict.fromkeys((*summary, *MEASURED)))

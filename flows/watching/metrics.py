@@ -44,7 +44,6 @@ name                                            meaning                         
 =============================================== =================================================== ===========
 """
 
-import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,6 +62,7 @@ from stages.artifacts.files import read_entry
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.contracts import METRICS
+from stages.formats.tables import from_parquet
 from stages.scoring import held_out
 from stages.scoring.rewards import placed
 
@@ -314,7 +314,7 @@ def _table(manifest: Manifest, name: str) -> Any:
     if name not in manifest.files:
         return pd.DataFrame()
     data = read_entry(manifest.slot, manifest.files[name])
-    return pd.read_parquet(io.BytesIO(data), engine="pyarrow")
+    return from_parquet(data)
 
 
 def _is_number(value: Any) -> bool:

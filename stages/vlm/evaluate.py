@@ -1,6 +1,5 @@
 """Losses and answers of a policy of a VLM on held-out conversations."""
 
-import io
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +19,7 @@ from stages.artifacts.layouts import Check, cut
 from stages.artifacts.request import Request
 from stages.execution.context import Context
 from stages.formats.policies import load_part
-from stages.formats.tables import to_parquet
+from stages.formats.tables import from_parquet, to_parquet
 from stages.vlm.contracts import VlmEvaluate
 from stages.vlm.evaluated import summary_of
 from stages.vlm.loading import load, prompts_of
@@ -53,7 +52,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
             rows = [evaluator.row(number) for number in layout[shard]]
             table = pd.DataFrame(rows, columns=COLUMNS)
             context.attempt.finish(shard, {names[shard]: to_parquet(table)}, check)
-    read = (pd.read_parquet(io.BytesIO(context.attempt.read(names[shard]))) for shard in mine)
+    read = (from_parquet(context.attempt.read(names[shard])) for shard in mine)
     found = ranks.gather([row for table in read for row in table.values.tolist()])
     table: Any = pd.DataFrame([row for rows in found for row in rows], columns=COLUMNS)
     table = table.sort_values("number", ignore_index=True)
@@ -125,4 +124,4 @@ def _has(numbers: list[int]) -> Check:
 
 
 def _numbers(data: bytes) -> Iterator[int]:
-    yield from pd.read_parquet(io.BytesIO(data))["number"].tolist()
+    yield from from_parquet(data)["number"].tolist()

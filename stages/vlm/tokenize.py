@@ -16,7 +16,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import Check, cut
 from stages.artifacts.request import Request
 from stages.execution.context import Context, Ranks
-from stages.formats.tables import read_table, to_parquet
+from stages.formats.tables import from_parquet, read_table, to_parquet
 from stages.vlm.contracts import VlmIndex, VlmTokenize
 from stages.vlm.media import opened
 from stages.vlm.tokens import Row, Tokens, row_of, rows_in, to_shard
@@ -133,7 +133,7 @@ def _renamed(row: Row, conversation: dict[str, Any]) -> Row:
 def _facts(context: Context[Ranks], config: VlmTokenize, number: int) -> list[dict[str, Any]]:
     """Return what the index says of the conversations of a shard."""
     rows = {row.id: (place, row) for place, row in enumerate(rows_in(context.attempt.read(_shard(config, number))))}
-    notes = pd.read_parquet(BytesIO(context.attempt.read(_about(number))))
+    notes = from_parquet(context.attempt.read(_about(number)))
     return [*_joined(rows, cast("Any", notes).to_dict("records"), _shard(config, number))]
 
 
@@ -161,7 +161,7 @@ def _has(number: int, conversations: Sequence[str]) -> Check:
     """Check that a shard says something of exactly these conversations."""
 
     def check(files: dict[str, bytes]) -> str | None:
-        found = [*pd.read_parquet(BytesIO(files[_about(number)]))["id"]] if _about(number) in files else []
+        found = [*from_parquet(files[_about(number)])["id"]] if _about(number) in files else []
         return None if found == [*conversations] else "it has other conversations"
 
     return check
