@@ -178,8 +178,8 @@ def _with_progress(found: list[State], life: Life) -> list[State]:
     left = [state for state in found if state.step.wave == progress.wave and state.word != "stands"]
     word, why = life.word if life.word in ("running", "failed") else "interrupted", ""
     if life.word == "failed":
-        # The error begins with the end of the failed stage's slot.
-        failed = f"/{progress.error.partition(' ')[0]}"
-        left = [state for state in left if state.step.slot.endswith(failed)] or left
+        # The error begins with the name of the failed stage.
+        failed = progress.error.partition(" ")[0]
+        left = [state for state in left if state.step.name == failed] or left
         why = first_line(progress.error)
     return [replace(state, word=word, why=why) if state in left else state for state in found]

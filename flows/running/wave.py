@@ -20,6 +20,7 @@ from flows.devices.work_folders import is_full
 from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState, RunningJob
 from flows.launchers.endings import kind_of
 from flows.launchers.overlap import EarlyScoring
+from flows.ledger.attempts import named
 from flows.ledger.ledger import Ledger
 from flows.ledger.pages import Entry
 from flows.running.display import Display
@@ -263,9 +264,10 @@ class Waves:
 
 
 def place_of(request: Request) -> str:
-    """Return where a stage is, such as ``0003/update``. Prepared data has the stage and a short digest."""
-    parent, name = request.slot.rsplit("/", 2)[-2:]
-    return f"{request.stage} {name[:12]}" if len(name) == DIGEST_LENGTH else f"{parent}/{name}"
+    """Return the name of a stage, as ``status`` has it: ``iteration-0003/update``; of prepared data with its digest."""
+    last = request.slot.rpartition("/")[2]
+    digest = f" {last[:12]}" if len(last) == DIGEST_LENGTH else ""
+    return named(place_in_store(request.slot), request.stage) + digest
 
 
 @dataclass

@@ -151,7 +151,7 @@ def _position(overview: Overview, groups: "_Groups") -> str:
         step = f", {at.phase} {at.step}/{at.total}" if at.phase else ""
         return f"{place}: {at.wave.rpartition('/')[2]}{step}, {at.seconds:.0f} s"
     if overview.life == "failed" and failed:
-        return f"{place}: {failed[0].step.stage} failed: {failed[0].why}"
+        return f"{place}: {failure(failed[0]).removeprefix(f'{failed[0].step.group}/')}"
     return f"{place}: {overview.standing} of {every} are finished"
 
 
@@ -266,6 +266,12 @@ def cell(state: State) -> str:
     notes += [f"{state.attempts} attempts"] * (state.attempts > 1)
     words += [f"({', '.join(notes)})"] if notes else []
     return " ".join(words)
+
+
+def failure(state: State) -> str:
+    """Return a sentence on what is wrong with a stage. Most errors of stages begin with their names."""
+    name = state.step.name
+    return state.why if state.why.startswith(f"{name} ") else f"{name} is {state.word}: {state.why}"
 
 
 def folded_command(command: str, width: int) -> list[str]:

@@ -15,7 +15,7 @@ from flows.library.opened_run import open_run
 from flows.library.overview import Overview
 from flows.terminal import commands
 from flows.terminal.console import can_redraw
-from flows.watching.screen import ENDS, cell, screen
+from flows.watching.screen import ENDS, cell, failure, screen
 
 LOOK_S = 1.0
 """Seconds between two readings of a running run."""
@@ -61,7 +61,7 @@ def rendered(overview: Overview) -> Iterator[str | Table]:
     if lineage := overview.run.plan.lineage:
         yield f"begins with {lineage}"
     yield _table(overview)
-    yield from (f"{state.step.name} is {state.word}: {state.why}" for state in overview.states if state.why)
+    yield from (failure(state) for state in overview.states if state.why)
     if overview.best is not None:
         yield f"best: {overview.best}"
     yield from overview.outlook.lines()

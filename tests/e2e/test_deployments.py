@@ -256,7 +256,7 @@ def test_the_log_of_a_stage_that_is_killed_at_every_try_is_short(begun: Deployed
         return begun.state(flow_run)["type"] == "FAILED"
 
     wait_until(begun, failed)
-    assert begun.state(flow_run)["message"].startswith("0000/update ended (killed")
+    assert begun.state(flow_run)["message"].startswith("iteration-0000/update ended (killed")
     wait_until(begun, lambda: "exited with unexpected exception" in begun.logs(flow_run))
     said = begun.logs(flow_run)
     assert said.count("Traceback (most recent call last)") == 1

@@ -55,7 +55,7 @@ def test_a_killed_rank_and_a_killed_torchrun_are_tried_again_with_the_same_resul
     flows.torchrun().kill()
     assert eventually(lambda: not any(worker.is_running() for worker in workers.values()), 10)
 
-    assert run.finish().count("another attempt follows: 0002/update ") == 2
+    assert run.finish().count("another attempt follows: iteration-0002/update ") == 2
     assert len(list((flows.root / "iterations/0002/update/logs").iterdir())) == 3
     require_untouched(flows, before)
     require_same_run(flows, reference_on_two_ranks)
@@ -101,7 +101,7 @@ def test_a_cold_stage_killed_without_a_retry_fails_the_command_and_the_next_one_
     (stage,) = [process for process in flows.processes() if "stages.execution.runner" in process.cmdline()]
     stage.kill()
 
-    assert "0001/reward-ocr ended (killed, exit code -9)" in run.finish(expect=70)
+    assert "iteration-0001/reward-ocr ended (killed, exit code -9)" in run.finish(expect=70)
     assert flows.nothing_is_left()
     assert flows.manifests() == before
     assert "of an earlier attempt adopted" in flows.run(*COLD, *NO_RETRY)
@@ -137,7 +137,7 @@ def test_a_killed_fork_server_is_replaced_and_its_stage_tried_again(flows: Flows
     server.kill()
 
     said = run.finish()
-    assert "0001/reward-ocr ended (killed, exit code -9)" in said
+    assert "iteration-0001/reward-ocr ended (killed, exit code -9)" in said
     assert "of an earlier attempt adopted" in said
     require_untouched(flows, before)
     require_same_run(flows, reference)

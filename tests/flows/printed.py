@@ -55,7 +55,7 @@ SECONDS = {"policy": 0.9, "embed": 2.3, "encode": 7.6, "export": 0.1, "evaluate"
 SECONDS |= {"reward": 4.3, "warn": 0.4, "fragment": 0.3, "update": 20.8, "report": 1.3}
 SCORES = {"evaluate-ocr": 0.615, "reward-ocr": 0.688, "reward-pixel_statistics": 0.833}
 """As a run of the demo's recipe measured them."""
-WHY = "0000/update ended (killed, exit code -9)"
+WHY = "iteration-0000/update ended (killed, exit code -9)"
 
 
 def write_sd3_5(folder: Path) -> None:

@@ -217,7 +217,7 @@ def test_device_hours_tell_start_up_apart(run: Run):
             "Reached train.max_gpu_hours; the same command with a higher limit continues it",
             "iteration 1 would exceed the limit",
         ),
-        (StageError.of("crash", "0001/update ended"), "failed", "Failed", "0001/update ended"),
+        (StageError.of("crash", "iteration-0001/update ended"), "failed", "Failed", "iteration-0001/update ended"),
     ],
 )
 def test_how_a_run_ended_is_told_by_the_run_and_on_demand_alike(

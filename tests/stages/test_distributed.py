@@ -164,10 +164,11 @@ def make(request: Request, mode: str) -> None:
         launcher.make("ranks", [request])
 
 
-def test_a_failure_names_prepared_data_by_its_stage(request_on_two_ranks: Request):
+def test_a_failure_names_stages_as_status_does_and_prepared_data_by_its_digest(request_on_two_ranks: Request):
     request = request_on_two_ranks
     assert place_of(request.model_copy(update={"slot": "store/dataset/" + "0a" * 32})) == "embed 0a0a0a0a0a0a"
-    assert place_of(request.model_copy(update={"slot": "store/runs/a/iterations/0003/update"})) == "0003/update"
+    for slot, name in (("iterations/0003/update", "iteration-0003/update"), ("exports/0000/export", "policy-0000/export")):
+        assert place_of(request.model_copy(update={"slot": f"store/runs/a/{slot}"})) == name
 
 
 @pytest.fixture(params=["cold", "warm"])

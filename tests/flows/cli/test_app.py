@@ -209,10 +209,10 @@ def test_the_list_shows_how_a_run_ended_and_the_newest_scores_that_are_there(rec
     run = make_run(recipe(), tmp_path)
     invalidate(run.slots.iteration(1, "reward-ocr"), 1, "test")
     invalidate(run.slots.iteration(1, "update"), 1, "test")
-    progress = {"end": "failed", "error": "0001/update ended (killed):\nmore"}
+    progress = {"end": "failed", "error": "iteration-0001/update ended (killed):\nmore"}
     store.write(store.join(run.url, "progress.json"), seal("progress", progress))
     (found,) = json.loads(invoke("status", "--store", run.store_url, "--json").stdout)
-    assert (found["state"], found["error"]) == ("failed", "0001/update ended (killed)")
+    assert (found["state"], found["error"]) == ("failed", "iteration-0001/update ended (killed)")
     assert (found["iterations"], found["reward"]) == (1, 0.25)
 
 

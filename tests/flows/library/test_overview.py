@@ -74,13 +74,13 @@ def test_a_failed_stage_says_why_in_a_line(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     for name in ("reward-ocr", "reward-jpeg"):
         invalidate(run.slots.iteration(1, name), 1, "asked for")
-    why = "0001/reward-ocr failed (unavailable): no judge answers"
+    why = "iteration-0001/reward-ocr failed (unavailable): no judge answers"
     end_with(run, "iteration-0001/reward-jpeg+reward-ocr", StageError(f"{why}\nand much more"))
     found = open_run("hand", run.store_url).now()
     assert (found.life, found.progress.error) == ("failed", f"{why}\nand much more")
     assert words(run)["iteration-0001/reward-ocr"] == "failed"
     assert words(run)["iteration-0001/reward-jpeg"] == "invalidated"
-    assert f"iteration-0001/reward-ocr is failed: {why}" in list(status_table.rendered(found))
+    assert why in list(status_table.rendered(found))
     # What was made since does not fail any more, whatever was said of it.
     make_one(rewards(run, run.slots.iteration(1, "rollout"), 1)[1])
     assert words(run)["iteration-0001/reward-ocr"] == "stands"

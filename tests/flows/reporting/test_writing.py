@@ -92,7 +92,7 @@ def test_a_video_plays(recipe, tmp_path: Path):
 @pytest.mark.parametrize(
     ("error", "state"),
     [
-        (StageError.of("crash", "0001/update ended (crash): <b>why</b>"), "failed"),
+        (StageError.of("crash", "iteration-0001/update ended (crash): <b>why</b>"), "failed"),
         (ApprovalError.on("evidence", "iteration 1 exceeds its limits"), "suspended"),
         (KeyboardInterrupt(), "stopped"),
     ],
