@@ -110,7 +110,7 @@ class Startup:
         if not self.known:
             return "their start-up is not known" if self.unknown else "no start-up"
         rest = f"; that of {counted(self.unknown, 'attempt')} is not known" if self.unknown else ""
-        return f"of which start-up {self.device_s / HOUR_S:.3g}{rest}"
+        return f"of which start-up {device_time(self.device_s)}{rest}"
 
 
 def startup_of(entries: Iterable[Entry]) -> Startup:
@@ -176,7 +176,7 @@ class RunCost:
         yield ""
         yield _startups([*self.stages, self.total])
         yield ""
-        yield f"{self.total.device_s / HOUR_S:.3g} device hours, {on_devices(self.total.entries)}"
+        yield f"{device_time(self.total.device_s)} of device time, {on_devices(self.total.entries)}"
         if self.iterations:
             yield ""
             shown = self.iterations[-ITERATIONS:]
@@ -196,9 +196,9 @@ class RunCost:
         for what, share in (("an iteration", 1), (f"a sample, of {self.samples} each", self.samples)):
             wall_s = each["wall_s"] / share
             time = duration(wall_s) if wall_s >= 1 else f"{wall_s:.3g} s"
-            words = [time, f"{each['device_s'] / share / HOUR_S:.3g} device hours"]
+            words = [time, f"{device_time(each['device_s'] / share)} of device time"]
             if "startup_device_s" in each:
-                words.append(f"of which start-up {each['startup_device_s'] / share / HOUR_S:.3g}")
+                words.append(f"of which start-up {device_time(each['startup_device_s'] / share)}")
             if self.prices is not None:
                 words.append(f"{each['price'] / share:.3g} {self.prices.currency}")
             yield f"{what}: {', '.join(words)}"
@@ -293,3 +293,11 @@ def duration(seconds: float) -> str:
     units = ((86400 * 2, 86400, "d"), (HOUR_S * 2, HOUR_S, "h"), (120, 60, "min"))
     size, unit = next(((size, unit) for least, size, unit in units if seconds >= least), (1, "s"))
     return f"{seconds / size:.1f} {unit}" if seconds else "-"
+
+
+def device_time(seconds: float) -> str:
+    """Return device seconds in words, such as ``12.3 s``, ``4.56 min`` or ``789 h``, the unit of limits and prices."""
+    units = ((2 * HOUR_S, HOUR_S, "h"), (120, 60, "min"))
+    size, unit = next(((size, unit) for least, size, unit in units if seconds >= least), (1, "s"))
+    found = seconds / size
+    return f"{found:,.0f} {unit}" if found >= 100 else f"{found:.3g} {unit}"

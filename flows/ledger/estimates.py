@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from cosmos_rl_core.errors import ArtifactError, counted
 from cosmos_rl_core.storage import store
-from flows.ledger.costs import duration
-from flows.ledger.pages import HOUR_S, Page, iteration_of, some_pages, url_of, work_of
+from flows.ledger.costs import device_time, duration
+from flows.ledger.pages import Page, iteration_of, some_pages, url_of, work_of
 from flows.ledger.shape import shape_of
 from flows.planning.base import AnyPlan, AnyRun
 from flows.planning.plan import run_url
@@ -55,8 +55,8 @@ class Estimate:
 
     def lines(self) -> list[str]:
         """Return the estimate in words."""
-        each = f"{duration(self.iteration_s)}, {self.iteration_device_s / HOUR_S:.3g} device hours"
-        total = f"{duration(self.total_s)}, {self.total_device_s / HOUR_S:.3g} device hours"
+        each = f"{duration(self.iteration_s)}, {device_time(self.iteration_device_s)} of device time"
+        total = f"{duration(self.total_s)}, {device_time(self.total_device_s)} of device time"
         lines = [
             f"an iteration like those of {self.like}: {each}",
             f"{counted(self.iterations, 'iteration')} with what is around them: {total}",

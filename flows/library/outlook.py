@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import store
-from flows.ledger.costs import duration
+from flows.ledger.costs import device_time, duration
 from flows.ledger.estimates import Means, like_run, means_of
-from flows.ledger.pages import HOUR_S, Page, iteration_of, newest_page, some_pages, work_of
+from flows.ledger.pages import Page, iteration_of, newest_page, some_pages, work_of
 from flows.ledger.shape import shape_of
 from flows.planning.base import AnyRun
 from flows.running.progress import Progress
@@ -68,7 +68,7 @@ class Outlook:
     def lines(self) -> list[str]:
         """Return what to print."""
         lines = [str(change) for change in (self.change, *self.others) if change is not None]
-        spent = [] if self.device_s is None else [f"{self.device_s / HOUR_S:.3g} device hours spent"]
+        spent = [] if self.device_s is None else [f"{device_time(self.device_s)} of device time spent"]
         left = [] if self.left_s is None else [f"about {duration(self.left_s)} of work left"]
         lines += [", ".join([*left, *spent])] * bool(left or spent)
         return lines + [f"report: {self.report}"] * bool(self.report)

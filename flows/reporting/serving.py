@@ -18,8 +18,7 @@ from starlette.routing import Route
 
 from cosmos_rl_core.errors import ArtifactError, ConfigError, CosmosRLError
 from cosmos_rl_core.storage import store
-from flows.ledger.costs import duration
-from flows.ledger.pages import HOUR_S
+from flows.ledger.costs import device_time, duration
 from flows.library.lines import RunLine, all_runs
 from flows.library.opened_run import open_run
 from flows.reporting import ranges
@@ -107,7 +106,7 @@ def _row(line: RunLine) -> dict[str, object]:
         "iterations": f"{line.iterations} of {line.num_iterations}" if line.num_iterations else "",
         "rewards": list(changes(line)),
         "left": "" if line.left_s is None else duration(line.left_s),
-        "devices": "" if line.device_s is None else f"{line.device_s / HOUR_S:.3g}",
+        "devices": "" if line.device_s is None else device_time(line.device_s),
         "error": line.error,
     }
 

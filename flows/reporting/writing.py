@@ -16,8 +16,7 @@ from cosmos_rl_core.storage import store
 from flows.comparing.weights import moved
 from flows.ledger.attempts import Attempts, Left, named
 from flows.ledger.causes import ending
-from flows.ledger.costs import Startup, duration, on_devices, price_of
-from flows.ledger.pages import HOUR_S
+from flows.ledger.costs import Startup, device_time, duration, on_devices, price_of
 from flows.library.collected import Collected, Stage
 from flows.library.outlook import iterations_left_s
 from flows.library.states import states
@@ -179,9 +178,9 @@ def _ledger(collected: Collected, left: Sequence[Left], wave: str) -> Iterator[t
         return
     totals = attempts.newest.totals
     yield "all waves, with their queues", duration(totals.wall_s)
-    yield "device hours", f"{totals.device_s / HOUR_S:.3g}, {on_devices(attempts.every)}"
+    yield "device time", f"{device_time(totals.device_s)}, {on_devices(attempts.every)}"
     if trained:
-        yield "device hours an iteration", f"{totals.iterations_device_s / HOUR_S / trained:.3g}"
+        yield "device time an iteration", device_time(totals.iterations_device_s / trained)
     yield "attempts", f"{totals.attempts}, of which {_left(left, attempts.at_work(wave))}"
     if (prices := run.recipe.launch.prices) is not None:
         yield "price", f"{sum(price_of(entry, prices) for entry in attempts.every):,.2f} {prices.currency}"

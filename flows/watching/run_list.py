@@ -6,7 +6,7 @@ from rich.table import Column, Table
 
 from cosmos_rl_core.canonical import differences
 from cosmos_rl_core.storage import store
-from flows.ledger.costs import duration
+from flows.ledger.costs import device_time, duration
 from flows.library.lines import RunLine
 from flows.planning.plan import read_plan
 
@@ -24,8 +24,9 @@ def rendered(lines: Sequence[RunLine], store_url: str) -> Iterator[str | Table]:
     for line in lines:
         of_all = f"{line.iterations}/{line.num_iterations}" if line.num_iterations else ""
         reward = ", ".join(changes(line))
-        times = ("" if seconds is None else duration(seconds) for seconds in (line.left_s, line.device_s))
-        table.add_row(line.run, line.algorithm, line.state, of_all, reward, *times)
+        left = "" if line.left_s is None else duration(line.left_s)
+        spent = "" if line.device_s is None else device_time(line.device_s)
+        table.add_row(line.run, line.algorithm, line.state, of_all, reward, left, spent)
     yield table
     yield from (f"{line.run} is {line.state}: {line.error}" for line in lines if line.error)
 

@@ -11,8 +11,7 @@ from itertools import groupby
 from rich.cells import cell_len, chop_cells
 
 from cosmos_rl_core.errors import counted, visible
-from flows.ledger.costs import duration
-from flows.ledger.pages import HOUR_S
+from flows.ledger.costs import device_time, duration
 from flows.library.outlook import score_of
 from flows.library.overview import Overview
 from flows.library.states import State
@@ -24,7 +23,7 @@ ENDS = {
     "stopped": "was stopped",
     "suspended": "was suspended by a warning",
     "limited": "reached train.max_gpu_hours",
-    "interrupted": "was killed",
+    "interrupted": "was interrupted",
     "idle": "no process works on it",
 }
 """How a run that no process works on ended."""
@@ -159,7 +158,7 @@ def _work(overview: Overview) -> str:
     """Return the time that is left, the cost until now, and how many attempts were lost."""
     found, ended = overview.outlook, overview.standing == len(overview.states)
     left = "time is not known yet" if found.left_s is None else f"about {duration(found.left_s)} of work"
-    spent = "cost is not recorded" if found.device_s is None else f"{found.device_s / HOUR_S:.3g} device hours spent"
+    spent = "cost is not recorded" if found.device_s is None else f"{device_time(found.device_s)} of device time spent"
     lost = overview.lost
     told = "attempts are not recorded" if lost is None else f"{counted(lost, 'attempt') if lost else 'no attempt'} lost"
     return ", ".join(["nothing" if ended else left, spent, told])

@@ -172,8 +172,8 @@ def test_start_up_is_what_comes_before_the_first_step_and_device_hours_count_it(
     assert found.as_json()["per_iteration"]["startup_device_s"] == 3.5
     code, out, _ = main("cost", "hand", "--store", run.store_url)
     assert code == 0
-    assert "2 device hours, of which start-up 0.000972" in out
-    assert "device hours, of which start-up 0.000972\na sample, of" in out
+    assert "2 h of device time, of which start-up 3.5 s" in out
+    assert "of device time, of which start-up 3.5 s\na sample, of" in out
     start_up = out[out.index("\nstart-up") :].splitlines()
     assert start_up[1].split() == ["start-up", "interpreter", "imports", "load", "devices"]
     assert start_up[2].split() == ["rollout", "0.5", "s", "0.2", "s", "0.1", "s", "3.5", "s"]
@@ -213,15 +213,15 @@ def test_an_unknown_start_up_is_absent(recipe, tmp_path, main):
     assert not {"startup_s", "startup_device_s"} & (said["total"].keys() | said["per_iteration"].keys())
     assert said["total"]["startup_unknown"] == 1
     _, out, _ = main("cost", "hand", "--store", run.store_url)
-    assert "0.0167 device hours, their start-up is not known" in out
+    assert "60 s of device time, their start-up is not known" in out
     again = ledger.page("iteration-0000/rollout", time.monotonic())
-    # Without a device it has no part in device hours.
+    # Without a device it has no part in device time.
     others = [Entry.model_validate(killed | {"devices": 0})]
     again.turn(lambda: [entry("rollout", "runs/hand/iterations/0000/rollout", 60.0), *others])
     said = open_run("hand", run.store_url).cost().as_json()["total"]
     assert (said["startup_device_s"], said["startup_unknown"], said["device_s"]) == (0.875, 2, 120.0)
     _, out, _ = main("cost", "hand", "--store", run.store_url)
-    assert "0.0333 device hours, of which start-up 0.000243; that of 1 attempt is not known" in out
+    assert "2 min of device time, of which start-up 0.875 s; that of 1 attempt is not known" in out
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_an_earlier_run_of_the_same_shape_says_what_a_run_will_take(recipe, tmp_
     code, out, _ = main("plan", recipe(), *words)
     assert code == 0
     # With what writing its pages takes on a busy machine.
-    assert re.search(r"an iteration like those of first: 43\.\d s, 0\.0111 device hours", out)
+    assert re.search(r"an iteration like those of first: 43\.\d s, 40 s of device time", out)
     larger = planned(recipe(), tmp_path, run_id="larger", overrides=("train.train_batch_per_replica=16",))
     assert estimate(larger.plan, larger.store_url) is None
     # Without iterations of its own, the limit asks the other run too.

@@ -18,6 +18,8 @@ from flows.library import open_run
 from flows.planning.run import Run
 from flows.reporting.report import write_report
 from flows.running.progress import Reporter
+from flows.watching.screen import screen
+from flows.watching.status_table import rendered
 from stages.artifacts.records import place_of
 from tests.flows.by_hand import validated
 from tests.flows.reporting.test_writing import LOG, go, page_of
@@ -182,10 +184,10 @@ def test_a_damaged_ledger_is_told_and_hides_nothing_else(run: Run):
 def test_device_hours_tell_start_up_apart(run: Run):
     page = on_demand(run)
     # 0.875 of one second.
-    assert fact(page, "device hours") == "0.000278, of which start-up 0.000243"
+    assert fact(page, "device time") == "1 s, of which start-up 0.875 s"
     page_of_killed = Entry(stage="update", slot=place_of(run.slots.iteration(1, "update")), devices=1, outcome="killed")
     record(run, WAVE, page_of_killed)
-    assert fact(on_demand(run), "device hours").endswith("; that of 1 attempt is not known")
+    assert fact(on_demand(run), "device time").endswith("; that of 1 attempt is not known")
 
 
 @pytest.mark.parametrize(
@@ -242,3 +244,6 @@ def test_of_a_killed_flow_the_report_says_what_is_not_known(run: Run):
     page = on_demand(run)
     assert '<span class="state interrupted">interrupted</span>' in page
     assert words in page
+    now = open_run("hand", run.store_url).now()
+    assert screen(now, 80, 24)[0] == "run      hand: was interrupted"
+    assert str(next(rendered(now))).endswith("no process works on it; the last one was interrupted")

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from cosmos_rl_core.storage import store
+from flows.ledger.costs import device_time
 from flows.library import open_run
 from flows.library.lines import all_runs
 from flows.library.outlook import Change, Score
@@ -35,7 +36,7 @@ def test_a_run_says_what_is_left_and_where_its_report_is(recipe, tmp_path):
     assert found.left_s == pytest.approx(2 * 30 + 10 + 3 + 4 + 5, abs=1.0)
     assert found.device_s is not None
     assert told[2] == f"report: {report}"
-    assert told[1] == f"about {found.left_s:.1f} s of work left, {found.device_s / 3600:.3g} device hours spent"
+    assert told[1] == f"about {found.left_s:.1f} s of work left, {found.device_s:.3g} s of device time spent"
 
 
 def test_without_evaluations_the_change_is_that_of_rollouts(recipe, tmp_path):
@@ -79,6 +80,15 @@ def test_the_list_has_time_left_and_device_time(recipe, tmp_path, main):
     assert json.loads(out) == [json.loads(json.dumps(vars(first)))]
     code, _, error = main("runs", "nobody", "--store", run.store_url)
     assert (code, "there is no run 'nobody'" in error) == (64, True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.0, "0 s"), (0.8, "0.8 s"), (58.06, "58.1 s"), (119.6, "120 s"), (148, "2.47 min"), (7199, "120 min"),
+     (7300, "2.03 h"), (10**6, "278 h"), (10**8, "27,778 h")],
+)  # fmt: skip
+def test_device_time_has_a_unit_of_its_size(seconds: float, words: str):
+    assert device_time(seconds) == words
 
 
 def test_runs_that_are_compared_show_their_settings(recipe, tmp_path, main):

@@ -106,7 +106,7 @@ def require_common(lines: list[str]) -> None:
     """What is asked of every run: the reward with its errors, the best policy, the cost, lost attempts, the report."""
     assert re.search(r"0\.5\d0 ± 0\.012 \(\w+ \d\) -> 0\.5\d0 ± 0\.012 \(\w+ \d\)$", answer(lines, "reward"))
     assert re.search(r"policy \d, held-out ocr 0\.\d", answer(lines, "best"))
-    assert re.search(r"\d device hours spent, 1 attempt lost$", answer(lines, "left"))
+    assert re.search(r"\d min of device time spent, 1 attempt lost$", answer(lines, "left"))
     assert answer(lines, "report") == "store/runs/ddrl-tiny-be4e1a9f/report/index.html"
     text = "\n".join(lines)
     assert all(found in NAMES for found in re.findall(r"[\w-]*pixel[\w-]*", text))
