@@ -9,9 +9,9 @@ from typing import Any
 from cosmos_rl_core.errors import ArtifactError, counted, first_line
 from cosmos_rl_core.storage.lease import BEAT_S, PATIENCE_S
 from flows.ledger.estimates import Mean, Means
-from flows.ledger.pages import newest_page
+from flows.ledger.pages import Page, marked, newest_page
 from flows.library.best import Best, best_of
-from flows.library.life import Life, Word, iterations_made
+from flows.library.life import Life, Word, iterations_made, wave_at_work
 from flows.library.outlook import Outlook, known_means, outlook
 from flows.library.states import State, states, states_of
 from flows.planning.base import AnyRun
@@ -68,14 +68,22 @@ class Overview:
     @cached_property
     def lost(self) -> int | None:
         """Return the number of attempts that left no artifact; None without a ledger, or with a damaged one."""
+        looks: list[Page | None] = []
+
+        def look() -> Page | None:
+            looks.append(newest_page(self.run.url))
+            return looks[-1]
+
+        wave = self.progress.wave if self.life == "running" else ""
         try:
-            newest = newest_page(self.run.url)
+            newest = look()
+            if self.life == "running" and newest is not None and newest.state == "open" and newest.wave != wave:
+                # The run has gone on since its progress was read, or its last process was killed.
+                wave = wave_at_work(self.run, look)
         except ArtifactError:
             return None
-        if newest is None:
-            return None
-        works = self.life == "running" and newest.wave == self.progress.wave
-        return newest.totals.failed - works * sum(entry.outcome == "open" for entry in newest.entries)
+        newest = looks[-1]
+        return None if newest is None else marked([newest], wave)[0].totals.failed
 
     @property
     def best(self) -> Best | None:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from rich.console import Console
@@ -15,14 +16,17 @@ from cosmos_rl_core.errors import StageError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal
 from flows.cli import app as cli
+from flows.ledger.ledger import Ledger
+from flows.ledger.pages import Entry
 from flows.library import open_run, states
 from flows.library.lines import all_runs
 from flows.planning.run import Run
 from flows.running.progress import Progress, Reporter, read_progress
 from flows.watching import status_table
 from stages.artifacts.generations import invalidate
+from stages.artifacts.records import place_of
 from stages.execution.outcome import Status
-from tests.flows.by_hand import make_all, make_one, whole_run
+from tests.flows.by_hand import make_all, make_one, planned_run, whole_run
 from tests.hand_made import make_iteration, make_run, planned, rewards
 
 AT = Status(sequence=1, phase="denoise", step=3, total=12)
@@ -68,6 +72,19 @@ def test_the_wave_at_work_is_running_and_its_tries_count(recipe, tmp_path):
     assert "running" not in words(run).values()
     # Its process ended well, and yet there is much left of the run.
     assert open_run("hand", run.store_url).now().life == "idle"
+
+
+def test_attempts_at_a_wave_that_began_meanwhile_are_not_lost(recipe, tmp_path):
+    run = planned_run(recipe, tmp_path)
+    at_work = Entry(stage="policy", slot=place_of(run.slots.policy(0)), devices=1)
+    with run.lease(), Reporter(run.url) as reporter:
+        found = open_run("hand", run.store_url).now()
+        # Before the first wave and its page of the ledger there is nothing to tell.
+        assert (found.life, found.progress.wave, open_run("hand", run.store_url).now().lost) == ("running", "", None)
+        reporter.working("policy", [])
+        Ledger(run.url, "", [].append).page("policy", time.monotonic()).turn(lambda: [at_work])
+        assert found.lost == 0
+    assert open_run("hand", run.store_url).now().lost == 1
 
 
 def test_a_failed_stage_says_why_in_a_line(recipe, tmp_path):
