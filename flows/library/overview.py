@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from importlib import import_module
 from typing import Any
 
 from cosmos_rl_core.errors import ArtifactError, counted, first_line
@@ -101,6 +102,18 @@ class Overview:
         with suppress(ArtifactError):
             return _warnings(self.states)
         return []
+
+    @cached_property
+    def hacking(self) -> str:
+        """Return whether a finished run shows signs of reward hacking, as its report says; "" for any other run."""
+        if self.standing < len(self.states):
+            return ""
+        # Imported here because it needs pandas, and the status of a run at work does not.
+        signs = import_module("flows.warning.signs")
+        try:
+            return signs.verdict(self.run, [state.manifest for state in self.states if state.manifest is not None])
+        except ArtifactError as error:
+            return f"not known: {first_line(error)}"
 
     @property
     def z_scores(self) -> tuple[int, dict[str, float]] | None:

@@ -68,6 +68,12 @@ def to_go_on(run: "AnyRun", decided: str = "") -> str:
     return command
 
 
+def to_train_on(run: "AnyRun", iterations: int) -> str:
+    """Return the command that takes a finished run to more iterations; "" if none is known."""
+    command = re.sub(r" --iterations \d+", "", kept(run))
+    return f"{command} --iterations {iterations}" if command else ""
+
+
 def _absolute(path: str) -> str:
     return path if path.startswith(PREFIX) or "://" in path else str(Path(path).expanduser().resolve())
 

@@ -16,6 +16,7 @@ from flows.library.outlook import score_of
 from flows.library.overview import Overview
 from flows.library.states import State
 from flows.terminal import commands
+from flows.warning.warnings import Warned
 
 ENDS = {
     "finished": "finished",
@@ -33,6 +34,8 @@ WHY_LINES = 3
 """Lines of a failure's reason. The log and `audit` have all of it."""
 OTHERS = 4
 """Lines of other facts that are shown where stages need the room."""
+GIVE_AGAIN = "give its command again or retry its flow run"
+"""Where no command of a run is known."""
 ITERATION = "iteration-"
 MORE = "(| cat shows all of it as a table)"
 _TOKEN = re.compile(r"(?:'[^']*'|\\.|[^\s'])+")
@@ -91,14 +94,15 @@ def _lines(rows: Iterable[Row], width: int) -> list[str]:
 
 
 def answers(overview: Overview, groups: "_Groups") -> Iterator[Row]:
-    """Yield what people look for first: the state, where the run is, how to go on, time, cost, reward, report."""
+    """Yield what people look for first: the state, where the run is, warnings, how to go on, cost, reward, report."""
     yield Row("run", f"{overview.run.plan.run_id}: {_life(overview)}")
     yield Row("now", _position(overview, groups), lines=WHY_LINES)
-    if overview.life != "running" and overview.standing < len(overview.states):
-        decided = [one.decision.word for one in overview.warnings[-1:] if one.decision is not None]
-        command = commands.to_go_on(overview.run, "".join(decided))
-        yield Row("go on", "with this command:" if command else "give its command again or retry its flow run")
-        yield from [Row("", command, is_command=True)] * bool(command)
+    if overview.hacking:
+        yield Row("hacking", overview.hacking, lines=WHY_LINES)
+    elif overview.warnings:
+        yield Row("warning", newest_warning(overview.warnings), lines=WHY_LINES)
+    if (following := next_command(overview)) is not None:
+        yield from following.rows()
     if groups.current is not None:
         yield Row("stages", groups.cells(groups.current), may_go=True)
     yield Row("left", _work(overview))
@@ -107,14 +111,60 @@ def answers(overview: Overview, groups: "_Groups") -> Iterator[Row]:
     yield Row("report", _near(overview.outlook.report) or "written after the first iteration")
 
 
+@dataclass(frozen=True)
+class NextCommand:
+    """The next command of a run that no process works on."""
+
+    word: str
+    """``go on`` or ``train on``."""
+    command: str
+    """"" if it is not known."""
+    to: str = ""
+    """How far it trains."""
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows of a screen."""
+        if not self.command:
+            yield Row(self.word, GIVE_AGAIN)
+            return
+        # A finished run can do without.
+        yield Row(self.word, f"{self.to}{', ' * bool(self.to)}with this command:", may_go=bool(self.to))
+        yield Row("", self.command, is_command=True, may_go=bool(self.to))
+
+    def __str__(self) -> str:
+        far = f", {self.to}" if self.to else ""
+        return f"to {self.word}{far}: {self.command}" if self.command else f"to {self.word}, {GIVE_AGAIN}"
+
+
+def next_command(overview: Overview) -> NextCommand | None:
+    """Return the command that goes on with a run, or trains a finished one further; None for one at work."""
+    if overview.life == "running":
+        return None
+    if overview.standing == len(overview.states):
+        iterations = 2 * overview.run.recipe.train.num_iterations
+        command = commands.to_train_on(overview.run, iterations)
+        return NextCommand("train on", command, f"to {iterations} iterations") if command else None
+    decided = [one.decision.word for one in overview.warnings[-1:] if one.decision is not None]
+    return NextCommand("go on", commands.to_go_on(overview.run, "".join(decided)))
+
+
+def newest_warning(warnings: Sequence[Warned]) -> str:
+    """Return what tripped in the newest iteration in which any limit did, and how many more there are."""
+    more = sum(len(one.tripped) for one in warnings) - 1
+    counts = f" (and {more} more in {counted(len(warnings), 'iteration')})" if more else ""
+    return f"iteration {warnings[-1].k}: {warnings[-1].tripped[0]}{counts}"
+
+
 def others(overview: Overview) -> Iterator[Row]:
     """Yield other facts: what is wrong with stages, warnings, other rewards, and what the run begins with."""
     failed = overview.life == "failed"
+    for warned in overview.warnings[-1:]:
+        # The first line is one of the answers.
+        told = warned.lines()[0 if overview.hacking else 1 :]
+        yield from (Row("warning", line.strip(), lines=1) for line in told)
     for state in overview.states:
         if state.why and not (failed and state.word == "failed"):
             yield Row(state.word, f"{state.step.name}: {state.why}", lines=WHY_LINES)
-    for warned in overview.warnings[-1:]:
-        yield from (Row("warning", line.strip(), lines=1) for line in warned.lines())
     yield from (Row("", str(change)) for change in overview.outlook.others)
     if (judged := overview.z_scores) is not None and judged[1]:
         z = ", ".join(f"{name} {value:+.2f}".replace(" ", _TOGETHER) for name, value in judged[1].items())

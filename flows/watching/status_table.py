@@ -15,7 +15,7 @@ from flows.library.opened_run import open_run
 from flows.library.overview import Overview
 from flows.terminal import commands
 from flows.terminal.console import can_redraw
-from flows.watching.screen import ENDS, cell, failure, screen
+from flows.watching.screen import ENDS, cell, failure, next_command, screen
 
 LOOK_S = 1.0
 """Seconds between two readings of a running run."""
@@ -69,19 +69,22 @@ def rendered(overview: Overview) -> Iterator[str | Table]:
         z = ", ".join(f"{name} {value:+.2f}" for name, value in judged[1].items())
         yield f"z-scores of policy 0, iteration {judged[0]}: {z}"
     yield from _warnings(overview)
-    unfinished = overview.standing < len(overview.states) and overview.life != "running"
-    go_on = "; to go on, give its command again or retry its flow run" if unfinished else ""
-    yield f"{overview.standing} of {len(overview.states)} stages are finished{go_on}"
+    if overview.hacking:
+        yield f"reward hacking: {overview.hacking}"
+    yield f"{overview.standing} of {len(overview.states)} stages are finished"
+    if (following := next_command(overview)) is not None:
+        yield str(following)
 
 
 def _warnings(overview: Overview) -> Iterator[str]:
-    """Yield what tripped in the newest iterations, and what it waits for."""
+    """Yield what tripped in the newest iterations, and how it is approved where no command of the run is known."""
     warnings = overview.warnings
     if len(warnings) > WARNINGS:
         yield f"limits tripped in {counted(len(warnings), 'iteration')}, the newest of them:"
     for warned in warnings[-WARNINGS:]:
         yield from warned.lines()
-    if overview.life == "suspended" and any(one.waits for one in warnings):
+    following = next_command(overview)
+    if following is not None and not following.command and any(one.waits for one in warnings):
         yield f"to go on: {commands.about(overview.run.store_url, 'approve', overview.run.plan.run_id)}"
 
 

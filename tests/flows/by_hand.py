@@ -10,6 +10,8 @@ from flows.session import loop
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing_manifest
+from stages.reporting.contracts import Fragment
+from stages.reporting.excerpt import Excerpt
 from tests.flows.conftest import RECIPE
 from tests.hand_made import make, planned
 
@@ -51,9 +53,16 @@ class ByHand:
 def make_one(request: Request, salt: str = "") -> Manifest:
     """Make a Request's artifact; its bytes are other ones with another salt."""
     data = f"{request.slot}{salt}".encode()
-    files: dict[str, bytes] = dict.fromkeys(FILES.get(request.stage, ("current/w",)), data)
+    files = files_of(request, data)
     scores: dict[str, Any] = {request.slot.rpartition("-")[2]: 0.25} if request.stage == "reward" else {}
     return make(request, files, seconds=SECONDS[request.stage], **scores)
+
+
+def files_of(request: Request, data: bytes) -> dict[str, bytes]:
+    """Files of an artifact, all with these bytes, but a fragment that says nothing."""
+    if request.stage == "fragment":
+        return {Fragment.FRAGMENT: Excerpt(k=request.iteration or 0).encode()}
+    return dict.fromkeys(FILES.get(request.stage, ("current/w",)), data)
 
 
 def make_all(run: AnyRun) -> dict[str, Request]:

@@ -45,9 +45,11 @@ def picture(seed: int, size: int, frames: int = 1) -> tuple[str, bytes]:
 class Imagined:
     """What the loop asks for. Rewards rise with the iterations; some samples have no score."""
 
-    def __init__(self, run: AnyRun, folder: Path, *, size: int = 16, frames: int = 1) -> None:
+    def __init__(self, run: AnyRun, folder: Path, *, size: int = 16, frames: int = 1, drift: float = 0.002) -> None:
         self.run, self.folder = run, folder
         self.pictures = [picture(seed, size, frames) for seed in range(PICTURES)]
+        self.drift = drift
+        """Of contrast, an iteration."""
         self.done: Callable[[Any, Any], None] = lambda requests, manifests: None
         self.stop_at: dict[str, BaseException] = {}
         """Errors by the names of waves in which they are raised."""
@@ -96,7 +98,7 @@ class Imagined:
         valid[0] = True
         names = DEFAULTS if label == STATISTICS else {}
         # Contrast drifts with the policy, as it does when a reward is hacked.
-        others = {name: rng.normal(0.4 + 0.002 * k * (name == "contrast"), 0.1, len(index)) for name in names}
+        others = {name: rng.normal(0.4 + self.drift * k * (name == "contrast"), 0.1, len(index)) for name in names}
         others[label] = scores
         details = [json.dumps({name: float(some[i]) for name, some in others.items()}) for i in range(len(index))]
         table = pd.DataFrame({"sample_id": index["sample_id"], "prompt_id": index["prompt_id"], "valid": valid})

@@ -28,7 +28,7 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing_manifest
 from tests.benchmarks.models import SHAPES
-from tests.flows.by_hand import FILES
+from tests.flows.by_hand import files_of
 from tests.flows.test_ledger import written
 from tests.hand_made import make, planned
 from tests.pages import ROOT
@@ -109,7 +109,7 @@ def _made(request: Request) -> Manifest:
         raise InterruptedError
     name = request.slot.rpartition("/")[2]
     scores: dict[str, Any] = {name.partition("-")[2]: SCORES[name]} if name in SCORES else {}
-    files = dict.fromkeys(FILES.get(request.stage, ("current/w",)), request.slot.encode())
+    files = files_of(request, request.slot.encode())
     return standing_manifest(request) or make(request, files, seconds=SECONDS[request.stage], **scores)
 
 

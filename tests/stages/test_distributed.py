@@ -167,7 +167,8 @@ def make(request: Request, mode: str) -> None:
 def test_a_failure_names_stages_as_status_does_and_prepared_data_by_its_digest(request_on_two_ranks: Request):
     request = request_on_two_ranks
     assert place_of(request.model_copy(update={"slot": "store/dataset/" + "0a" * 32})) == "embed 0a0a0a0a0a0a"
-    for slot, name in (("iterations/0003/update", "iteration-0003/update"), ("exports/0000/export", "policy-0000/export")):
+    names = {"iterations/0003/update": "iteration-0003/update", "exports/0000/export": "policy-0000/export"}
+    for slot, name in names.items():
         assert place_of(request.model_copy(update={"slot": f"store/runs/a/{slot}"})) == name
 
 

@@ -182,7 +182,7 @@ def test_it_is_watched_to_its_end_and_told_in_lines_where_there_is_no_terminal(r
     assert found.life == "idle"
     first, *rest = printed.getvalue().splitlines()
     assert first == "iteration-0000/rollout is running"
-    assert rest[-1].startswith("2 of 13 stages are finished")
+    assert rest[-2] == "2 of 13 stages are finished"
     assert "\x1b" not in printed.getvalue()
 
 

@@ -58,7 +58,8 @@ def test_of_a_run_that_has_not_begun_nothing_stands(recipe, tmp_path):
         ],
         [
             f"hand ({run.url}): no process works on it",
-            "0 of 13 stages are finished; to go on, give its command again or retry its flow run",
+            "0 of 13 stages are finished",
+            "to go on, give its command again or retry its flow run",
         ],
     )
 
@@ -86,6 +87,7 @@ def test_a_finished_run_shows_times_and_rewards(recipe, tmp_path):
             "best: policy 0, held-out ocr 0.25 (jpeg 0.25, ocr 0.25)",
             "held-out ocr: 0.250 (policy 0) -> 0.250 (policy 2)",
             "held-out jpeg: 0.250 (policy 0) -> 0.250 (policy 2)",
+            "reward hacking: no sign of it: no limit of early warning tripped.",
             "23 of 23 stages are finished",
         ],
     )
@@ -109,7 +111,7 @@ def test_what_reads_changed_bytes_is_stale_and_what_is_below_waits(recipe, tmp_p
         ["iteration-0001", "waits 10.0 s", "waits 3.0 s 0.250", "waits 3.0 s 0.250", "waits 30.0 s", "waits 0.0 s"],
     ]
     assert "iteration-0000/update is stale: scores changed since update was made" in lines
-    assert lines[-1].startswith("10 of 23 stages are finished; ")
+    assert lines[-2] == "10 of 23 stages are finished"
     assert set(of_word(run, "stands")) == {
         "policy",
         "embed",
@@ -125,7 +127,7 @@ def test_below_an_ended_generation_everything_waits_until_equal_bytes_come(recip
     rows, lines = rows_and_lines(run)
     assert rows[4][1:] == ["invalidated (generation 2)", *["waits 3.0 s 0.250"] * 2, "waits 30.0 s", "waits 0.0 s"]
     assert rows[-1][1] == "report waits 5.0 s"
-    assert lines[-1].startswith("12 of 23 stages are finished; ")
+    assert lines[-2] == "12 of 23 stages are finished"
     make_one(request)
     rows, lines = rows_and_lines(run)
     assert rows[4] == [

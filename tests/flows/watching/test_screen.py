@@ -31,7 +31,7 @@ from stages.artifacts.records import place_of
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing_manifest
 from stages.execution.outcome import Status
-from tests.flows.by_hand import FILES, SECONDS, SFT, SMALL_SFT, make_all
+from tests.flows.by_hand import SECONDS, SFT, SMALL_SFT, files_of, make_all
 from tests.flows.printed import ROOT
 from tests.flows.test_ledger import entry, written
 from tests.hand_made import make, planned
@@ -47,7 +47,7 @@ def made(request: Request) -> Manifest:
     name = request.slot.rpartition("/")[2].partition("-")[2]
     mean = 0.5 + 0.01 * (request.iteration or 0)
     scores: dict[str, Any] = {name: mean, "standard_error": 0.0123} if request.stage == "reward" else {}
-    files = dict.fromkeys(FILES.get(request.stage, ("current/w",)), request.slot.encode())
+    files = files_of(request, request.slot.encode())
     return standing_manifest(request) or make(request, files, seconds=SECONDS[request.stage], **scores)
 
 
@@ -160,7 +160,7 @@ def test_older_iterations_are_a_line_each_and_one_for_all_where_they_do_not_fit(
     older = [line for line in shown(overview, 80, 24) if line.startswith("iteration-")]
     assert [line.partition(":")[0] for line in older] == [f"iteration-{k:04d}" for k in range(7, -1, -1)]
     assert older[0] == "iteration-0007: 46.5 s, ocr 0.570, pixel_statistics 0.570"
-    assert shown(overview, 60, 15)[-2:] == [
+    assert shown(overview, 60, 21)[-2:] == [
         "start to iteration-0004: 37 of 37 stages are finished",
         "(| cat shows all of it as a table)",
     ]
