@@ -42,6 +42,8 @@ class Progress(Section):
     """Seconds since the wave began, with retries and waiting for a machine."""
     processes: Processes = Processes()
     """Processes that stay between stages. None after the end of the run's own process."""
+    written: float = Field(default=0.0, ge=0)
+    """When this was written, in seconds since 1970 by the clock of its process; 0 if that is not known."""
     end: End = ""
     error: str = ""
     """The whole message of the failure."""
@@ -106,8 +108,9 @@ class Reporter:
 
     def _write(self) -> None:
         self._written_s = time.monotonic()
+        said = self._now.model_copy(update={"written": round(time.time(), 1)})
         with suppress(CosmosRLError):
-            store.write(self._url, seal(KIND, self._now.model_dump(mode="json")))
+            store.write(self._url, seal(KIND, said.model_dump(mode="json")))
 
 
 def slowest_of(statuses: Sequence[Status]) -> Status:

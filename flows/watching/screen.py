@@ -3,6 +3,7 @@
 import os
 import re
 import textwrap
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -109,6 +110,8 @@ def answers(overview: Overview, groups: "_Groups") -> Iterator[Row]:
     yield Row("reward", _reward(overview))
     yield Row("best", str(overview.best or "no policy was judged yet"))
     yield Row("report", _near(overview.outlook.report) or "written after the first iteration")
+    if overview.progress.written:
+        yield Row("as of", as_of(overview))
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,14 @@ def next_command(overview: Overview) -> NextCommand | None:
         return NextCommand("train on", command, f"to {iterations} iterations") if command else None
     decided = [one.decision.word for one in overview.warnings[-1:] if one.decision is not None]
     return NextCommand("go on", commands.to_go_on(overview.run, "".join(decided)))
+
+
+def as_of(overview: Overview) -> str:
+    """Return when the process of a run last told how far it is, and how long ago that was."""
+    written_s = overview.progress.written
+    told = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(written_s))
+    # Never in the future, whatever the clocks of two machines say.
+    return f"{told} UTC, {duration(max(time.time() - written_s, 0.1))} ago"
 
 
 def newest_warning(warnings: Sequence[Warned]) -> str:

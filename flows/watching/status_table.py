@@ -3,7 +3,6 @@
 import itertools
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 
 from rich.console import Console
 from rich.live import Live
@@ -15,7 +14,7 @@ from flows.library.opened_run import open_run
 from flows.library.overview import Overview
 from flows.terminal import commands
 from flows.terminal.console import can_redraw
-from flows.watching.screen import ENDS, cell, failure, next_command, screen
+from flows.watching.screen import ENDS, as_of, cell, failure, next_command, screen
 
 LOOK_S = 1.0
 """Seconds between two readings of a running run."""
@@ -40,19 +39,30 @@ def watch(store_url: str, run_id: str, console: Console) -> Overview:
     On a terminal what is shown is updated in place. Elsewhere each wave prints a line, and the table comes at the end.
     """
     overview, wave = open_run(run_id, store_url).now(), ""
-    redraws = overview.life == "running" and can_redraw(console)
-    live = Live(console=console, auto_refresh=False, transient=True) if redraws else None
-    with live or nullcontext():
-        while overview.life == "running":
-            if live is not None:
-                live.update(Text("\n".join(screen(overview, console.width, console.height - 1))), refresh=True)
-            elif overview.progress.wave not in ("", wave):
-                wave = overview.progress.wave
-                console.print(f"{wave} is running", soft_wrap=True)
-            time.sleep(LOOK_S)
-            overview = overview.again()
+    if overview.life == "running" and can_redraw(console):
+        return _redrawn(overview, console)
+    while overview.life == "running":
+        if overview.progress.wave not in ("", wave):
+            wave = overview.progress.wave
+            console.print(f"{wave} is running", soft_wrap=True)
+        time.sleep(LOOK_S)
+        overview = overview.again()
     show(overview, console)
     return overview
+
+
+def _redrawn(overview: Overview, console: Console) -> Overview:
+    """Draw a run over itself until no process works on it, and return its state then.
+
+    The last picture stays on the terminal, also after Ctrl-C.
+    """
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            live.update(Text("\n".join(screen(overview, console.width, console.height - 1))), refresh=True)
+            if overview.life != "running":
+                return overview
+            time.sleep(LOOK_S)
+            overview = overview.again()
 
 
 def rendered(overview: Overview) -> Iterator[str | Table]:
@@ -72,6 +82,8 @@ def rendered(overview: Overview) -> Iterator[str | Table]:
     if overview.hacking:
         yield f"reward hacking: {overview.hacking}"
     yield f"{overview.standing} of {len(overview.states)} stages are finished"
+    if overview.progress.written:
+        yield f"as of {as_of(overview)}"
     if (following := next_command(overview)) is not None:
         yield str(following)
 

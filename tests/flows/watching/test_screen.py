@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -201,6 +202,29 @@ def test_a_run_that_is_watched_is_drawn_over_in_the_size_of_the_terminal(begun, 
     ]
     assert len(first) < height
     assert max(map(cell_len, (line.rstrip() for line in first))) <= width
+
+
+def test_the_last_picture_stays_after_ctrl_c_and_says_how_old_it_is(begun, monkeypatch):
+    run = begun(WAVE)
+    file = io.StringIO()
+    terminal = VisibleConsole(file=file, force_terminal=True, width=80, height=24, highlight=False, _environ={})
+
+    def ctrl_c(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with run.lease(), Reporter(run.url) as reporter:
+        reporter.working(WAVE, [])
+        monkeypatch.setattr(time, "sleep", ctrl_c)
+        with pytest.raises(KeyboardInterrupt):
+            status_table.watch(run.store_url, run.plan.run_id, terminal)
+        overview = open_run(run.plan.run_id, run.store_url).now()
+    picture = file.getvalue().rpartition("run      ddrl-tiny-be4e1a9f: running")[2]
+    assert "update+fragment" in picture
+    # Nothing goes up again and erases it.
+    assert "\x1b[2K" not in picture
+    told = r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC, \d+\.\d s ago"
+    assert re.search(rf"^as of    {told}", picture, re.MULTILINE)
+    assert re.fullmatch(f"as of {told}", [str(part) for part in status_table.rendered(overview)][-1])
 
 
 def test_a_pipe_gets_every_stage_in_lines_as_long_as_they_need_to_be(begun):
