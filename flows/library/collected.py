@@ -2,7 +2,7 @@
 
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,6 +100,10 @@ class Collected:
         self._count(slot, made)
         # Last, so that one that could not be read is tried again.
         self._seen.add(made.digest)
+
+    def has(self, slots: Iterable[str]) -> bool:
+        """Return whether each of some slots has an artifact that was added."""
+        return all(place_of(slot) in self.listed for slot in slots)
 
     @contextmanager
     def naming_damage(self, name: str) -> Iterator[None]:

@@ -120,13 +120,21 @@ def iterations_left_s(run: AnyRun, iterations: int, newest: Page | None) -> floa
 
 def _left_s(states: Sequence["State"], progress: Progress, means: Callable[[], Means]) -> float | None:
     waves = dict.fromkeys(state.step.wave for state in states if state.word != "stands")
+    return waves_left_s([*waves], means, progress)
+
+
+def waves_left_s(waves: Sequence[str], means: Callable[[], Means], progress: Progress | None = None) -> float | None:
+    """Return the seconds of some waves, less those that the newest one took; None without any, or if nothing tells.
+
+    Nothing tells where a wave of iterations has no mean. Other waves without one are left out.
+    """
     if not waves:
         return None
     known, inside = means(), [wave for wave in waves if iteration_of(wave) is not None]
     if any(work_of(wave) not in known for wave in inside):
         return None
     seconds = {wave: known[work_of(wave)].wall_s for wave in waves if work_of(wave) in known}
-    if progress.wave in seconds:
+    if progress is not None and progress.wave in seconds:
         seconds[progress.wave] = max(0.0, seconds[progress.wave] - progress.seconds)
     return round(sum(seconds.values()), 1) if seconds else None
 

@@ -5,6 +5,7 @@ from calendar import timegm
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Self
 
@@ -18,12 +19,13 @@ from flows.ledger.attempts import Attempts, Left, named
 from flows.ledger.causes import ending
 from flows.ledger.costs import Startup, device_time, duration, on_devices, price_of
 from flows.library.collected import Collected, Stage
-from flows.library.outlook import iterations_left_s
+from flows.library.outlook import known_means, waves_left_s
 from flows.library.states import states
 from flows.planning import facts
 from flows.planning.base import AnyRun
 from flows.planning.plan import METRICS_FILE, PLAN_FILE
 from flows.planning.ranking import ranked_by
+from flows.post_train import post_train
 from flows.terminal import commands
 from stages import registry
 from stages.artifacts.manifest import Manifest
@@ -107,8 +109,10 @@ def _look(attempts: Attempts) -> str:
 
 
 def _time_left(collected: Collected) -> str:
-    """Return how long the iterations that are left will take; "" if nothing tells."""
-    left_s = iterations_left_s(collected.run, len(collected.trained), collected.attempts.newest)
+    """Return how long the work that is left will take, evaluations too; "" if nothing tells."""
+    run = collected.run
+    waves = (wave for wave in post_train(run) if not collected.has(step.slot for step in wave.steps))
+    left_s = waves_left_s([wave.name for wave in waves], partial(known_means, run))
     return "" if left_s is None else duration(left_s)
 
 
@@ -212,7 +216,7 @@ class Pages:
         """Whether the page in the store is known to be current."""
         self.finished: str | None = None
         """Digest of the page of the finished run, once it is written; None if anything is missing in it."""
-        self._note, self._whole = note, True
+        self._note, self._whole, self._begun = note, True, False
         self._written_s, self._took_s = -float("inf"), 0.0
 
     def __enter__(self) -> Self:
@@ -220,6 +224,12 @@ class Pages:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
         self._try(lambda: self._end(error))
+
+    def begin(self) -> None:
+        """Write the page before the first wave that is made: until then it says how the last process ended."""
+        if not self._begun:
+            self._begun = True
+            self._try(lambda: self._write("running"))
 
     def done(self, requests: Sequence[Request], manifests: Sequence[Manifest]) -> None:
         """Add the artifacts of a wave. Write the page when an iteration has ended or a policy was judged."""

@@ -68,6 +68,7 @@ def observers_of(run: AnyRun, waves: Waves, deriving: Deriving) -> Iterator[list
         found = [] if waves.ledger is None else [Observer(before=Budget(run, waves.ledger).check)]
         found.append(Observer(after=lambda _, asked, made: deriving.add(_told(asked, made))))
         found.append(_derives(deriving, tracker.done, tracker.done, always=tracker.sends))
+        found.append(Observer(before=lambda *_: pages.begin()))
         # What Prefect shows is made from what a page is made from.
         found.append(_derives(deriving, pages.done, pages.stood, always=board is not None))
         if board is not None:

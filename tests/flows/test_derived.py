@@ -22,6 +22,8 @@ from flows.session.observers import observed
 from flows.session.standing import Ended, Standing
 from flows.terminal import commands
 from stages.artifacts.generations import invalidate
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
 from stages.artifacts.slots import standing
 from tests.damage import files_read
 from tests.flows.by_hand import validated
@@ -39,6 +41,8 @@ class Resumed:
 
     def __init__(self, run: Run, folder: Path) -> None:
         self.run, self.folder = run, folder
+        self.seen: list[str] = []
+        """The head of the page before each wave that was made."""
         self.page, self.metrics, self.record = (
             Path(url)
             for url in (writing.address(run), store.join(run.url, METRICS_FILE), store.join(run.url, derived.FILE))
@@ -53,8 +57,14 @@ class Resumed:
             def take(stood: list[Standing], ended: Ended) -> None:
                 tell(observers, deriving, stood, ended, waves.check)
 
-            launch = observed(Imagined(self.run, self.folder).launch, observers)
-            loop.make(self.run, launch, take=take)  # pyright: ignore[reportArgumentType]
+            imagined = Imagined(self.run, self.folder)
+
+            def launch(name: str, *requests: Request) -> list[Manifest]:
+                found = re.search(r"<p>(\w+: \d of \d) iterations", self.page.read_text(encoding="utf-8"))
+                self.seen.append("" if found is None else found[1])
+                return imagined.launch(name, *requests)
+
+            loop.make(self.run, observed(launch, observers), take=take)  # pyright: ignore[reportArgumentType]
         return deriving.current
 
     def read(self) -> set[str]:
@@ -78,6 +88,14 @@ def finished(recipe, tmp_path: Path) -> Resumed:
     made = Resumed(run, tmp_path)
     assert not made.go()
     return made
+
+
+def test_the_page_says_that_a_run_works_from_its_first_stage_on_also_where_it_was_finished(finished):
+    assert finished.seen[0] == "Running: 0 of 2"
+    assert "" not in finished.seen
+    longer = Resumed(finished.run.going_to(3), finished.folder)
+    longer.go()
+    assert longer.seen[0] == "Running: 2 of 3"
 
 
 def test_the_command_of_a_finished_run_leaves_page_and_numbers_and_reads_nothing_that_they_are_made_from(finished):

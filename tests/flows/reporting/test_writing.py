@@ -10,6 +10,7 @@ import pytest
 from cosmos_rl_core.errors import ApprovalError, StageError
 from cosmos_rl_core.storage import store
 from flows.auditing.audit import audit
+from flows.ledger.costs import duration
 from flows.library import open_run
 from flows.library.collected import Collected
 from flows.planning.plan import Settings
@@ -23,8 +24,9 @@ from stages.artifacts.generations import invalidate
 from stages.artifacts.slots import input_of, standing
 from stages.contracts import MEDIA
 from stages.reporting.contracts import Report
-from tests.flows.by_hand import validated
+from tests.flows.by_hand import SECONDS, validated
 from tests.flows.imagined import Imagined, full_size
+from tests.flows.test_ledger import written
 from tests.hand_made import planned
 
 BAR = "files:  50%|██▌  | 1/2 [00:01<00:01,  1.0file/s]"
@@ -109,6 +111,15 @@ def test_a_run_that_ended_says_how_and_shows_the_iteration_in_which_it_did(
     assert standing(run.slots.iteration(1, "fragment"))[1] is None
     assert '<details id="iteration-1" open>' in page
     assert "<b>why" not in page
+
+
+def test_the_time_left_is_that_of_status_and_counts_the_last_evaluation(run: Run, tmp_path: Path):
+    written(run, SECONDS, until="policy-0002/export")
+    with pytest.raises(KeyboardInterrupt):
+        go(run, tmp_path, "policy-0002/export", KeyboardInterrupt())
+    left_s = open_run("hand", run.store_url).now().outlook.left_s
+    assert left_s == pytest.approx(4 + 20 + 3, abs=1.0)
+    assert f"<p>About {duration(left_s or 0)} of work left. " in page_of(run)
 
 
 def test_a_page_on_demand_tells_of_a_killed_run_and_of_failed_attempts(run: Run, tmp_path: Path, main):
