@@ -25,11 +25,12 @@ from flows.terminal.commands import COMMAND
 from flows.terminal.console import VisibleConsole
 from flows.watching import status_table
 from stages.artifacts.manifest import Manifest
+from stages.artifacts.records import place_of
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing_manifest
 from tests.benchmarks.models import SHAPES
 from tests.flows.by_hand import files_of
-from tests.flows.test_ledger import written
+from tests.flows.test_ledger import entry, written
 from tests.hand_made import make, planned
 from tests.pages import ROOT
 
@@ -85,13 +86,20 @@ def plan(folder: Path) -> str:
 
 
 def status(folder: Path) -> str:
-    """Return what `status` shows on a terminal of 80 x 24 for a run whose first update was killed."""
+    """Return what `status` shows on a terminal of 80 x 24 for a run whose first update was killed in each of its attempts."""
     run_id = "ddrl-tiny-be4e1a9f"
     run = planned(str(ROOT / "configs/tiny/ddrl.toml"), folder, run_id=run_id, iterations=1)
     wave = "iteration-0000/update+fragment"
-    written(run, SECONDS, until=wave)
+    ledger, update = written(run, SECONDS, until=wave), run.slots.iteration(0, "update")
+    for second in range(run.recipe.launch.max_attempts):
+        page = ledger.page(wave, 0.0)
+        killed = [entry("update", place_of(update), 9.7, outcome="killed")]
+        page.turn(lambda killed=killed: killed)
+        page.close(killed)
+        store.write(store.join(update, "logs", f"20250131T12000{second}-aaaa.log"), b"")
     with contextlib.suppress(InterruptedError):
-        loop.make(run, lambda _, *requests: [_made(request) for request in requests])
+        # The update comes first in its wave, and is made last.
+        loop.make(run, lambda _, *requests: [_made(request) for request in reversed(requests)][::-1])
     store.write(store.join(run.url, "progress.json"), seal("progress", {"end": "failed", "error": WHY, "wave": wave}))
     command = f"cosmos-flows run package:tiny/ddrl --store /home/me/outputs --run-id {run_id}"
     store.write(store.join(run.url, f"{COMMAND}.json"), seal(COMMAND, {"command": command}))
