@@ -85,9 +85,11 @@ class OpenedRun:
     def collected(self) -> "Collected":
         """Return what the report shows of the artifacts, logs and attempts that there are."""
         # Imported here because it needs pandas, and a status does not.
-        found: Collected = import_module("flows.library.collected").Collected(self.run)
+        collected = import_module("flows.library.collected")
         with one_look():
-            found.fill(self.now().states)
+            now = self.now()
+            found: Collected = collected.Collected(now.run)
+            found.fill(now.states)
         return found
 
     def cost(self, prices: PricesConfig | None = None) -> RunCost:

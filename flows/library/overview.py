@@ -26,6 +26,7 @@ class Overview:
     """The state of a run at one moment."""
 
     run: AnyRun
+    """With as many iterations as its process takes it to, or the last one did."""
     states: list[State]
     """Every stage, in order."""
     life: Word
@@ -40,6 +41,8 @@ class Overview:
         """Look at a run now. Waits up to ``patience_s`` for a heartbeat of a process on another machine."""
         # Before the look: whoever is at work may have finished stages while this waited.
         life = Life.of(run, patience_s)
+        if life.progress.iterations > run.recipe.train.num_iterations:
+            run = run.going_to(life.progress.iterations)
         found = _with_progress(states(run), life)
         return cls(run, found, life.word, life.progress, life.holder, _means_of(run))
 

@@ -42,6 +42,8 @@ class Progress(Section):
     """Seconds since the wave began, with retries and waiting for a machine."""
     processes: Processes = Processes()
     """Processes that stay between stages. None after the end of the run's own process."""
+    iterations: int = Field(default=0, ge=0)
+    """Iterations that the process takes the run to, which may be more than were planned; 0 if that is not known."""
     written: float = Field(default=0.0, ge=0)
     """When this was written, in seconds since 1970 by the clock of its process; 0 if that is not known."""
     end: End = ""
@@ -53,12 +55,13 @@ class Reporter:
     """A writer of a run's progress, from ``with`` to its end. Failures to write are ignored.
 
     ``is_made``, if it is given, is asked when the work ends well: a process that made one stage of a run says that the
-    run is done only if nothing is left of it, and otherwise leaves what the process before it said.
+    run is done only if nothing is left of it, and otherwise leaves what the process before it said. ``iterations`` is
+    what the process takes the run to.
     """
 
-    def __init__(self, run_url: str, is_made: Callable[[], bool] | None = None) -> None:
+    def __init__(self, run_url: str, is_made: Callable[[], bool] | None = None, iterations: int = 0) -> None:
         self._run_url, self._url = run_url, store.join(run_url, FILE)
-        self._is_made = is_made
+        self._is_made, self._iterations = is_made, iterations
         self._before: Progress | None = None
         self._now = Progress()
         self.processes: Callable[[], Processes] = Processes
@@ -108,7 +111,8 @@ class Reporter:
 
     def _write(self) -> None:
         self._written_s = time.monotonic()
-        said = self._now.model_copy(update={"written": round(time.time(), 1)})
+        iterations = max(self._iterations, self._now.iterations)
+        said = self._now.model_copy(update={"iterations": iterations, "written": round(time.time(), 1)})
         with suppress(CosmosRLError):
             store.write(self._url, seal(KIND, said.model_dump(mode="json")))
 

@@ -75,7 +75,8 @@ def working_on(
     # Prefect asks the server for a concurrency limit for each tag of each task, so tasks get no tags.
     untagged = TagsContext(current_tags=set())
     try:
-        with untagged, run.lease() as lease, Reporter(run.url, lambda: run.is_made) as reporter:
+        reporting = Reporter(run.url, lambda: run.is_made, run.recipe.train.num_iterations)
+        with untagged, run.lease() as lease, reporting as reporter:
             work_folders.remove_abandoned(run.url)
 
             def check() -> None:

@@ -86,7 +86,7 @@ def plan(folder: Path) -> str:
 
 
 def status(folder: Path) -> str:
-    """Return what `status` shows on a terminal of 80 x 24 for a run whose first update was killed in each of its attempts."""
+    """Return what `status` shows on a terminal of 80 x 24 for a run whose first update was killed at each attempt."""
     run_id = "ddrl-tiny-be4e1a9f"
     run = planned(str(ROOT / "configs/tiny/ddrl.toml"), folder, run_id=run_id, iterations=1)
     wave = "iteration-0000/update+fragment"

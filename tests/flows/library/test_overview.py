@@ -23,6 +23,7 @@ from flows.library.lines import all_runs
 from flows.planning.run import Run
 from flows.running.progress import Progress, Reporter, read_progress
 from flows.watching import status_table
+from flows.watching.screen import screen
 from stages.artifacts.generations import invalidate
 from stages.artifacts.records import place_of
 from stages.execution.outcome import Status
@@ -101,6 +102,29 @@ def test_a_failed_stage_says_why_in_a_line(recipe, tmp_path):
     # What was made since does not fail any more, whatever was said of it.
     make_one(rewards(run, run.slots.iteration(1, "rollout"), 1)[1])
     assert words(run)["iteration-0001/reward-ocr"] == "stands"
+
+
+def test_a_run_that_is_continued_goes_to_what_its_command_says_also_after_its_end(recipe, tmp_path):
+    run = whole_run(recipe, tmp_path)
+
+    def work() -> None:
+        with run.lease(), Reporter(run.url, lambda: False, 4) as reporter:
+            reporter.working("iteration-0002/rollout", [])
+            assert position() == "iteration-0002 (3 of 4): rollout, 0 s"
+            raise KeyboardInterrupt
+
+    def position() -> str:
+        (line,) = [line for line in screen(open_run("hand", run.store_url).now(), 80, 24) if line.startswith("now ")]
+        return line[9:]
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert position().startswith("iteration-0002 (3 of 4): 22 of 38 ")
+    # Of a process that made one stage it is not said anew.
+    with run.lease(), Reporter(run.url, lambda: False, 2):
+        pass
+    assert position().startswith("iteration-0002 (3 of 4): 22 of 38 ")
+    assert open_run("hand", run.store_url).collected().run.recipe.train.num_iterations == 4
 
 
 def test_what_ends_without_an_error_of_its_own_was_stopped(recipe, tmp_path):
