@@ -51,19 +51,24 @@ def main(argv: list[str] | None = None) -> int:
         execute(_read(path), _execution(path), outcome)
         outcome.finish()
     except Exception as error:
-        distributed = sys.modules.get("cosmos_rl_core.parallel.distributed")
-        failure = failure_of(error, collective=distributed is not None and distributed.is_collective(error))
-        try:
-            outcome.failed(failure)
-            outcome.finish()
-        except OSError as full:  # the log still has the message, and the exit code the kind
-            _tell(f"the error file could not be written: {full}")
-        _tell(failure.traceback if failure.kind == "crash" else f"{failure.kind}: {failure.message}")
-        if failure.collective:
-            # When this rank ends, torchrun ends the others of its node, which may not have written their errors yet.
-            outcome.wait_for_reason(REASON_TIMEOUT_S)
-        return failure.exit_code
+        return report(error, outcome)
     return 0
+
+
+def report(error: Exception, outcome: Outcome) -> int:
+    """Write the error file and the log of a rank that failed, and return its exit code."""
+    distributed = sys.modules.get("cosmos_rl_core.parallel.distributed")
+    failure = failure_of(error, collective=distributed is not None and distributed.is_collective(error))
+    try:
+        outcome.failed(failure)
+        outcome.finish()
+    except OSError as full:  # the log still has the message, and the exit code the kind
+        _tell(f"the error file could not be written: {full}")
+    _tell(failure.traceback if failure.kind == "crash" else f"{failure.kind}: {failure.message}")
+    if failure.collective:
+        # When this rank ends, torchrun ends the others of its node, which may not have written their errors yet.
+        outcome.wait_for_reason(REASON_TIMEOUT_S)
+    return failure.exit_code
 
 
 def _tell(text: str) -> None:

@@ -21,7 +21,7 @@ from cosmos_rl_core.process_trees import kill, tree
 from cosmos_rl_core.processes import become_rank, begin_again, die_with_parent
 from stages.execution import runner
 from stages.execution.execution import Execution
-from stages.execution.outcome import failure_of
+from stages.execution.outcome import Outcome, failure_of
 from stages.execution.warm import LEFT
 
 
@@ -44,11 +44,15 @@ def main() -> None:
 
 def _serve(order: dict[str, Any], leftovers: Any, replies: int) -> Any:
     """Run one rank of a Request, and return the state before the first one. Ends the process if it cannot go on."""
-    _write_to(order["log"])
+    request = Path(order["request"])
     try:
-        request = Path(order["request"])
+        _write_to(order["log"])
         if leftovers is None:
             leftovers = _set_up(Execution.read(request), order["kept_bytes"])
+    except Exception as error:
+        # As of a new process, in which all this is part of the stage.
+        _end(runner.report(error, Outcome(request.parent, order["rank"])))
+    try:
         become_rank(order["rank"], order["ranks"], Path(order["meeting"]), alone=True)
         code = runner.main([str(request)])
         # The next Request imports plugins from outside anew, with what their modules hold.
