@@ -14,8 +14,12 @@ from tests.faults import kinds
 from tests.twins.inputs import Inputs
 
 LAST = ITERATIONS - 1
-TWO_RANKS = (*COLD, "--set", "launch.stage_processes.rollout=2", "--set", "launch.stage_processes.update=2")
-TWO_RANKS += ("--allow-numerics-change",)
+ON_TWO = ("--set", "launch.stage_processes.rollout=2", "--set", "launch.stage_processes.update=2")
+ON_TWO += ("--allow-numerics-change",)
+TWO_RANKS = (*COLD, *ON_TWO)
+STAYING = ("launch.mode=warm", "launch.device=cpu", "launch.resident_gb=1")
+STAYING = tuple(word for one in STAYING for word in ("--set", one))
+"""Options by which ranks stay between the stages of a run."""
 MEDIA = 67
 """Pictures of the dataset: captions of one shard, and three more."""
 

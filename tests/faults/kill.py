@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import random
 import re
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from tests.e2e.flow_process import FORK_SERVER, Flows, Started, eventually
+from tests.e2e.flow_process import FORK_SERVER, RESIDENT, Flows, Started, eventually
 from tests.faults.bases import Bases
 from tests.faults.held import Hold
 from tests.faults.scenes import SCENES, Scene
@@ -186,12 +187,17 @@ def _roles(flows: Flows, started: list[Started], hold: Hold) -> dict[str, list[p
     for process in flows.processes():
         try:
             words, environment = process.cmdline(), process.environ()
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            stays = RESIDENT in words
+            # Between stages it writes nowhere.
+            is_idle = stays and os.readlink(f"/proc/{process.pid}/fd/1") == os.devnull
+        except (psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError):
             continue
         names = {
             "the one at that file": moment is not None and process.pid == moment.pid,
             "the command": process.pid in own,
             "a rank": "RANK" in environment and "stages.execution.runner" in words,
+            "an idle rank that stays": is_idle,
+            "a rank that stays": stays,
             "torchrun": "torch.distributed.run" in words,
             "a process that scores": "--multiprocessing-fork" in words,
             "the fork server or a fork": FORK_SERVER in words,

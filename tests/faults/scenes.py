@@ -16,7 +16,7 @@ from stages.artifacts.slots import input_of, standing
 from tests.caption_server import Asked, Reply, serving, size_of_pictures
 from tests.e2e.flow_process import COLD, ITERATIONS, PREFECT, RUN_ID, Flows, Started, metrics
 from tests.faults import kinds
-from tests.faults.bases import TWO_RANKS, Bases, end
+from tests.faults.bases import ON_TWO, STAYING, TWO_RANKS, Bases, end
 from tests.faults.held import Hold
 
 Contents = dict[str, Any]
@@ -248,14 +248,14 @@ def _export(bases: Bases, folder: Path) -> Scene:
     return Scene(flows, "/exported/", [start], contents)
 
 
-def _kind(base: str, stage: str) -> Callable[[Bases, Path], Scene]:
+def _kind(base: str, stage: str, more: tuple[str, ...] = ()) -> Callable[[Bases, Path], Scene]:
     """One stage of a run is made again."""
 
     def scene(bases: Bases, folder: Path) -> Scene:
         flows = bases.copy(base, folder)
         options = kinds.prepare(flows, base, bases.inputs)
         slot = kinds.end_stage(flows, stage)
-        return Scene(flows, slot, [lambda: flows.start(*options)], lambda: _run_of(flows))
+        return Scene(flows, slot, [lambda: flows.start(*options, *more)], lambda: _run_of(flows))
 
     return scene
 
@@ -269,6 +269,13 @@ SCENES: dict[str, Callable[[Bases, Path], Scene]] = {
     "update of several rollouts": _several,
     "reward by 2 processes": _again(("reward-ocr",), "tiny", TWO_SCORERS, "/0002/reward-ocr"),
     "an iteration": _again(ITERATION, "tiny", (), "/store/"),
+    "an iteration by ranks that stay": _again(ITERATION, "tiny", STAYING, "/store/"),
+    "an iteration by 2 ranks that stay": _again(ITERATION, "two-ranks", (*STAYING, *ON_TWO), "/store/"),
+    # Only the flow writes there, while ranks that stay are idle.
+    "between stages of ranks that stay": _again(ITERATION, "tiny", STAYING, "/logs/|/heads/"),
+    "update after its rollout by ranks that stay": _again(
+        ("update", "rollout"), "two-ranks", (*STAYING, *ON_TWO, *ONCE), "/0002/(rollout|update)"
+    ),
     "an iteration under Prefect": _prefect,
     "preprocess": _preprocess(1, "tests"),
     "preprocess under Prefect": _preprocess(1, PREFECT),
@@ -280,4 +287,5 @@ SCENES: dict[str, Callable[[Bases, Path], Scene]] = {
     "gc beside its run": _gc_beside,
     "score": _score,
     "export": _export,
+    "judge by a rank that stays": _kind("judged", "reward-clip_score", (*STAYING, *ONCE)),
 } | {f"{stage} of {base}": _kind(base, stage) for base, stages in kinds.KINDS.items() for stage in stages}
