@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.parallel.kept import KEPT
 from cosmos_rl_core.rewards._base import Reward, Sample
 from tests import tiny_scorers
 
@@ -45,6 +46,8 @@ def samples_of(kind: str, number: int) -> list[Sample]:
     ]
 
 
+LOADS = "Loading weights:   0%"
+"""What transformers writes when it begins to load a model."""
 PLACES = ("model", "processor", "detector", "head", "tokenizer", "prompt_file", "rubric_file")
 """Settings of rewards that name files."""
 
@@ -111,3 +114,22 @@ def test_its_version_names_packages_and_bytes(scorer: tuple[str, Reward, Any]):
     assert reward.check_prompt(Prompt(id="p", text="a dog", metadata=TAGS)) is None
     assert reward.version == plugins.load("rewards", name).Reward(options).version
     assert "sha256:" in reward.version
+
+
+def test_a_process_that_stays_loads_it_once(scorer: tuple[str, Reward, Any], capfd: pytest.CaptureFixture[str]):
+    name, reward, options = scorer
+    samples = samples_of(facts_of(name).input, 2)
+    expected, numbers = reward.score(samples), list[int]()
+    KEPT.limit_bytes = 2**30
+    try:
+        for _ in range(2):
+            capfd.readouterr()
+            assert plugins.load("rewards", name).Reward(options).score(samples) == expected
+            numbers.append(capfd.readouterr().err.count(LOADS))
+        assert not KEPT.changed()
+    finally:
+        KEPT.limit_bytes = 0
+        KEPT.clear()
+    # GenEval has two models.
+    assert numbers[0] > 0
+    assert numbers[1] == 0

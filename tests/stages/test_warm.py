@@ -23,7 +23,8 @@ from tests.stages.test_reward import RIGHT, scoring, write_samples
 PATIENCE_S = 120.0
 
 
-def run_in(server: WarmServer, request: Request, folder: Path) -> None:
+def run_in(server: WarmServer, request: Request, folder: Path) -> int:
+    """Make a Request in a fork, and return its process."""
     folder.mkdir()
     path = folder / "request.json"
     path.write_text(request.model_dump_json(), encoding="utf-8")
@@ -33,6 +34,7 @@ def run_in(server: WarmServer, request: Request, folder: Path) -> None:
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
     assert code == 0, (folder / "log.txt").read_text()
+    return process.pid
 
 
 def libraries_of(process: psutil.Process) -> set[str]:
