@@ -193,9 +193,6 @@ class LaunchConfig(Section):
         """Return how the ranks of a stage with torch run that computes on a device."""
         if self.mode == "cold" or (device == "cuda" and self.resident_gb == 0):
             return "cold"
-        if self.compile:
-            # The compiler leaves threads and variables in a process.
-            return "cold" if device == "cuda" else "forked"
         return "resident" if device == "cuda" or self.resident_gb else "forked"
 
     @property

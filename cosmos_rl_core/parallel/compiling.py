@@ -4,6 +4,8 @@ Inductor keeps what it compiled in a folder, by a digest of graph, shapes, setti
 another name and renames it, so ranks and stages of a machine share one folder: the first that needs code makes it.
 """
 
+import sys
+
 import torch
 from torch import nn
 
@@ -27,6 +29,17 @@ def set_up(*, deterministic: bool, num_cpus: int, num_ranks: int) -> None:
     config.compile_threads = max(1, min(MOST_WORKERS, num_cpus // num_ranks))
     config.deterministic = deterministic
     config.fx_graph_cache = True
+
+
+def end_workers() -> None:
+    """End the threads and processes of this process that compile. The next compilation starts new ones."""
+    if (compilation := sys.modules.get("torch._inductor.async_compile")) is None:
+        return
+    threads = compilation.AsyncCompile.pool
+    if threads.cache_info().currsize:
+        threads().shutdown()
+        threads.cache_clear()
+    compilation.shutdown_compile_workers()
 
 
 def own_folder() -> str:

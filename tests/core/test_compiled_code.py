@@ -14,7 +14,7 @@ from torch._inductor import config
 
 from cosmos_rl_core.parallel import compiling
 
-PROGRAM = """
+BLOCKS = """
 import json, torch
 from torch import nn
 from cosmos_rl_core.config.parallelism import Parallelism
@@ -39,27 +39,45 @@ class Blocks(nn.Module):
             x = block(x)
         return x
 
-group = torch_runtime.start(Execution(parallelism=Parallelism(compile=True)))
-torch.manual_seed(0)
-blocks = Blocks()
-compiling.compile_blocks(blocks)
-found = []
-for batch in (2, 3):
-    x = torch.linspace(-1, 1, batch * 8).view(batch, 8).requires_grad_()
-    y = blocks(x)
-    y.square().sum().backward()
-    found += [y.tolist(), x.grad.tolist()]
+def computed(batches):
+    torch.manual_seed(0)
+    blocks = Blocks()
+    compiling.compile_blocks(blocks)
+    found = []
+    for batch in batches:
+        x = torch.linspace(-1, 1, batch * 8).view(batch, 8).requires_grad_()
+        y = blocks(x)
+        y.square().sum().backward()
+        found += [y.tolist(), x.grad.tolist()]
+    return found
+
+execution = Execution(parallelism=Parallelism(compile=True))
+"""
+PROGRAM = f"""{BLOCKS}
+torch_runtime.start(execution)
+found = computed((2, 3))
 counters = torch._dynamo.utils.counters
-told = {
+told = {{
     "bits": found,
     "graphs": counters["stats"]["unique_graphs"],
     "hits": counters["aot_autograd"]["autograd_cache_hit"],
     "misses": counters["aot_autograd"]["autograd_cache_miss"],
     "workers": torch._inductor.config.compile_threads,
     "deterministic": torch._inductor.config.deterministic,
-}
+}}
 print(json.dumps(told))
 """
+STAYS = f"""{BLOCKS}
+from stages.execution.warm.leftovers import Leftovers
+
+torch_runtime.set_up(execution)
+leftovers, told = Leftovers(lambda: torch_runtime.set_up(execution)), []
+for batches in ((2, 3), (3, 2), (2, 3)):
+    torch_runtime.start(execution)
+    told.append([computed(batches), leftovers.found()])
+print(json.dumps(told))
+"""
+"""Three stages in one process, as one that stays serves them."""
 
 
 POOL = """
@@ -86,7 +104,7 @@ def ran(program: str, *words: str, status: int = 0, environment: dict[str, str] 
 
 
 @pytest.mark.slow
-def test_a_second_process_takes_the_code_of_the_first_and_computes_the_same_bits(tmp_path: Path):
+def test_other_processes_and_one_that_stays_take_the_code_of_the_first_and_compute_the_same_bits(tmp_path: Path):
     place = {"XDG_CACHE_HOME": str(tmp_path)}
     first, again = ran(PROGRAM, environment=place), ran(PROGRAM, environment=place)
     assert list((tmp_path / "cosmos-rl-flows" / "compiled").iterdir())
@@ -98,6 +116,11 @@ def test_a_second_process_takes_the_code_of_the_first_and_computes_the_same_bits
     assert without["hits"] == 0
     assert first["bits"] == again["bits"] == without["bits"]
     assert first["deterministic"]
+    # It compiles anew, by processes and threads of its own.
+    stays = ran(STAYS, environment={"XDG_CACHE_HOME": str(tmp_path / "stays")})
+    assert [left for _, left in stays] == [[], [], []]
+    by_batch = [first["bits"][:2], first["bits"][2:]]
+    assert [bits for bits, _ in stays] == [first["bits"], by_batch[1] + by_batch[0], first["bits"]]
 
 
 @pytest.mark.parametrize(("num_cpus", "num_ranks", "expected"), [(2, 1, 2), (192, 8, 8), (192, 64, 3), (2, 8, 1)])

@@ -180,6 +180,7 @@ def test_ranks_compute_on_gpus_wherever_some_are_named(config: LaunchConfig, dev
         (launch(mode="warm"), "forked", "resident"),
         (launch(mode="warm", resident_gb=0), "forked", "cold"),
         (launch(mode="warm", resident_gb=1), "resident", "resident"),
+        (launch(mode="warm", resident_gb=1, compile=True), "resident", "resident"),
     ],
 )
 def test_processes_stay_on_gpus_and_where_they_are_told_to(config: LaunchConfig, on_cpu: str, on_gpu: str):

@@ -24,6 +24,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from cosmos_rl_core.config.parallelism import Device
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.numerics import numerics
+from cosmos_rl_core.parallel import compiling
 from cosmos_rl_core.parallel.devices import settled
 from cosmos_rl_core.parallel.kept import KEPT
 from cosmos_rl_core.processes import be_no_rank
@@ -33,6 +34,8 @@ SLACK_BYTES = 2**20
 DEVICE_SLACK_BYTES = 64 * 2**20
 """Bytes of the device's memory that may be left: workspaces that libraries keep for their handles."""
 DEVICES = ("cpu", "cuda")
+ADDRESS = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
+"""Variable that inductor sets for itself before it loads compiled code."""
 _GLOBAL = "_global_"
 """Beginning of the names of PyTorch's tables of hooks."""
 
@@ -109,6 +112,9 @@ def _free() -> None:
     if (dynamo := sys.modules.get("torch._dynamo")) is not None:
         # Compiled blocks refer to the modules that they were compiled for.
         dynamo.reset()
+        compiling.end_workers()
+        # An address in this process, by which compiled code finds PyTorch.
+        os.environ.pop(ADDRESS, None)
     if (sharded := sys.modules.get("torch.distributed.tensor._random")) is not None:
         # It belongs to a mesh, and to make it is a collective: ranks that have none yet would wait for others.
         vars(sharded)["_rng_tracker"] = None
