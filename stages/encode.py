@@ -33,7 +33,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, int]:
     The latents are normalised and float32. They are encoded one by one, so that their bits depend on no other item.
     """
     config = request.settings(contracts.Encode)
-    media = _media(request, config)
+    media = _media(request, config, context.ranks)
     media.check(context)
     # A part that only removes items needs no weights.
     model = load_model(config.model, ("vae",), context.ranks.device) if media.ids else None
@@ -67,10 +67,10 @@ class _Clips(Protocol):
     def table(self, layout: Sequence[Sequence[str]]) -> pd.DataFrame: ...
 
 
-def _media(request: Request, config: contracts.Encode) -> _Clips:
+def _media(request: Request, config: contracts.Encode, ranks: Group) -> _Clips:
     """Return what is encoded: the media of the last part, or a whole media set."""
     if not request.inputs.get("parts"):
-        return _MediaSet(config)
+        return _MediaSet(config, ranks)
     windows = Windows(config.media.frames, config.windows, config.fps)
     later = [Artifact(source) for source in request.inputs.get("later", ())]
     return PartMedia(Parts.of(request), config.sources, windows, config.buckets or (config.media.size,), later)
@@ -85,11 +85,11 @@ _UNUSABLE = (
 class _MediaSet:
     """The items of a media set, under their own ids."""
 
-    def __init__(self, config: contracts.Encode) -> None:
+    def __init__(self, config: contracts.Encode, ranks: Group) -> None:
         assert config.dataset is not None
         self._name = config.dataset.name
-        # Every rank checks before any writes a shard: machines may hold different copies of the files.
-        self._media = load_media(config.dataset, config.dataset_digest)
+        # Before any rank writes a shard: machines may hold different copies of the files.
+        self._media = load_media(config.dataset, config.dataset_digest, ranks)
         self._expected = (config.media.frames, *config.media.size, 3)
         self._index_of = {item_id: index for index, item_id in enumerate(self._media.item_ids)}
 

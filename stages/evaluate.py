@@ -7,7 +7,6 @@ tensor of the transformer at a time. If the store is no directory, the ranks of 
 on its disk.
 """
 
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,14 +82,14 @@ def _load(request: Request, config: contracts.Evaluate, ranks: Group) -> Any:
 def _brought(export: Input, ranks: Group) -> Iterator[Path]:
     """Yield a local directory with the export's files, every byte checked, shared by the ranks of a machine.
 
-    It is removed when all ranks have left. Collective.
+    Each rank brings some of the files. The directory is removed when all ranks have left. Collective.
     """
-    machines = ranks.gather(socket.gethostname())
-    first = machines.index(machines[ranks.rank])
     with tempfile.TemporaryDirectory() as own:
-        if first == ranks.rank:
-            Artifact(export).bring_to(Path(own))
-        yield Path(ranks.gather(own)[first])
+        folder = Path(ranks.gather(own)[ranks.here[0]])
+        Artifact(export).bring_to(folder, ranks.here.index(ranks.rank), len(ranks.here))
+        # All ranks have brought their files.
+        ranks.gather(None)
+        yield folder
         # All ranks have left the directory.
         ranks.gather(None)
 

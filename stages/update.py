@@ -63,7 +63,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     if BEHAVIOUR in algorithm.needs.roles:
         bare = [config.below is not None and not rollout.manifest.inputs.get(INIT) for rollout in rollouts]
         behaviours = _add_behaviours(request, trainer.weights, copies, bare, context)
-    stored = Stored.read(request, table, behaviours)
+    stored = Stored.read(request, table, behaviours, context)
     draws = _draws(request, algorithm, trainer.model, stored)
     contents = [rollout.manifest.content for rollout in rollouts]
     if (limit := algorithm.needs.max_logp_drift) is not None:
@@ -116,7 +116,7 @@ def _add_behaviours(
         if made_by in names:
             weights.share(found[-1], names[made_by])
         else:
-            tensors = read_part(source, source.part, weights.shards, context.progress)
+            tensors = read_part(source, source.part, weights.shards, context.progress, group=context.ranks)
             weights.create(found[-1], tensors, bare=is_bare)
         names.setdefault(made_by, found[-1])
     return found

@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ from cosmos_rl_core.numerics import numerics
 from cosmos_rl_core.parallel.devices import settled
 from cosmos_rl_core.parallel.sharding import REPLICATE, SHARD
 from cosmos_rl_core.processes import MEETING
+
+_SENT_BYTES = 2**26
+"""Bytes that are sent at once."""
 
 
 class Group:
@@ -68,7 +72,10 @@ class Group:
         self.numerics = numerics(torch)
         """Numerics of this rank, equal on all ranks."""
         # Compared before any use of NCCL, which would hang between unlike devices until its timeout.
-        require_alike(self.gather([os.uname().nodename, self.numerics]))
+        ranks = self.gather([os.uname().nodename, self.numerics])
+        require_alike(ranks)
+        self.here = [rank for rank, (host, _) in enumerate(ranks) if host == ranks[self.rank][0]]
+        """The ranks on this machine, in order."""
         if parallelism.dp_shard_size > 1:
             shape = parallelism.dp_replicate_size, parallelism.dp_shard_size
             mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=(REPLICATE, SHARD))
@@ -102,6 +109,21 @@ class Group:
         require_exchangeable(value)
         return [value]
 
+    def blocks_of(self, owner: int, data: bytes, size: int) -> Iterator[memoryview]:
+        """Yield the ``size`` bytes of ``data`` of the rank ``owner``, in order, in blocks; others give any ``data``.
+
+        Collective: every rank must take all blocks.
+        """
+        for first in range(0, size, _SENT_BYTES):
+            block = torch.empty(min(_SENT_BYTES, size - first), dtype=torch.uint8, device="cpu")
+            if self.rank == owner:
+                block.numpy()[:] = memoryview(data)[first : first + len(block)]
+            if self.world_size > 1:
+                there = block.to(self.device)
+                dist.broadcast(there, owner)
+                block = there.cpu()
+            yield block.numpy().data
+
     def close(self) -> None:
         """Leave the process group."""
         if dist.is_initialized():
@@ -114,7 +136,7 @@ def _gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
     data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     sizes = [int(size) for size in _gather_tensors(torch.tensor(len(data), device="cpu"), group)]
     parts = _gather_tensors(functional.pad(data, (0, max(sizes) - len(data))), group)
-    return [json.loads(bytes(part[:size].tolist())) for part, size in zip(parts, sizes, strict=True)]
+    return [json.loads(part[:size].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
 
 
 def _gather_tensors(tensor: Tensor, group: dist.ProcessGroup | None) -> list[Tensor]:

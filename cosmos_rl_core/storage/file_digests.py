@@ -1,10 +1,12 @@
 """Sha256 of files; digests of large files are stored, so that other processes need not read the files again."""
 
+import fcntl
 import hashlib
 import os
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +25,8 @@ class Remembered:
 
     A digest is valid while the file keeps its inode, size, content time and inode time (``ctime``, which programs
     cannot set). The file system must change one of them with every change of a byte; a failing disk goes unnoticed.
-    After the directory is removed, every file is read again.
+    After the directory is removed, every file is read again. Of processes that ask for the digest of one file at the
+    same time, as the ranks of a stage do, one reads it, and the others wait.
     """
 
     directory: Path | None
@@ -43,13 +46,16 @@ class Remembered:
             entry = self._entry(file) if stamp[1] >= SMALLEST_BYTES else None
             if entry is not None and (found := _read(entry, stamp)) is not None:
                 return found
-            settled = max(stamp[2:]) < (time.time() - self.settled_s) * 1e9
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
-            settled = settled and _stamp(stream.fileno()) == stamp
-        if entry is not None and settled:
-            # Without space or permission, nothing is remembered.
-            with suppress(UnavailableError):
-                store.write(str(entry), " ".join(map(str, [*stamp, found])).encode())
+            if entry is None or max(stamp[2:]) >= (time.time() - self.settled_s) * 1e9:
+                return hashlib.file_digest(stream, "sha256").hexdigest()
+            with _alone(entry):
+                if (found := _read(entry, stamp)) is not None:
+                    return found
+                found = hashlib.file_digest(stream, "sha256").hexdigest()
+                if _stamp(stream.fileno()) == stamp:
+                    # Without space or permission, nothing is remembered.
+                    with suppress(UnavailableError):
+                        store.write(str(entry), " ".join(map(str, [*stamp, found])).encode())
         return found
 
     def _entry(self, file: Path) -> Path | None:
@@ -72,6 +78,18 @@ def _stamp(file: int) -> list[int]:
     """Return inode, size in bytes, and the times of content and inode in nanoseconds."""
     status = os.fstat(file)
     return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+
+
+@contextmanager
+def _alone(entry: Path) -> Iterator[None]:
+    """Hold a lock on an entry that one thread of one process can hold; none where no lock can be made."""
+    with ExitStack() as held:
+        with suppress(OSError):
+            entry.parent.mkdir(parents=True, exist_ok=True)
+            # Not one for each file, so that they stay few.
+            lock = held.enter_context(entry.with_name(f"{entry.name[:2]}{cache.LOCK}").open("wb"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _read(entry: Path, stamp: list[int]) -> str | None:

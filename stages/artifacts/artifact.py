@@ -46,6 +46,10 @@ class Artifact:
         """Return the names of the files that start with ``prefix``, sorted."""
         return sorted(name for name in self.manifest.files if name.startswith(prefix))
 
+    def _by_size(self) -> list[str]:
+        """Return the names of all files, the largest first."""
+        return sorted(self.names(), key=lambda name: -self.manifest.files[name].size)
+
     def read(self, name: str) -> bytes:
         """Read one file. Raises :class:`ArtifactError` if it is missing or its bytes are not the manifest's."""
         return read_entry(self.url, self.entry(name))
@@ -70,12 +74,12 @@ class Artifact:
         """Read one JSON file. Raises ``ValueError`` if it is none."""
         return from_json(self.read(name))
 
-    def bring_to(self, directory: Path) -> None:
-        """Bring every file, with its bytes checked, into a local directory.
+    def bring_to(self, directory: Path, share: int = 0, count: int = 1) -> None:
+        """Bring every file, with its bytes checked, into a local directory; of ``count`` shares of them only one.
 
         A store that is a directory gives links; others give copies.
         """
         bring = files.copy if "://" in self.url else files.link
-        for name in self.names():
+        for name in self._by_size()[share::count]:
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             bring(self.url, self.entry(name), directory / name)

@@ -64,16 +64,28 @@ def scan(slot: str, entry: FileEntry, take: Callable[[Readable], Found]) -> Foun
     """
     if cache.of_node(slot) is not None:
         return take(io.BytesIO(read_entry(slot, entry)))
-    url = store.join(slot, entry.path)
-    hashed = _Hashed(_blocks(url, entry.size))
+    url, digest = store.join(slot, entry.path), sha256()
+
+    def hashed() -> Iterator[bytes]:
+        for block in _blocks(url, entry.size):
+            digest.update(block)
+            yield block
+
+    def check() -> None:
+        # Bytes that were not read count too.
+        for _ in blocks:
+            pass
+        _check(url, entry, digest.hexdigest())
+
+    blocks = hashed()
     try:
         try:
-            found = take(io.BufferedReader(hashed))
+            found = take(stream_of(blocks))
         except ArtifactError:
             # Other bytes than those listed explain it.
-            _check(url, entry, hashed.digest())
+            check()
             raise
-        _check(url, entry, hashed.digest())
+        check()
     except FileNotFoundError as error:
         raise _missing(url) from error
     return found
@@ -121,12 +133,14 @@ def read_pieces(slot: str, entry: FileEntry, name: str, pieces: Sequence[Piece])
     return data
 
 
-class _Hashed(io.RawIOBase):
-    """The bytes of consecutive blocks, hashed as they are read."""
+def stream_of(blocks: Iterator[Chunk]) -> Readable:
+    """Return the bytes of consecutive blocks as a stream, which takes a block when the last one is read."""
+    return io.BufferedReader(_Stream(blocks))
 
-    def __init__(self, blocks: Iterator[bytes]) -> None:
+
+class _Stream(io.RawIOBase):
+    def __init__(self, blocks: Iterator[Chunk]) -> None:
         self._blocks, self._block = blocks, memoryview(b"")
-        self._sha256 = sha256()
 
     def readable(self) -> bool:
         """Return that it can be read."""
@@ -136,17 +150,10 @@ class _Hashed(io.RawIOBase):
         """Fill a buffer with the next bytes of a block, and return their number; 0 at the end."""
         if not self._block:
             self._block = memoryview(next(self._blocks, b""))
-            self._sha256.update(self._block)
         view = memoryview(buffer).cast("B")
         count = min(len(view), len(self._block))
         view[:count], self._block = self._block[:count], self._block[count:]
         return count
-
-    def digest(self) -> str:
-        """Return the digest of all bytes, including those that were not read."""
-        for block in self._blocks:
-            self._sha256.update(block)
-        return self._sha256.hexdigest()
 
 
 def _blocks(url: str, size: int) -> Iterator[bytes]:

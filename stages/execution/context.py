@@ -1,9 +1,11 @@
 """Everything a stage receives besides its Request."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from cosmos_rl_core.canonical import require_exchangeable
+from cosmos_rl_core.errors import ArtifactError
 from stages.artifacts.attempt import Attempt
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
@@ -55,6 +57,23 @@ class Alone:
 
 
 Joined = TypeVar("Joined", bound=Ranks, covariant=True)
+Told = TypeVar("Told")
+
+
+def told_by_all(ranks: Ranks, make: Callable[[], Told]) -> list[Told]:
+    """Return what every rank makes, in rank order. Collective.
+
+    An :class:`ArtifactError` of one is raised on all: else they would wait for it.
+    """
+    made, why = None, ""
+    try:
+        made = make()
+    except ArtifactError as error:
+        why = str(error)
+    found = ranks.gather([made, why])
+    if whys := [one for _, one in found if one]:
+        raise ArtifactError(whys[0])
+    return [one for one, _ in found]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
 
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import shards
@@ -10,6 +11,7 @@ from cosmos_rl_core.storage.shards import Member, Piece, TensorPiece
 from cosmos_rl_core.storage.tensor_headers import Readable
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.files import read_pieces, scan
+from stages.execution.context import Context, Ranks, told_by_all
 
 KEPT_BYTES = 2**28
 """Bytes of the latest reads that are kept in memory."""
@@ -68,6 +70,27 @@ class Members:
         """Return the names of a shard's members. Raises like :meth:`read`."""
         return [*self._table(shard)]
 
+    def scan_together(self, names: Iterable[str], context: Context[Ranks]) -> None:
+        """Read shards for the first time, each on one rank, and tell all ranks what is in them. Collective.
+
+        So each rank hashes its share of the bytes. Raises :class:`ArtifactError` on all ranks if one finds damage.
+        """
+        ranks, every = context.ranks, sorted({*names})
+        if ranks.world_size == 1:
+            return
+        mine = every[ranks.rank :: ranks.world_size]
+
+        def scanned() -> dict[str, dict[str, list[Any]]]:
+            found: dict[str, dict[str, list[Any]]] = {}
+            for number, shard in enumerate(mine):
+                context.progress("reading samples", number, len(mine))
+                found[shard] = {name: [*map(_row, one.pieces)] for name, one in self._scan(shard).items()}
+            return found
+
+        for told in told_by_all(ranks, scanned):
+            for shard, members in told.items():
+                self._tables[shard] = {name: Member(tuple(map(_piece, rows))) for name, rows in members.items()}
+
     def _member(self, shard: str, name: str) -> Member:
         table = self._table(shard)
         if name not in table:
@@ -91,3 +114,15 @@ class Members:
             return {shard: shards.tensor_file(stream, 0, entry.size)}
 
         return scan(self.artifact.url, entry, members)
+
+
+def _row(piece: Piece) -> list[Any]:
+    """Return the fields of a piece for JSON."""
+    named = [piece.name, piece.dtype, [*piece.shape]] if isinstance(piece, TensorPiece) else []
+    return [piece.start, piece.end, piece.sha256, *named]
+
+
+def _piece(row: list[Any]) -> Piece:
+    """Return the piece of a :func:`_row`."""
+    start, end, digest, *named = row
+    return TensorPiece(start, end, digest, named[0], named[1], tuple(named[2])) if named else Piece(start, end, digest)

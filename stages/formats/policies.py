@@ -7,15 +7,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
 from cosmos_rl_core.storage.tensor_files import check_tensors, read_tensors
 from cosmos_rl_core.storage.tensor_headers import Readable
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import PolicyWeights, cut, to_bytes
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.files import scan
+from stages.artifacts.files import scan, stream_of
 from stages.artifacts.request import Input
-from stages.execution.context import Context, Ranks
+from stages.execution.context import Context, Ranks, told_by_all
 
 
 def write_part(context: Context[Ranks], part: str, *, tensors: Mapping[str, Tensor], shards: Shards = WHOLE) -> None:
@@ -50,12 +51,18 @@ Progress = Callable[[str, int, int], None]
 
 
 def read_part(
-    source: Input, part: str, shards: Shards = WHOLE, progress: Progress = lambda *_: None
+    source: Input,
+    part: str,
+    shards: Shards = WHOLE,
+    progress: Progress = lambda *_: None,
+    *,
+    group: Group | None = None,
 ) -> dict[str, Tensor]:
     """Read one part's tensors, on the CPU; empty if the policy has no such part.
 
     Of tensors that ``shards`` divides, only this rank's rows are kept: memory holds one whole tensor besides.
-    ``progress`` is called for every tensor, with the files as steps.
+    ``progress`` is called for every tensor, with the files as steps. The ranks of a ``group`` share the reading, as
+    :func:`_for_each` says. Collective then.
     """
     tensors: dict[str, Tensor] = {}
 
@@ -63,7 +70,7 @@ def read_part(
         # A copy of the rows, so that the other rows are freed.
         tensors[name] = shards.local(name, tensor).clone() if shards.cuts(name) else tensor
 
-    _for_each(source, part, keep, progress)
+    _for_each(source, part, keep, progress, group)
     return tensors
 
 
@@ -75,8 +82,10 @@ def load_part(
     *,
     into: str = CURRENT,
     optional: bool = False,
+    group: Group | None = None,
 ) -> None:
-    """Copy an artifact's part into an existing part of ``weights``, a tensor at a time.
+    """Copy an artifact's part into an existing part of ``weights``, a tensor at a time. ``group`` as in
+    :func:`read_part`.
 
     With ``optional`` an artifact without the part changes nothing. Raises :class:`ArtifactError` on other names, shapes
     or types; some tensors may be copied by then.
@@ -89,13 +98,19 @@ def load_part(
         if name in own and own[name].shape == local.shape:
             own[name].copy_(local)
 
-    _for_each(source, part, copy, progress)
+    _for_each(source, part, copy, progress, group)
     if found or not optional:
         check_tensors(found, own, "weights of this model")
 
 
-def _for_each(source: Input, part: str, take: Callable[[str, Tensor], None], progress: Progress) -> None:
-    """Read one part's tensors in order, on the CPU."""
+def _for_each(
+    source: Input, part: str, take: Callable[[str, Tensor], None], progress: Progress, group: Group | None
+) -> None:
+    """Take one part's tensors in order, on the CPU.
+
+    Ranks read and check the files in rounds of one file a rank, as they wrote them, and send each other the bytes. So
+    the store gives every byte once, and its sha256 is computed once. A rank holds one file.
+    """
     artifact = Artifact(source)
     names = artifact.names(f"{part}/")
 
@@ -104,6 +119,34 @@ def _for_each(source: Input, part: str, take: Callable[[str, Tensor], None], pro
             take(key, tensor)
             progress(f"reading {part}", index, len(names))
 
-    for index, name in enumerate(names):
-        scan(artifact.url, artifact.entry(name), partial(of_file, index=index))
+    def done(index: int) -> None:
         progress(f"reading {part}", index + 1, len(names))
+
+    if group is None or group.world_size == 1:
+        for index, name in enumerate(names):
+            scan(artifact.url, artifact.entry(name), partial(of_file, index=index))
+            done(index)
+        return
+    for first in range(0, len(names), group.world_size):
+        some = names[first : first + group.world_size]
+        data = _checked(artifact, some[group.rank : group.rank + 1], group)
+        for owner, name in enumerate(some):
+            blocks = group.blocks_of(owner, data, artifact.entry(name).size)
+            of_file(stream_of(blocks), first + owner)
+            done(first + owner)
+
+
+def _checked(artifact: Artifact, own: list[str], group: Group) -> bytes:
+    """Return the bytes of this rank's file, of which there may be none, once all ranks have checked theirs."""
+    found: list[bytes] = []
+
+    def read() -> None:
+        entries = map(artifact.entry, own)
+        found.extend(scan(artifact.url, entry, partial(_whole, size=entry.size)) for entry in entries)
+
+    told_by_all(group, read)
+    return b"".join(found)
+
+
+def _whole(stream: Readable, size: int) -> bytes:
+    return stream.read(size)

@@ -10,6 +10,7 @@ from cosmos_rl_core.storage.tensor_files import decode
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input
 from stages.contracts import TENSORS
+from stages.execution.context import Context, Ranks
 from stages.formats.members import KEPT_BYTES, Members
 from stages.formats.samples import all_rows, key_of, place_of, unit_name
 
@@ -17,11 +18,18 @@ from stages.formats.samples import all_rows, key_of, place_of, unit_name
 class SampleTensors:
     """Tensors by key (see :func:`key_of`) and name, unbatched, on the CPU, each read when it is accessed.
 
-    At most ``kept_bytes`` of each rollout stay in memory. Raises :class:`ArtifactError` at once if a rollout lacks one
-    of the samples.
+    At most ``kept_bytes`` of each rollout stay in memory. The ranks of a ``context`` share the first reading of the
+    units: any rank may need a sample of each. Collective then. Raises :class:`ArtifactError` at once if a rollout lacks
+    one of the samples.
     """
 
-    def __init__(self, rollouts: Sequence[Input], keys: Collection[str], kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(
+        self,
+        rollouts: Sequence[Input],
+        keys: Collection[str],
+        kept_bytes: int = KEPT_BYTES,
+        context: Context[Ranks] | None = None,
+    ) -> None:
         artifacts = [Artifact(rollout) for rollout in rollouts]
         self._rows = {
             key_of(place, row["sample_id"]): row
@@ -31,10 +39,19 @@ class SampleTensors:
         if missing := sorted(set(keys) - self._rows.keys()):
             raise ArtifactError(f"the rollouts hold no tensors of {len(missing)} samples, e.g. {missing[0]}")
         self._members = [Members(artifact, kept_bytes) for artifact in artifacts]
+        if context is not None:
+            self._scan_together(keys, context)
 
     def row(self, key: str) -> dict[str, Any]:
         """Return a sample's row of the index: prompt, seeds, noise levels."""
         return self._rows[key]
+
+    def _scan_together(self, keys: Iterable[str], context: Context[Ranks]) -> None:
+        units: list[set[str]] = [set() for _ in self._members]
+        for key in keys:
+            units[place_of(key)[0]].add(unit_name(TENSORS, self._rows[key]["unit"]))
+        for members, names in zip(self._members, units, strict=True):
+            members.scan_together(names, context)
 
     def __getitem__(self, key: str) -> Mapping[str, Tensor]:
         place, sample_id = place_of(key)

@@ -25,6 +25,7 @@ from cosmos_rl_core.sampling.schedule import Schedule
 from cosmos_rl_core.training.noise_levels import DrawKey, random_times, sft_time, training_noise
 from stages import contracts
 from stages.artifacts.request import Request
+from stages.execution.context import Context, Ranks
 from stages.formats.embeddings import EMPTY, NEGATIVE, Embeddings
 from stages.formats.latents import Latents
 from stages.formats.sample_tensors import SampleTensors
@@ -53,15 +54,19 @@ class Stored:
     guidance_scale: float
 
     @classmethod
-    def read(cls, request: Request, table: pd.DataFrame, behaviours: list[str]) -> "Stored":
+    def read(
+        cls, request: Request, table: pd.DataFrame, behaviours: list[str], context: Context[Ranks] | None = None
+    ) -> "Stored":
         """Return the samples that ``table`` (``key, prompt_id, advantage, used``) marks as used.
+
+        The ranks of a ``context`` share the first reading of them. Collective then.
 
         Raises :class:`ArtifactError` if the rollouts lack one of them.
         """
         used = table[table["used"]]
         guidance_scale = request.settings(contracts.Update).sample.guidance_scale
         prompt_ids = dict(zip(used["key"], used["prompt_id"], strict=True))
-        tensors = SampleTensors(request.inputs["rollouts"], prompt_ids)
+        tensors = SampleTensors(request.inputs["rollouts"], prompt_ids, context=context)
         conditioning = Embeddings(request.inputs["embeddings"], [*prompt_ids.values(), NEGATIVE])
         advantages = dict(zip(used["key"], used["advantage"], strict=True))
         return cls(tensors, prompt_ids, advantages, conditioning, behaviours, guidance_scale)

@@ -77,10 +77,14 @@ def load_stock(ref: ModelRef, path: str, param_dtype: ParamDtype, device: torch.
     )
 
 
-def load_media(dataset: DatasetOptions, planned: str) -> Media:
-    """Load the media set. Raises :class:`ArtifactError` unless ``planned`` is the digest of its files."""
-    plugin = plugins.load("datasets", dataset.name)
-    if (found := plugin.digest(dataset)) != planned:
+def load_media(dataset: DatasetOptions, planned: str, ranks: Group) -> Media:
+    """Load the media set. Raises :class:`ArtifactError` unless ``planned`` is the digest of its files.
+
+    One rank of each machine reads them, as machines may hold different copies. Collective.
+    """
+    plugin, first = plugins.load("datasets", dataset.name), ranks.here[0]
+    found = ranks.gather(plugin.digest(dataset) if ranks.rank == first else None)[first]
+    if found != planned:
         raise ArtifactError(
             f"the files of the dataset {dataset.name!r} differ from the planned ones: digest {found or 'none'}, "
             f"planned {planned or 'none'}; restore them, or plan another run"
@@ -123,9 +127,9 @@ def load_policy(
     if config.lora is None:
         KEPT.own(base)
     weights = prepare(base, config.lora, below=config.below, reference=reference, shard=shard)
-    weights.load(CURRENT, read_part(source, source.part, weights.shards, context.progress))
+    weights.load(CURRENT, read_part(source, source.part, weights.shards, context.progress, group=group))
     if config.below is not None:
-        weights.load_below(read_part(request.one(INIT), INIT, progress=context.progress))
+        weights.load_below(read_part(request.one(INIT), INIT, progress=context.progress, group=group))
     if mesh is None:
         half_weights.cast_frozen(model.transformer, config.param_dtype)
         KEPT.adopt(base)

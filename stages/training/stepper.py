@@ -54,7 +54,7 @@ class Stepper:
     def resume(self, policy: Input) -> None:
         """Continue with the optimizer's state and the clocks of a policy."""
         self.nonfinite_in_a_row = _clocks(policy).get(NONFINITE, 0)
-        state = read_part(policy, OPTIMIZER, state_shards(self.weights.shards), self.context.progress)
+        state = read_part(policy, OPTIMIZER, state_shards(self.weights.shards), self.context.progress, group=self.group)
         load_optimizer_state(self.optimizer, self.weights.parameters, state)
 
     def read(self) -> None:

@@ -142,7 +142,8 @@ class Trainer(Stepper):
         if config.gradient_checkpointing:
             model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
         for part in copies:
-            weights.create(part, read_part(policy, part, weights.shards, context.progress) or None)
+            found = read_part(policy, part, weights.shards, context.progress, group=context.ranks)
+            weights.create(part, found or None)
         trainer = cls(model, algorithm, weights, config, context)
         trainer.resume(policy)
         return trainer

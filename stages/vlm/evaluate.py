@@ -41,7 +41,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     numbers = [*range(len(tokens))]
     layout = context.layout({"conversations": cut(numbers, config.conversations_per_shard)})["conversations"]
     model, weights = load(config, prompts, context, config.param_dtype, sharded=False)
-    load_part(weights, source, source.part, context.progress)
+    load_part(weights, source, source.part, context.progress, group=ranks)
     model.requires_grad_(False).eval()
     evaluator = _Evaluator(config, Vlm(model, prompts), Conversations(tokens, prompts, config.sources), context)
     names = [f"records/answers/{shard:05d}.parquet" for shard in range(len(layout))]

@@ -34,11 +34,11 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     tokens, prompts = Tokens(Artifact(request.one("tokens"))), prompts_of(config.vlm)
     layout = context.layout({"row_length": context.shrunk(config.row_length)})
     model, weights = load(config, prompts, context, config.param_dtype)
-    load_part(weights, policy, CURRENT, context.progress)
+    load_part(weights, policy, CURRENT, context.progress, group=context.ranks)
     copies = [EMA] if config.keeps_ema else []
     for part in copies:
         weights.create(part)
-        load_part(weights, policy, part, context.progress, into=part, optional=True)
+        load_part(weights, policy, part, context.progress, into=part, optional=True, group=context.ranks)
     model.train()
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -1,14 +1,16 @@
 """What is remembered of large files, and which changes of them are seen."""
 
 import hashlib
+import multiprocessing
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cosmos_rl_core.storage import file_digests
-from cosmos_rl_core.storage.cache import of_user
+from cosmos_rl_core.storage.cache import LOCK, of_user
 from cosmos_rl_core.storage.file_digests import SMALLEST_BYTES, Remembered
 
 FALSE = "f" * 64
@@ -31,9 +33,14 @@ def remembered(tmp_path: Path, file: Path) -> Remembered:
     """With a false digest of the file: one that nobody reads again is seen by it."""
     found = Remembered(tmp_path / "digests", settled_s=-1.0)
     assert found.sha256(file) == sha256(file)
-    (entry,) = (tmp_path / "digests").iterdir()
+    entry = entry_in(tmp_path)
     entry.write_text(entry.read_text().replace(sha256(file), FALSE))
     return found
+
+
+def entry_in(folder: Path) -> Path:
+    (entry,) = (one for one in (folder / "digests").iterdir() if not one.name.endswith(LOCK))
+    return entry
 
 
 def test_a_large_file_that_did_not_change_is_not_read_again(remembered: Remembered, file: Path):
@@ -65,10 +72,41 @@ def test_another_file_in_its_place_is_noticed(remembered: Remembered, file: Path
 
 
 def test_damaged_memory_is_none(remembered: Remembered, file: Path, tmp_path: Path):
-    (entry,) = (tmp_path / "digests").iterdir()
+    entry = entry_in(tmp_path)
     for damaged in (b"", b"\xff\xfe", b"1 2 3", entry.read_bytes()[5:]):
         entry.write_bytes(damaged)
         assert remembered.sha256(file) == sha256(file)
+
+
+def digest_in_turn(file: Path, folder: Path, meeting: Any, told: Any) -> None:
+    meeting.wait()
+    before = read_bytes()
+    found = Remembered(folder, settled_s=-1.0).sha256(file)
+    told.put((found, read_bytes() - before))
+
+
+def read_bytes() -> int:
+    """Bytes that this process has read."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.mark.processes
+def test_of_processes_that_ask_together_one_reads_the_file(tmp_path: Path):
+    file, size, count = tmp_path / "large", 2**27, 3
+    with file.open("wb") as stream:
+        stream.truncate(size)
+    forks = multiprocessing.get_context("fork")
+    meeting, told = forks.Barrier(count), forks.SimpleQueue()
+    asking = [
+        forks.Process(target=digest_in_turn, args=(file, tmp_path / "digests", meeting, told)) for _ in range(count)
+    ]
+    for one in asking:
+        one.start()
+    answers = [told.get() for _ in asking]
+    for one in asking:
+        one.join()
+    assert {found for found, _ in answers} == {sha256(file)}
+    assert sorted(read >= size for _, read in answers) == [False, False, True]
 
 
 def test_small_and_just_changed_files_are_not_remembered(file: Path, tmp_path: Path):

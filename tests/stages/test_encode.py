@@ -13,6 +13,7 @@ from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import local, rendered_text
 from cosmos_rl_core.datasets._base import Media
 from cosmos_rl_core.errors import ArtifactError, ConfigError, DatasetError
+from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.storage import media as media_files
 from cosmos_rl_core.storage import shards
@@ -106,7 +107,7 @@ def asked(config: Encode, tmp_path: Path, name: str = "slot") -> Request:
 
 def media_of(config: Encode) -> Media:
     assert config.dataset is not None
-    return load_media(config.dataset, config.dataset_digest)
+    return load_media(config.dataset, config.dataset_digest, Group(60.0))
 
 
 def run_with(outcome: Outcome, request: Request) -> None:

@@ -1,9 +1,11 @@
-"""How ranks share the writing of a policy's files."""
+"""How ranks share the writing and the reading of a policy's files."""
 
+import json
 import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -110,3 +112,42 @@ def test_a_part_of_other_weights_is_refused_and_an_absent_one_may_be(tmp_path: P
     load_part(weights, input_of(slot), EMA, optional=True)
     with pytest.raises(ArtifactError, match=r"not weights of this model: 2 differ, e\.g\. a is None, expected"):
         load_part(weights, input_of(slot), EMA)
+
+
+def read_shared(folder: Path) -> None:
+    """Read the part from a store of this rank's own, and leave what was found."""
+    group = Group(60.0, Parallelism(world_size=NUM_RANKS))
+    try:
+        tensors = read_part(input_of(str(folder / f"store-{group.rank}" / "slot")), CURRENT, group=group)
+        found = {name: tensor.tolist() for name, tensor in tensors.items()}
+    except ArtifactError as error:
+        found = str(error)
+    folder.joinpath(f"read-{group.rank}.json").write_text(json.dumps(found))
+    group.close()
+
+
+def read_by_ranks(folder: Path, damaged: list[tuple[int, int]]) -> list[Any]:
+    """Return what each rank read, after files were damaged, each given by rank and number."""
+    files = {f"current/{n:05d}.safetensors": to_bytes({f"w{n}": torch.full((3,), float(n))}) for n in range(NUM_FILES)}
+    for rank in range(NUM_RANKS):
+        make(report(str(folder / f"store-{rank}" / "slot")), files)
+    for rank, n in damaged:
+        (path,) = folder.joinpath(f"store-{rank}").rglob(f"{n:05d}.safetensors")
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+    start_ranks(partial(read_shared, folder), folder, NUM_RANKS, timeout_s=120.0)
+    return [json.loads(folder.joinpath(f"read-{rank}.json").read_text()) for rank in range(NUM_RANKS)]
+
+
+@pytest.mark.processes
+def test_each_rank_reads_its_share_of_a_parts_files_and_has_all_tensors(tmp_path: Path):
+    others = [(rank, n) for rank in range(NUM_RANKS) for n in range(NUM_FILES) if n % NUM_RANKS != rank]
+    found = read_by_ranks(tmp_path, damaged=others)
+    assert found == [{f"w{n}": [float(n)] * 3 for n in range(NUM_FILES)}] * NUM_RANKS
+
+
+@pytest.mark.processes
+def test_damage_that_one_rank_finds_is_raised_on_all(tmp_path: Path):
+    first, second = read_by_ranks(tmp_path, damaged=[(1, 3)])
+    assert first == second
+    assert "store-1/" in first
+    assert "00003.safetensors is not what was committed" in first

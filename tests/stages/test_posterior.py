@@ -11,6 +11,7 @@ from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers.translation import translate
 from cosmos_rl_core.models._base import stack
+from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.recipes.reading import check
 from cosmos_rl_core.training.noise_levels import FINE_GRID, DrawKey, posterior_noise, sft_time, training_noise
 from flows.planning import requests
@@ -61,7 +62,7 @@ def test_a_draw_is_that_of_diffusers_for_the_same_noise_shifted_and_scaled_after
     latents, vae = latents_of(run), load_model(run.plan.base, ("vae",), CPU).pipeline.vae
     mode = Latents([input_of(started(tmp_path, "mode", posterior="mode").prepared.encode.slot)])
     assert run.prepared.encode.config.dataset is not None  # pyright: ignore[reportAttributeAccessIssue]
-    media = load_media(run.recipe.train.train_policy.dataset, "")
+    media = load_media(run.recipe.train.train_policy.dataset, "", Group(60.0))
     for index, item_id in enumerate(media.item_ids):
         unit = torch.tensor(media.item(index)[0]).float().div(127.5).sub(1).permute(0, 3, 1, 2)
         with torch.no_grad():

@@ -1,25 +1,34 @@
 """A rank of an update reads the samples of its own micro-batches, checks every byte, and keeps few of them."""
 
 import json
+import shutil
 import tracemalloc
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from cosmos_rl_core.config.parallelism import Parallelism
 from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.storage import shards
 from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages import contracts
 from stages.artifacts.artifact import Artifact
+from stages.artifacts.attempt import Attempt
 from stages.artifacts.request import Input
 from stages.artifacts.slots import input_of
+from stages.execution.context import Context
+from stages.execution.outcome import Outcome
 from stages.formats.sample_tensors import SampleTensors
 from stages.formats.samples import key_of, unit_name
-from tests.hand_made import make, report
+from tests.hand_made import NUMERICS, make, report
+from tests.stages.ranks import start_ranks
 
-NUM_SAMPLES, PER_SHARD, NUM_STATES = 12, 2, 8
+NUM_SAMPLES, PER_SHARD, NUM_STATES, NUM_RANKS = 12, 2, 8, 2
 STATE_BYTES = 2**16
 IDS = [f"s{n:02d}" for n in range(NUM_SAMPLES)]
 KEYS = [key_of(0, sample_id) for sample_id in IDS]
@@ -127,3 +136,48 @@ def test_samples_of_two_rollouts_are_apart_although_their_ids_are_equal(rollout:
     keys = [key_of(0, "s00"), key_of(1, "s00")]
     samples = SampleTensors([rollout, input_of(str(tmp_path / "other"))], keys)
     assert [samples.row(key)["noise_seed"] for key in keys] == [0, 7]
+
+
+def read_together(folder: Path) -> None:
+    """Read all samples from a store of this rank's own, and leave what was found."""
+    group = Group(60.0, Parallelism(world_size=NUM_RANKS))
+    slot = str(folder / f"store-{group.rank}" / "slot")
+    attempt = Attempt(report(slot), NUMERICS, 1, "attempt")
+    context = Context(attempt, group, Outcome(folder / f"outcome-{group.rank}", group.rank))
+    try:
+        samples = SampleTensors([input_of(slot)], KEYS, context=context)
+        found: Any = [[float(samples[key][f"state.{step}"][0, 0]) for step in range(NUM_STATES)] for key in KEYS]
+    except ArtifactError as error:
+        found = str(error)
+    folder.joinpath(f"read-{group.rank}.json").write_text(json.dumps(found))
+    group.close()
+
+
+def read_by_ranks(rollout: Input, folder: Path, damaged: list[tuple[int, int]]) -> list[Any]:
+    """Return what each rank read, after the last byte of shards was changed, each given by rank and number.
+
+    It is beyond the last member, so that only who reads the whole shard notices.
+    """
+    for rank in range(NUM_RANKS):
+        shutil.copytree(rollout.url, folder / f"store-{rank}" / "slot")
+    for rank, number in damaged:
+        (path,) = folder.joinpath(f"store-{rank}").rglob(f"tensors/{number:05d}.tar")
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+    start_ranks(partial(read_together, folder), folder, NUM_RANKS, timeout_s=120.0)
+    return [json.loads(folder.joinpath(f"read-{rank}.json").read_text()) for rank in range(NUM_RANKS)]
+
+
+@pytest.mark.processes
+def test_ranks_share_the_first_reading_of_shards_and_each_reads_all_samples(rollout: Input, tmp_path: Path):
+    others = [(rank, n) for rank in range(NUM_RANKS) for n in range(NUM_SAMPLES // PER_SHARD) if n % NUM_RANKS != rank]
+    found = read_by_ranks(rollout, tmp_path / "ranks", damaged=others)
+    expected = [[float(n + 100 * step) for step in range(NUM_STATES)] for n in range(NUM_SAMPLES)]
+    assert found == [expected] * NUM_RANKS
+
+
+@pytest.mark.processes
+def test_a_damaged_shard_that_one_rank_reads_is_an_error_of_all(rollout: Input, tmp_path: Path):
+    first, second = read_by_ranks(rollout, tmp_path / "ranks", damaged=[(1, 3)])
+    assert first == second
+    assert "store-1/slot" in first
+    assert "is not what was committed" in first
