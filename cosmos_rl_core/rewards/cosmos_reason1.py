@@ -17,6 +17,7 @@ from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.datasets._base import ItemError, Prompt
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._base.pixels import frames_of
+from cosmos_rl_core.rewards._batches.ahead import Prepared
 from cosmos_rl_core.rewards._vlm.files import VlmFiles, VlmOptions, device_and_dtype
 from cosmos_rl_core.vlms._patches import smart_size
 
@@ -70,18 +71,27 @@ class Reward:
 
     def score(self, samples: list[Sample]) -> list[dict[str, Any] | Exception]:
         """Return the scores of each sample, or why it cannot be scored, in order."""
-        return [self._scores(sample) for sample in samples]
+        tokens = self._tokens
+        return self._prepared.each(samples, lambda _, batch: self._scores(batch, tokens))
 
-    def _scores(self, sample: Sample) -> dict[str, Any] | Exception:
-        try:
-            frames, fps = sampled(frames_of(sample), sample.fps)
-            asked = {"type": "text", "text": self._options.question or sample.prompt}
-            shown = {"type": "video", "video": frames, "fps": fps}
-            system = {"role": "system", "content": self._files.prompt}
-            batch = self._vlm.prepare([[system, {"role": "user", "content": [shown, asked]}]])
-            yes, no = self._vlm.next_logits(batch, self._tokens)
-        except (ItemError, ValueError) as error:
-            return error
+    def expect(self, samples: list[Sample]) -> None:
+        """Prepare samples in the background."""
+        self._prepared.expect(samples)
+
+    @cached_property
+    def _prepared(self) -> Prepared[Any]:
+        return Prepared(self._batch)
+
+    def _batch(self, sample: Sample) -> Any:
+        """Return what the model is asked about a sample."""
+        frames, fps = sampled(frames_of(sample), sample.fps)
+        asked = {"type": "text", "text": self._options.question or sample.prompt}
+        shown = {"type": "video", "video": frames, "fps": fps}
+        system = {"role": "system", "content": self._files.prompt}
+        return self._vlm.prepare([[system, {"role": "user", "content": [shown, asked]}]])
+
+    def _scores(self, batch: Any, tokens: list[int]) -> dict[str, Any]:
+        yes, no = self._vlm.next_logits(batch, tokens)
         # Of the higher one the exponential is 1, so nothing overflows.
         exponentials = np.exp(np.array([yes, no]) - max(yes, no))
         probability = float(exponentials[1] / exponentials.sum())

@@ -12,10 +12,11 @@ import numpy as np
 from PIL import Image
 
 from cosmos_rl_core.config.reward_facts import Facts
-from cosmos_rl_core.datasets._base import ItemError, Prompt
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._base.pixels import frames_of
+from cosmos_rl_core.rewards._batches.ahead import Prepared
 from cosmos_rl_core.rewards._vlm.files import VlmFiles, VlmOptions, device_and_dtype
 from cosmos_rl_core.vlms._base import processor_of
 from cosmos_rl_core.vlms._patches import smart_size
@@ -67,23 +68,34 @@ class Reward:
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
         """Return the score of each sample, or why it cannot be scored, in order."""
-        return [self._scores(sample) for sample in samples]
+        model = self._model
 
-    def _scores(self, sample: Sample) -> dict[str, float] | Exception:
-        try:
-            frames = frames_of(sample)
-            if (why := _refusal(sample.prompt)) is not None:
-                raise ValueError(why)
-            return {"hpsv3": float(np.mean([self._rating(frame, sample.prompt) for frame in frames]))}
-        except (ItemError, ValueError) as error:
-            return error
+        def score(_: Sample, frames: list[Any]) -> dict[str, float]:
+            # Of a mean and the logarithm of a deviation.
+            return {"hpsv3": float(np.mean([model.ratings(frame)[0][0] for frame in frames]))}
 
-    def _rating(self, frame: np.ndarray, prompt: str) -> float:
+        return self._prepared.each(samples, score)
+
+    def expect(self, samples: list[Sample]) -> None:
+        """Prepare samples in the background."""
+        self._prepared.expect(samples)
+
+    @cached_property
+    def _prepared(self) -> Prepared[list[Any]]:
+        return Prepared(self._batches)
+
+    def _batches(self, sample: Sample) -> list[Any]:
+        """Return what the model is asked about each frame of a sample."""
+        frames = frames_of(sample)
+        if (why := _refusal(sample.prompt)) is not None:
+            raise ValueError(why)
+        return [self._batch(frame, sample.prompt) for frame in frames]
+
+    def _batch(self, frame: np.ndarray, prompt: str) -> Any:
         # Not by str.format, to which braces of a prompt would be fields.
         asked = {"type": "text", "text": self._files.prompt.replace(PLACE, prompt)}
         shown = {"type": "image", "image": scaled(frame, self._factor)}
-        ((mean, _),) = self._model.ratings([{"role": "user", "content": [shown, asked]}])
-        return mean
+        return self._model.prepare([{"role": "user", "content": [shown, asked]}])
 
     @cached_property
     def _factor(self) -> int:

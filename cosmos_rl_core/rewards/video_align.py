@@ -18,6 +18,7 @@ from cosmos_rl_core.datasets._base import ItemError, Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._base.pixels import frames_of
+from cosmos_rl_core.rewards._batches.ahead import Prepared
 from cosmos_rl_core.rewards._vlm.files import VlmFiles, VlmOptions, device_and_dtype
 from cosmos_rl_core.rewards._vlm.video_align import NORMALISATION, PROMPT, TOKENS
 
@@ -76,23 +77,32 @@ class Reward:
 
     def score(self, samples: list[Sample]) -> list[dict[str, Any] | Exception]:
         """Return the scores of each sample, or why it cannot be scored, in order."""
-        return [self._scores(sample) for sample in samples]
+        model = self._model
+        return self._prepared.each(samples, lambda _, batch: self._scores(model.ratings(batch)))
 
-    def _scores(self, sample: Sample) -> dict[str, Any] | Exception:
-        try:
-            frames = frames_of(sample)
-            if (why := _refusal(sample.prompt)) is not None:
-                raise ValueError(why)
-            shown = {
-                "type": "video",
-                "video": frames[sampled(len(frames), sample.fps, self._options.fps)],
-                "fps": self._options.fps,
-            }
-            # Not by str.format, to which braces of a prompt would be fields.
-            asked = {"type": "text", "text": self._files.prompt.replace("{text_prompt}", sample.prompt)}
-            rated = self._model.ratings([{"role": "user", "content": [shown, asked]}])
-        except (ItemError, ValueError) as error:
-            return error
+    def expect(self, samples: list[Sample]) -> None:
+        """Prepare samples in the background."""
+        self._prepared.expect(samples)
+
+    @cached_property
+    def _prepared(self) -> Prepared[Any]:
+        return Prepared(self._batch)
+
+    def _batch(self, sample: Sample) -> Any:
+        """Return what the model is asked about a sample."""
+        frames = frames_of(sample)
+        if (why := _refusal(sample.prompt)) is not None:
+            raise ValueError(why)
+        shown = {
+            "type": "video",
+            "video": frames[sampled(len(frames), sample.fps, self._options.fps)],
+            "fps": self._options.fps,
+        }
+        # Not by str.format, to which braces of a prompt would be fields.
+        asked = {"type": "text", "text": self._files.prompt.replace("{text_prompt}", sample.prompt)}
+        return self._model.prepare([{"role": "user", "content": [shown, asked]}])
+
+    def _scores(self, rated: list[list[float]]) -> dict[str, Any]:
         # The head has a row a token.
         raw = [row[i] for i, row in enumerate(rated)]
         found = {

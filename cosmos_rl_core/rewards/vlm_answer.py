@@ -14,12 +14,13 @@ from pydantic import Field, model_validator
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.reward_facts import Facts
-from cosmos_rl_core.datasets._base import ItemError, Prompt
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._base.answers import brief
 from cosmos_rl_core.rewards._base.packages import version
 from cosmos_rl_core.rewards._base.pixels import frames_of
+from cosmos_rl_core.rewards._batches.ahead import Prepared
 from cosmos_rl_core.rewards._files import agreement
 from cosmos_rl_core.rewards._judge.rubric import RubricOptions
 from cosmos_rl_core.rewards._judge.service import PROMPT, UnreadableError
@@ -113,19 +114,24 @@ class Reward:
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
         """Return the score of each sample, or why it has none, in order."""
-        return [self._score(sample) for sample in samples]
+        vlm, options = self._vlm, self._options
 
-    def _score(self, sample: Sample) -> dict[str, float] | Exception:
-        options = self._options
-        try:
-            batch = self._vlm.prepare([self._asked(sample)])
-            (answer,) = self._vlm.answers(batch, options.max_new_tokens)
+        def score(_: Sample, batch: Any) -> dict[str, float]:
+            (answer,) = vlm.answers(batch, options.max_new_tokens)
             if not answer.whole:
                 cut = f"the answer is cut at max_new_tokens = {options.max_new_tokens}; raise it: {brief(answer.text)}"
-                return UnreadableError(cut)
+                raise UnreadableError(cut)
             return options.read(answer.text)
-        except (ItemError, ValueError) as error:
-            return error
+
+        return self._prepared.each(samples, score)
+
+    def expect(self, samples: list[Sample]) -> None:
+        """Prepare samples in the background."""
+        self._prepared.expect(samples)
+
+    @cached_property
+    def _prepared(self) -> Prepared[Any]:
+        return Prepared(lambda sample: self._vlm.prepare([self._asked(sample)]))
 
     def _asked(self, sample: Sample) -> list[dict[str, Any]]:
         """Return the conversation about a sample."""

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -156,8 +157,7 @@ class Ahead:
         while self._samples.look():
             self._divide()
             if ready := [one for one in self._waiting if one.units.keys() <= self._samples.finished]:
-                # A service gets all of them at once, without a pause between two.
-                self._score(ready if isinstance(self._scorer.reward, WindowReward) else ready[:1], outcome)
+                self._score(ready, outcome)
             elif self._layout is not None and not self._waiting:
                 return
             else:
@@ -180,12 +180,17 @@ class Ahead:
         shards = Shards(self._request, self._scorer, self._generation, self._numerics, self._made_by)
         there = shards.names
         left = [portion for portion in ready if shards.name(portion) not in there]
-        for portion, made in side_by_side(self._scorer, self._request, left, 1, None):
-            shards.write(portion, made)
-            self._ended(portion, outcome)
         for portion in ready:
             if portion not in left:
                 self._ended(portion, outcome)
+        # A service gets all of them at once, without a pause between two.
+        windows = isinstance(self._scorer.reward, WindowReward)
+        with closing(side_by_side(self._scorer, self._request, left, 1, None)) as scored:
+            for portion, made in scored:
+                shards.write(portion, made)
+                self._ended(portion, outcome)
+                if not windows and not (self._samples.look() and self._samples.layout is self._layout):
+                    return
 
     def _ended(self, portion: Portion, outcome: Outcome) -> None:
         self._waiting.remove(portion)

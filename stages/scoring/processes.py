@@ -1,8 +1,9 @@
 """Portions that are scored side by side: by several processes without torch, or by a service that has several."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from itertools import zip_longest
 from multiprocessing import get_context
 from queue import SimpleQueue
 
@@ -25,18 +26,19 @@ _SCORERS: list[Scorer] = []
 
 def side_by_side(
     scorer: Scorer, request: Request, portions: list[Portion], count: int, served: ServedScorer | None
-) -> Iterator[tuple[Portion, Made]]:
+) -> Generator[tuple[Portion, Made]]:
     """Yield each portion with its scores, as soon as it has them, scored by ``count`` processes.
 
-    One process is this one. Only this process writes, so that what it kept when it was killed is what counts. A service
-    with windows of requests has ``count`` of them, all of this process.
+    One process is this one. If it is alone, it reads and decodes the next portion while it scores one, so that a device
+    does not wait at the border of two. Only this process writes, so that what it kept when it was killed is what
+    counts. A service with windows of requests has ``count`` of them, all of this process.
     """
     if isinstance(scorer.reward, WindowReward) and portions:
         yield from through_windows(scorer, scorer.reward, portions, count)
         return
     count = min(count, len(portions))
     if count <= 1:
-        yield from ((portion, scorer.score(portion)) for portion in portions)
+        yield from _one_after_the_other(scorer, portions)
         return
     # Spawned, because a fork would copy the threads' locks of whatever the reward has loaded.
     begin = request.model_dump_json().encode()
@@ -49,9 +51,18 @@ def side_by_side(
             pool.shutdown(cancel_futures=True)
 
 
+def _one_after_the_other(scorer: Scorer, portions: list[Portion]) -> Generator[tuple[Portion, Made]]:
+    with ThreadPoolExecutor(1, "read") as thread:
+        coming = None
+        for portion, later in zip_longest(portions, portions[1:]):
+            read = scorer.ahead(portion) if coming is None else coming.result()
+            coming = None if later is None else thread.submit(scorer.ahead, later)
+            yield portion, scorer.score(portion, read=read)
+
+
 def through_windows(
     scorer: Scorer, reward: WindowReward, portions: list[Portion], count: int = 1
-) -> Iterator[tuple[Portion, Made]]:
+) -> Generator[tuple[Portion, Made]]:
     """Yield each portion with its scores, as soon as it has them.
 
     A portion begins when the service lacks samples of fewer than :data:`UNSENT` others, so it never waits for samples

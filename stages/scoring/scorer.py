@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ArtifactError, ConfigError, DivergenceError, UnavailableError
 from cosmos_rl_core.foreign_errors import is_out_of_memory
-from cosmos_rl_core.rewards._base import LatentSample, NamedReward, Reward, Sample
+from cosmos_rl_core.rewards._base import LatentSample, NamedReward, PreparingReward, Reward, Sample
 from cosmos_rl_core.rewards._base.answers import entries, scored, words
 from cosmos_rl_core.rewards._base.served import ServedScorer
 from cosmos_rl_core.rewards._batches.exact import ONE_BY_ONE, named, one_by_one, why_not_exact
@@ -35,6 +35,16 @@ REFUSED = f"was {BY_GUARDRAIL}, {LOST}"
 """How the error of a sample ends that a guardrail refused: no failure of the policy or of the reward."""
 _UNITS_HELD = 2
 """Units in memory, as bytes: a prompt of few samples lies in two at most."""
+DECODED_AHEAD_BYTES = 2**30
+"""Most bytes of pixels and latents of a portion that are decoded before it is its turn."""
+
+
+class Read(NamedTuple):
+    """The samples of a portion, in order."""
+
+    stored: list[StoredSample]
+    decoded: dict[str, Sample | LatentSample]
+    """The first of those that have a picture, by id, as they are scored."""
 
 
 class Made(NamedTuple):
@@ -95,20 +105,39 @@ class Scorer:
             self.reward.hold_to(served)
             self.name = f"{self.config.scorer}, {served.digest}"
 
-    def score(self, portion: Portion, ask: Asked | None = None) -> Made:
+    def read(self, portion: Portion, most_bytes: int = 0) -> Read:
+        """Read the samples of a portion, and decode the first of them, until they have so many bytes."""
+        stored = [self._unit(unit)[one] for unit, ids in portion.units.items() for one in ids]
+        decoded: dict[str, Sample | LatentSample] = {}
+        for one in stored:
+            if most_bytes <= 0:
+                break
+            if one.finite:
+                found = decoded[one.sample_id] = _sample(one)
+                most_bytes -= (found.latents if isinstance(found, LatentSample) else found.pixels).nbytes
+        return Read(stored, decoded)
+
+    def ahead(self, portion: Portion) -> Read:
+        """Read and decode a portion that is scored next, and have the reward prepare its samples."""
+        read = self.read(portion, DECODED_AHEAD_BYTES)
+        if isinstance(self.reward, PreparingReward):
+            self.reward.expect([one for one in read.decoded.values() if isinstance(one, Sample)])
+        return read
+
+    def score(self, portion: Portion, ask: Asked | None = None, read: Read | None = None) -> Made:
         """Return the score rows of one portion, the answers that they come from, and the calls.
 
-        ``ask`` scores samples in place of the reward's ``score``.
+        ``ask`` scores samples in place of the reward's ``score``. ``read`` is what was read of the portion before.
 
         Failed samples are tried again together, up to ``max_attempts`` times in all; of a groupwise reward, all samples
         of the prompt are. The reward never gets a sample without a picture.
         """
         label, calls = self.config.reward.label, Rows()
-        stored = [self._unit(unit)[one] for unit, ids in portion.units.items() for one in ids]
+        stored, decoded = self.read(portion) if read is None else read
         results: dict[str, Outcome] = {
             s.sample_id: DivergenceError(f"the sample {s.why_lost}, {LOST}") for s in stored if s.why_lost
         }
-        waiting = finite = [_sample(one) for one in stored if one.finite]
+        waiting = finite = [decoded.get(one.sample_id) or _sample(one) for one in stored if one.finite]
         for attempt in range(self.config.max_attempts if waiting else 0):
             started_s = time.monotonic()
             outcomes = self._outcomes(waiting, label, ask or self.reward.score)

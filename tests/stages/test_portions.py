@@ -1,13 +1,15 @@
 """Portions of samples: whole prompts for groupwise rewards, and several processes that score side by side."""
 
 import json
+import threading
+from collections import defaultdict
 
 import numpy as np
 import pytest
 
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.rewards import pixel_statistics, remote
+from cosmos_rl_core.rewards import jpeg, pixel_statistics, remote
 from cosmos_rl_core.rewards._base import Sample
 from stages import contracts
 from stages.artifacts.artifact import Artifact
@@ -18,9 +20,12 @@ from stages.formats.samples import all_rows
 from stages.generating.encoding import with_media
 from stages.generating.plans import plan_samples
 from stages.scoring.portions import portions_of
-from stages.scoring.scorer import Scorer
+from stages.scoring.processes import side_by_side
+from stages.scoring.scorer import DECODED_AHEAD_BYTES, Scorer
 from tests.stages.test_damaged_work import Dying, Killed
 from tests.stages.test_reward import CLOSE, RIGHT, run, scoring, table_of, write_samples, write_units
+
+JPEG = jpeg.Options(name="jpeg")
 
 
 class Statistics:
@@ -93,3 +98,62 @@ def test_a_failure_in_one_of_several_processes_keeps_its_kind(tmp_path, monkeypa
     request = scoring(str(tmp_path / "scores"), source, options=options, scorer=remote.Reward(options).version)
     with pytest.raises(ConfigError, match="REMOTE_REWARD_ENQUEUE_URL is not set"):
         execute(request, Execution(processes=2), Outcome(tmp_path / "outcome", 0))
+
+
+PATIENCE_S = 60.0
+
+
+class Watched:
+    """The files of an artifact, and which of them were read."""
+
+    def __init__(self, source):
+        self.artifact = Artifact(source)
+        self.was_read = defaultdict(threading.Event)
+
+    def entry(self, name):
+        return self.artifact.entry(name)
+
+    def json(self, name):
+        return self.artifact.json(name)
+
+    def read(self, name):
+        self.was_read[name].set()
+        return self.artifact.read(name)
+
+
+def test_the_next_unit_is_read_and_its_samples_are_told_while_one_is_scored(tmp_path):
+    """A reward that goes on only when the unit after its own was read and decoded would wait for ever otherwise."""
+    source = Statistics(tmp_path, 3).source
+    watched, request = Watched(source), scoring(str(tmp_path / "scores"), source, options=JPEG)
+    scorer, expected, told = Scorer(request, watched), [], threading.Semaphore(0)
+    portions = portions_of(all_rows(watched.artifact), scorer.part, groupwise=False).all
+
+    class Waiting(jpeg.Reward):
+        def expect(self, samples):
+            expected.extend(samples)
+            told.release()
+
+        def score(self, samples):
+            assert told.acquire(timeout=PATIENCE_S)
+            assert all(any(sample is other for other in expected) for sample in samples)
+            if samples[0].sample_id != portions[-1].ids[0]:
+                number = [portion.ids[0] for portion in portions].index(samples[0].sample_id) + 1
+                assert watched.was_read[f"media/{number:05d}.tar"].wait(PATIENCE_S)
+            return super().score(samples)
+
+    alone = [Scorer(request, watched.artifact).score(portion) for portion in portions]
+    scorer.reward = Waiting(JPEG)
+    made = list(side_by_side(scorer, request, portions, 1, None))
+    assert [portion for portion, _ in made] == portions
+    assert [found[:2] for _, found in made] == [found[:2] for found in alone]
+
+
+def test_no_more_of_a_unit_is_decoded_ahead_than_memory_is_for(tmp_path):
+    one = Statistics(tmp_path, 3)
+    scorer, first = Scorer(one.request), one.stored[0].pixels.nbytes
+    portion = portions_of(all_rows(Artifact(one.source)), scorer.part, groupwise=False).all[0]
+    ids = portion.ids
+    for most, decoded in ((0, []), (1, ids[:1]), (first, ids[:1]), (first + 1, ids[:2]), (DECODED_AHEAD_BYTES, ids)):
+        read = scorer.read(portion, most)
+        assert [*read.decoded] == decoded
+        assert scorer.score(portion, read=read)[:2] == scorer.score(portion)[:2]

@@ -84,6 +84,15 @@ class ServedReward(Reward, Protocol):
 
 
 @runtime_checkable
+class PreparingReward(Reward, Protocol):
+    """A reward that prepares samples in the background while it scores others."""
+
+    def expect(self, samples: list[Sample]) -> None:
+        """Prepare these samples, the very objects that it is asked about next. Any thread may call it."""
+        ...
+
+
+@runtime_checkable
 class ProbedReward(Reward, Protocol):
     """A reward whose scores do not show everything that it computes of several samples together."""
 

@@ -62,10 +62,13 @@ class Scorer:
             raise ConfigError(f"the tokenizer lacks {', '.join(missing)}; prepare the folder again")
         self._ids = [known[token] for token in tokens]
 
+    def prepare(self, conversation: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Return the arguments of the model's forward for a conversation."""
+        return self._prompts.prepare([conversation])
+
     @torch.no_grad()
-    def ratings(self, conversation: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-        """Return what the head gives at each special token of a conversation."""
-        batch = self._prompts.prepare([conversation])
+    def ratings(self, batch: Mapping[str, Tensor]) -> list[list[float]]:
+        """Return what the head gives at each special token of a conversation that was prepared."""
         (tokens,) = batch["input_ids"].tolist()
         there = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
         # The originals give their language model no positions, so those in the text are taken, of patches too.
