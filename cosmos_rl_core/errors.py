@@ -131,6 +131,12 @@ class DivergenceError(CosmosRLError):
     kind = "data"
 
 
+class RepeatError(CosmosRLError):
+    """Work that gave other bits when it was done a second time. Never retried: no retry of it would be exact."""
+
+    kind = "data"
+
+
 class DriftError(CosmosRLError):
     """Log-probabilities that differ between rollout and update. Never retried, because the difference would return."""
 

@@ -89,21 +89,21 @@ def _answers(
     """
     captioner: Captioner = plugins.load("captioners", config.captioner.by).Captioner(config.captioner)
     layout: list[list[str]] = context.layout({"media": cut([*media], config.media_per_shard)})["media"]
-    mine = range(context.ranks.rank, len(layout), context.ranks.world_size)
+    names = [f"{contracts.RECORDS}answers/{number:05d}.json" for number in range(len(layout))]
+    mine = context.own(len(layout))
     total = sum(len(layout[number]) for number in mine)
-    rows, rows_of = Rows(), dict[int, Rows]()
-    for number in mine:
+    rows = Rows()
+    for number in context.units(len(layout)):
         shard = layout[number]
-        name, check = f"{contracts.RECORDS}answers/{number:05d}.json", _has(shard)
+        name, check = names[number], _has(shard)
         if not context.attempt.adopt(number, check):
             made = _ask(context, captioner, [media[digest] for digest in shard], shard, (len(rows), total))
             final = all(row["final"] for row in made)
             context.attempt.finish(number, {name: canonical_json(made)}, check, offered=final)
-        rows_of[number] = json.loads(context.attempt.read(name))
-        rows += rows_of[number]
+        rows += json.loads(context.attempt.read(name))
         context.progress("captioning", len(rows), total)
         refuse([row for row in rows if row["caption"] is None])
-    gathered = context.ranks.gather([rows_of[number] for number in mine])
+    gathered = context.ranks.gather([json.loads(context.attempt.read(names[number])) for number in mine])
     # Rank 1 has shard 1, and so on in turn.
     in_order = chain.from_iterable(zip_longest(*gathered, fillvalue=Rows()))
     return [row for some in in_order for row in some]

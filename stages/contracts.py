@@ -76,6 +76,7 @@ class Caption(StageConfig):
     """Captions of those items of one part of a dataset that have none in their files."""
 
     name = "caption"
+    elastic = True
     version = 1
     torch = False
     inputs = {"parts": "many", "captions": "many"}
@@ -118,6 +119,7 @@ class Embed(StageConfig):
     """
 
     name = "embed"
+    elastic = True
     version = 3
     distributed = True
     inputs = {"parts": "many", "captions": "many"}
@@ -139,6 +141,7 @@ class Encode(StageConfig):
     """
 
     name = "encode"
+    elastic = True
     version = 2
     distributed = True
     inputs = {"parts": "many", "later": "many"}
@@ -208,6 +211,7 @@ class Rollout(OnPolicy, Samples):
     """Samples of the behaviour policy: media, final latents, recorded steps and seeds."""
 
     name = "rollout"
+    elastic = True
     version = 3
     distributed = True
     inputs = {"policy": "one", "init": "many", **_DATA}
@@ -226,6 +230,7 @@ class Decode(StageConfig):
     """The media of those samples of a rollout that it did not decode, in the same units, with their rows."""
 
     name = "decode"
+    elastic = True
     version = 1
     distributed = True
     inputs = {"samples": "one"}
@@ -240,6 +245,7 @@ class Reward(StageConfig):
     """Scores of every sample of a rollout or an evaluation."""
 
     name = "reward"
+    elastic = True
     version = 2
     torch = False
     inputs = {"samples": "one"}
@@ -358,6 +364,7 @@ class Evaluate(Samples):
     """Samples of the stock pipeline on fixed prompts and seeds, with an export loaded into it."""
 
     name = "evaluate"
+    elastic = True
     version = 3
     distributed = True
     inputs = {"export": "one"}
@@ -374,6 +381,7 @@ class Validate(OnPolicy):
     """Diffusion loss of a policy on held-out media, at fixed noise and fixed noise levels."""
 
     name = "validate"
+    elastic = True
     version = 2
     distributed = True
     measures = "formats.losses"

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -39,25 +39,28 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     checks = {
         n: holds([unit_name(part, n) for part in (INDEX, MEDIA)], [*rows]) for n, rows in enumerate(units.values())
     }
-    mine = [*enumerate(units.items())][ranks.rank :: ranks.world_size]
-    to_make = [(n, unit) for n, unit in mine if not context.attempt.adopt(n, checks[n])]
-    done, total = len(mine) - len(to_make), len(mine)
-    context.progress("decoding", done, total)
+    items, done = [*units.items()], 0
 
     def write(number: int, made: list[StoredSample]) -> None:
         context.attempt.finish(number, unit_files(number, made), checks[number])
 
-    if to_make:
-        decode = partial(_decoded, load_model(config.model, ("vae",), ranks.device), config.decoding, ranks.device)
-        with UnitWriter({n: len(rows) for n, (_, rows) in to_make}, write) as writer:
-            for n, (unit, rows) in to_make:
+    @cache
+    def vae() -> Model:
+        return load_model(config.model, ("vae",), ranks.device)
+
+    with UnitWriter({n: len(rows) for n, rows in enumerate(units.values())}, write) as writer:
+        for n in context.units(len(items)):
+            context.progress("decoding", done, len(context.own(len(items))))
+            unit, rows = items[n]
+            if not context.attempt.adopt(n, checks[n]):
                 tensors = {one.sample_id: one for one in read_unit(rollout, unit, TENSORS) if one.sample_id in rows}
                 for ids in cut([*rows], tile):
                     for part in vae_batches(len(ids), config.media):
-                        writer.take(n, decode([tensors[one] for one in ids[part]], rows))
-                done += 1
-                context.progress("decoding", done, total)
-    made = [json.loads(context.attempt.read(unit_name(INDEX, n))) for n, _ in mine]
+                        latents = [tensors[one] for one in ids[part]]
+                        writer.take(n, _decoded(vae(), config.decoding, ranks.device, latents, rows))
+            done += 1
+        context.progress("decoding", done, done)
+    made = [json.loads(context.attempt.read(unit_name(INDEX, n))) for n in context.own(len(items))]
     lost = sum(not row["finite"] for rows in made for row in rows)
     nonfinite = sum(ranks.gather(lost))
     return {"samples": len(left)} | ({"nonfinite": nonfinite} if nonfinite else {})

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from functools import cached_property
 
 from cosmos_rl_core.models._base import Conditioning, Model
 from cosmos_rl_core.models._loading import PREFIX
@@ -9,6 +10,7 @@ from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.storage import store
 from stages import contracts
+from stages.artifacts.layouts import cut
 from stages.artifacts.pool import INDEX, TEXTS, index_of
 from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Request
@@ -16,6 +18,9 @@ from stages.execution.context import Context
 from stages.formats.embeddings import EMPTY, NEGATIVE, Pool, Text
 from stages.formats.parts import Parts
 from stages.training.loading import load_model
+
+TEXTS_AT_ONCE = 8
+"""Texts that a worker of an elastic stage encodes at once."""
 
 
 def run(request: Request, context: Context[Group]) -> dict[str, int]:
@@ -27,14 +32,31 @@ def run(request: Request, context: Context[Group]) -> dict[str, int]:
     context.layout({TEXTS: sorted({text.name for text in distinct})})
     spec = directories.spec(directories.resolve_path(config.model.path))
     pool = Pool(request, ranks.numerics, spec.unread_padding)
-    mine = _entries(config, distinct[ranks.rank :: ranks.world_size], pool, context)
+    encoder = _Encoder(config, context)
+    if context.handed is None:
+        mine = _entries(encoder, distinct[ranks.rank :: ranks.world_size], pool, context)
+    else:
+        mine = _entries_of_workers(encoder, cut(distinct, TEXTS_AT_ONCE), pool, context)
     entries = {name: entry for some in ranks.gather(index_of(mine)) for name, entry in some.items()}
     if ranks.rank == 0:
         context.attempt.put_json(INDEX, {one: entries[text.name] for one, text in texts.items()})
     return {"prompts": sum(not text.is_negative for text in texts.values())}
 
 
-def _entries(config: contracts.Embed, texts: list[Text], pool: Pool, context: Context[Group]) -> dict[str, FileEntry]:
+def _entries_of_workers(
+    encoder: "_Encoder", units: list[list[Text]], pool: Pool, context: Context[Group]
+) -> dict[str, FileEntry]:
+    """Return the pool's files of all texts, of which workers make some at a time. The pool marks what is made."""
+    assert context.handed is not None
+    for together in context.hands(len(units), marked=False):
+        for number in together:
+            _entries(encoder, units[number], pool, context)
+            context.handed.made(number)
+    texts = [text for unit in units for text in unit]
+    return _entries(encoder, texts, pool, context)
+
+
+def _entries(encoder: "_Encoder", texts: list[Text], pool: Pool, context: Context[Group]) -> dict[str, FileEntry]:
     """Return the pool's files of these texts, by their names. What no process has made is made, written meanwhile."""
     found = dict(pool.find(texts))
     missing = [text for text, entry in found.items() if entry is None]
@@ -42,23 +64,29 @@ def _entries(config: contracts.Embed, texts: list[Text], pool: Pool, context: Co
     if done:
         context.outcome.note(f"{done} of {len(texts)} texts were embedded before")
     context.progress("making embeddings", done, len(texts))
-    with closing(store.ahead(_encoded(config, missing, context), lambda encoded: pool.put(*encoded))) as stored:
+    with closing(store.ahead(encoder.encoded(missing), lambda encoded: pool.put(*encoded))) as stored:
         for number, ((text, _), entry) in enumerate(stored, 1):
             context.progress("making embeddings", done + number, len(texts))
             found[text] = entry
     return {text.name: entry for text, entry in found.items() if entry is not None}
 
 
-def _encoded(
-    config: contracts.Embed, texts: list[Text], context: Context[Group]
-) -> Iterator[tuple[Text, Conditioning]]:
-    """Yield each text with its embedding. Loads the encoders if there is any."""
-    if not texts:
-        return
-    components = ("text", *config.model.guardrail, *((PREFIX,) if config.prefixed else ()))
-    model = load_model(config.model, components, context.ranks.device)
-    for text in texts:
-        yield text, _encode(model, text, config.max_prompt_length)
+class _Encoder:
+    """The text encoders, loaded for the first text."""
+
+    def __init__(self, config: contracts.Embed, context: Context[Group]) -> None:
+        self._config, self._device = config, context.ranks.device
+
+    def encoded(self, texts: list[Text]) -> Iterator[tuple[Text, Conditioning]]:
+        """Yield each text with its embedding."""
+        for text in texts:
+            yield text, _encode(self._model, text, self._config.max_prompt_length)
+
+    @cached_property
+    def _model(self) -> Model:
+        config = self._config
+        components = ("text", *config.model.guardrail, *((PREFIX,) if config.prefixed else ()))
+        return load_model(config.model, components, self._device)
 
 
 def _encode(model: Model, text: Text, length: int) -> Conditioning:

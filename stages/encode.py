@@ -34,12 +34,16 @@ def run(request: Request, context: Context[Group]) -> dict[str, int]:
     """
     config = request.settings(contracts.Encode)
     media = _media(request, config, context.ranks)
-    media.check(context)
+    if context.handed is None:
+        media.check(context, media.ids)
     # A part that only removes items needs no weights.
     model = load_model(config.model, ("vae",), context.ranks.device) if media.ids else None
 
     def encode(ids: list[str]) -> Iterator[tuple[str, dict[str, Tensor]]]:
         assert model is not None
+        if context.handed is not None:
+            # A worker looks at what it gets alone.
+            media.check(context, ids)
         for one, pixels in media.pixels(ids):
             batch = torch.tensor(pixels, device="cpu")[None]
             if config.deviations:
@@ -60,7 +64,7 @@ class _Clips(Protocol):
     @property
     def ids(self) -> list[str]: ...
 
-    def check(self, context: Context[Group]) -> None: ...
+    def check(self, context: Context[Group], ids: Sequence[str]) -> None: ...
 
     def pixels(self, ids: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]: ...
 
@@ -97,10 +101,10 @@ class _MediaSet:
     def ids(self) -> list[str]:
         return list(self._media.item_ids)
 
-    def check(self, context: Context[Group]) -> None:
+    def check(self, context: Context[Group], ids: Sequence[str]) -> None:
         """Raise :class:`DatasetError` with every file that cannot be used. Each rank looks at a share. Collective."""
         ranks = context.ranks
-        mine = range(ranks.rank, len(self._media), ranks.world_size)
+        mine = [self._index_of[one] for one in ids[ranks.rank :: ranks.world_size]]
         found: list[str] = []
         # Decoding releases the interpreter lock.
         with ThreadPoolExecutor(MAX_THREADS) as pool:

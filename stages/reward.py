@@ -10,13 +10,13 @@ import pandas as pd
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.errors import ArtifactError, DivergenceError, RewardError
 from cosmos_rl_core.estimates.estimate import mean_of
-from cosmos_rl_core.rewards._base import NamedReward
+from cosmos_rl_core.rewards._base import NamedReward, WindowReward
 from cosmos_rl_core.rewards._base.answers import finite
 from cosmos_rl_core.rewards._base.served import ServedScorer
 from cosmos_rl_core.rewards._batches.exact import ONE_BY_ONE
 from stages import contracts
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.layouts import holds
+from stages.artifacts.layouts import Check, holds
 from stages.artifacts.request import Request
 from stages.contracts import RECORDS
 from stages.execution.context import Context, Ranks
@@ -27,6 +27,9 @@ from stages.scoring.portions import Portion, portions_of
 from stages.scoring.processes import side_by_side
 from stages.scoring.scorer import CALL, LOST, REFUSED, Made, Rows, Scorer
 from stages.scoring.shards import Shards
+
+PORTIONS_IN_WINDOWS = 8
+"""Portions that a worker takes at once where a service has a window of requests across their borders."""
 
 
 def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
@@ -45,12 +48,20 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
     alone = scorer.make_exact(context.ranks.gather, context.outcome.note)
     # Scores of another scorer of the service, and those of other batches, are not adopted.
     made_by = ({"served": served.digest} if served else {}) | ({"batches": ONE_BY_ONE} if alone else {})
+    ahead_by = dict(made_by)
+    # The calls of all workers are told, so they go with the scores.
+    made_by |= {"calls": "stored"} if context.handed else {}
     context.layout(portions.layout, **made_by)
-    ahead = Shards(request, scorer, context.attempt.generation, context.attempt.numerics, made_by)
-    mine = portions.all[context.ranks.rank :: context.ranks.world_size]
-    calls = _score(mine, scorer, request, context, served, ahead)
-    found = [[json.loads(context.attempt.read(name)) for name in _names(portion)] for portion in mine]
-    rows, answers = ([row for unit in found for row in unit[table]] for table in (0, 1))
+    ahead = Shards(request, scorer, context.attempt.generation, context.attempt.numerics, ahead_by)
+    calls: Rows = []
+    at_once = PORTIONS_IN_WINDOWS if isinstance(scorer.reward, WindowReward) else 1
+    for together in context.hands(len(portions.all), at_once=at_once):
+        some = [portions.all[n] for n in together[context.ranks.rank :: context.ranks.world_size]]
+        calls += _score(some, scorer, request, context, served, ahead)
+    mine = [portions.all[n] for n in context.own(len(portions.all))]
+    found = [[json.loads(context.attempt.read(name)) for name in _names(portion, context)] for portion in mine]
+    rows, answers, stored = ([row for unit in found for row in chain(*unit[table : table + 1])] for table in range(3))
+    calls = stored if context.handed else calls
 
     def gathered(rows: Rows) -> Rows:
         everyone = (row for some in context.ranks.gather(rows) for row in some)
@@ -71,9 +82,10 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
     return {config.reward.label: float(scores.mean())} | counts
 
 
-def _names(portion: Portion) -> tuple[str, str]:
-    """Return the names of a portion's scores and answers."""
-    return f"scores/{portion.number:05d}.json", f"{RECORDS}answers/{portion.number:05d}.json"
+def _names(portion: Portion, context: Context[Ranks]) -> list[str]:
+    """Return the names of a portion's scores and answers, and of its calls if workers make the portions."""
+    folders = ["scores", f"{RECORDS}answers", *([f"{RECORDS}calls"] if context.handed else [])]
+    return [f"{folder}/{portion.number:05d}.json" for folder in folders]
 
 
 def _served(scorer: Scorer, context: Context[Ranks]) -> ServedScorer | None:
@@ -101,7 +113,7 @@ def _score(
     """Adopt portions that an earlier attempt finished, take those that were scored while the samples were made, score
     the others, and return a row a call.
     """
-    checks = {portion.number: holds(_names(portion), portion.ids) for portion in mine}
+    checks = {portion.number: _holds(portion, context) for portion in mine}
     waiting = [one for one in mine if not context.attempt.adopt(one.number, checks[one.number])]
     done, calls = len(mine) - len(waiting), dict[int, Rows]()
     context.progress("scoring", done, len(mine))
@@ -109,17 +121,25 @@ def _score(
     rest = [portion for portion in waiting if portion.number not in early]
     scored = side_by_side(scorer, request, rest, context.execution.processes, served)
     for portion, made in chain(early.values(), scored):
-        files = {
-            name: canonical_json(table)
-            for name, table in zip(_names(portion), (made.scores, made.answers), strict=True)
-        }
-        context.attempt.finish(portion.number, files, checks[portion.number], offered=made.all_scored)
+        tables = zip(_names(portion, context), (made.scores, made.answers, made.calls), strict=False)
+        files = {name: canonical_json(table) for name, table in tables}
+        # A service may give other scores the next time; those of the first count.
+        repeatable = not isinstance(scorer.reward, NamedReward | WindowReward)
+        check, offered = checks[portion.number], made.all_scored
+        context.attempt.finish(portion.number, files, check, offered=offered, repeatable=repeatable)
         if portion.number in early:
             ahead.remove(portion)
         calls[portion.number] = made.calls
         done += 1
         context.progress("scoring", done, len(mine))
     return [row for _, rows in sorted(calls.items()) for row in rows]
+
+
+def _holds(portion: Portion, context: Context[Ranks]) -> Check:
+    """Check that the files of a portion are of its samples. Calls may be of several samples, or of none."""
+    scores, answers, *_ = _names(portion, context)
+    check = holds([scores, answers], portion.ids)
+    return lambda files: check({name: data for name, data in files.items() if "/calls/" not in name})
 
 
 def _scored_ahead(waiting: list[Portion], ahead: Shards, context: Context[Ranks]) -> dict[int, tuple[Portion, Made]]:

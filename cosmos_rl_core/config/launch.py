@@ -3,13 +3,14 @@
 Nothing here changes the identity of a run. Threads, processes and determinism change last bits; artifacts record them.
 """
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.clusters import KubernetesConfig, PricesConfig, SlurmConfig
-from cosmos_rl_core.config.parallelism import Attention, Device, Parallelism
+from cosmos_rl_core.config.parallelism import Attention, Device, ElasticConfig, Parallelism
 from cosmos_rl_core.errors import ConfigError
 
 ON_POLICY = ("rollout", "update", "finetune", "validate")
@@ -74,6 +75,9 @@ class LaunchConfig(Section):
     stage_processes: dict[str, Annotated[int, Field(ge=1)]] = {}
     """Number of ranks of single stages, in place of ``processes``, e.g. ``{rollout = 8}``. ``reward = n`` scores with
     n processes side by side, each with a reward of its own. The reward ``remote`` has n windows of 16 requests."""
+    elastic: ElasticConfig | None = None
+    """Workers that share stages whose units need no gang, e.g. ``{min = 1, max = 8}``: one that is lost costs its unit,
+    and others join when devices are free. Default: a fixed number of ranks shares every stage (``processes``)."""
     dp_shard_size: int = Field(default=1, ge=1)
     """Number of ranks over which FSDP2 shards the weights; must divide the ranks of every distributed stage. 1
     keeps all weights on each rank; a number below the ranks keeps several sharded copies (HSDP)."""
@@ -155,10 +159,28 @@ class LaunchConfig(Section):
             found = (f"{', '.join(stages)}: {text}" for text, stages in mistakes.items())
             raise ValueError("; ".join(found))
         for stage, gpus in self.stage_gpus.items():
-            count = self.processes_of(stage)
+            elastic = self.elastic_of(stage)
+            count = self.processes_of(stage) * (elastic.min if elastic else 1)
             if len(set(gpus)) != len(gpus) or len(gpus) < count:
                 expected = f"different GPUs, one for each of its {count} processes"
                 raise ValueError(f"stage_gpus.{stage} = {list(gpus)} must be {expected}")
+        return self
+
+    @model_validator(mode="after")
+    def _workers_have_room(self) -> "LaunchConfig":
+        if self.elastic is None:
+            return self
+        if self.launcher != "local":
+            raise ValueError(f"elastic needs launcher = 'local', found {self.launcher!r}")
+        if self.gpu_limit is not None and self.elastic.min != self.elastic.max:
+            raise ValueError(
+                "gpu_limit has slots for a fixed number of GPUs; set elastic.min = elastic.max, or leave it out"
+            )
+        if named := [stage for stage in self._stage_ranks if self.elastic_of(stage)]:
+            raise ValueError(
+                f"stage_processes.{named[0]} is given, and elastic decides the number of its workers; leave one out, "
+                "or list the elastic stages in elastic.stages"
+            )
         return self
 
     @model_validator(mode="after")
@@ -227,8 +249,14 @@ class LaunchConfig(Section):
             compile=self.compile,
         )
 
+    def elastic_of(self, stage: str) -> ElasticConfig | None:
+        """Return the workers that share the units of a stage; None if its ranks share all of it."""
+        return self.elastic if self.elastic is not None and stage in self.elastic.stages else None
+
     def processes_of(self, stage: str) -> int:
-        """Return the number of ranks of a stage."""
+        """Return the number of ranks of a stage, of an elastic one those of a worker: as many as share a model."""
+        if self.elastic_of(stage):
+            return math.lcm(self.dp_shard_size, self.cp_size) if stage in ON_POLICY else 1
         return self.stage_processes.get(stage, self.processes)
 
     @property

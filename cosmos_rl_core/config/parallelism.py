@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import Field, model_validator
+
+from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.errors import ConfigError
 
 Attention = Literal["auto", "flash", "efficient", "cudnn", "math"]
@@ -54,3 +57,37 @@ class Parallelism:
 
 ALONE = Parallelism()
 """One process, without any sharing."""
+
+ELASTIC_STAGES = (
+    "rollout",
+    "decode",
+    "evaluate",
+    "validate",
+    "reward",
+    "judge",
+    "embed",
+    "encode",
+    "caption",
+    "describe",
+)
+
+
+class ElasticConfig(Section):
+    """Workers that share the units of a stage. Each is one process, or one group that holds sharded weights together.
+
+    A worker gets the next unit when it has finished one. Workers may end and join at any time: only the units that a
+    lost one had are made again. Units, and so all bits, depend on samples and recipe alone.
+    """
+
+    min: int = Field(default=1, ge=1)
+    """Workers without whose devices a stage does not begin."""
+    max: int = Field(ge=1)
+    """Most workers of a stage. More than ``min`` begin as soon as devices are free."""
+    stages: tuple[str, ...] = ELASTIC_STAGES
+    """Stages that have workers. Default: all stages of a run on diffusion models whose units need no gang."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "ElasticConfig":
+        if self.min > self.max:
+            raise ValueError(f"min = {self.min} is above max = {self.max}")
+        return self

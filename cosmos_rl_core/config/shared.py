@@ -100,6 +100,8 @@ class StageConfig(Section):
     """Whether it runs under ``torch.distributed.run`` (True) or as one plain process (False)."""
     torch: ClassVar[bool] = True
     """Whether it may import torch; a light stage starts in a second."""
+    elastic: ClassVar[bool] = False
+    """Whether workers may share it (``launch.elastic``): its work is units, none of which waits for another."""
     inputs: ClassVar[dict[str, Literal["one", "many"]]] = {}
     """Roles of the inputs."""
     reader: ClassVar[str | None] = None

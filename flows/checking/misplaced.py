@@ -10,9 +10,11 @@ def misplaced(launch: LaunchConfig) -> list[str]:
     """Return a message for each setting that names an unknown stage, or a stage without ranks where it needs them."""
     distributed = sorted(name for name, stage in STAGES.items() if stage.distributed)
     several = sorted({*distributed, *SIDE_BY_SIDE})
+    elastic = sorted(name for name, stage in STAGES.items() if stage.elastic)
     kubernetes = {} if launch.kubernetes is None else launch.kubernetes.stages
     return [
         *_unknown("stage_processes", launch.stage_processes, "stage of several processes", several),
+        *_unknown("elastic.stages", launch.elastic.stages if launch.elastic else (), "elastic stage", elastic),
         *_unknown("stage_gpus", launch.stage_gpus, "distributed stage", distributed),
         *_unknown("stage_device_memory_gb", launch.stage_device_memory_gb, "distributed stage", distributed),
         *_unknown("stage_time_limits_s", launch.stage_time_limits_s, "stage", sorted(STAGES)),

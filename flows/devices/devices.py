@@ -87,8 +87,24 @@ def need_of(stage: str, launch: LaunchConfig) -> Need:
     """Return the devices that a stage needs: its ``stage_gpus``, else one for each rank, without torch none."""
     if chosen := launch.stage_gpus.get(stage, ()):
         return Need(stage, len(chosen), chosen)
-    alone = int(STAGES[stage].torch)
-    return Need(stage, launch.processes_of(stage) if STAGES[stage].distributed else alone)
+    elastic = launch.elastic_of(stage)
+    return Need(stage, _num_ranks(stage, launch) * (elastic.min if elastic else 1))
+
+
+def shares_of(stage: str, launch: LaunchConfig) -> list[Need]:
+    """Return the devices that a stage needs to begin: of an elastic one, those of each of the first workers."""
+    elastic = launch.elastic_of(stage)
+    return [need_of_worker(stage, launch)] * elastic.min if elastic else [need_of(stage, launch)]
+
+
+def need_of_worker(stage: str, launch: LaunchConfig) -> Need:
+    """Return the devices that a worker of an elastic stage needs."""
+    return Need(stage, _num_ranks(stage, launch), launch.stage_gpus.get(stage, ()))
+
+
+def _num_ranks(stage: str, launch: LaunchConfig) -> int:
+    """Return the number of ranks that compute with torch together."""
+    return launch.processes_of(stage) if STAGES[stage].distributed else int(STAGES[stage].torch)
 
 
 def device_of(stage: str, launch: LaunchConfig, devices: Sequence[str]) -> Device | None:
@@ -218,9 +234,12 @@ def taken(
             share.close()
 
 
-def taken_now(need: Need, devices: Sequence[str]) -> Share | None:
-    """Lock devices for a need and return its share; None if not enough are free, or there are none to lock."""
-    shares = _take([need], devices) if devices else None
+def taken_now(need: Need, devices: Sequence[str], kept: Collection[str] | None = None) -> Share | None:
+    """Lock devices for a need and return its share; None if not enough are free, or there are none to lock.
+
+    With ``kept`` each device has a lock of its own; see :func:`taken`.
+    """
+    shares = _take([need], devices, kept) if devices else None
     return shares[0] if shares else None
 
 

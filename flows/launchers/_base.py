@@ -111,6 +111,13 @@ class JobLauncher(Protocol):
         """Start a job, now or when the scheduler has room."""
         ...
 
+    def join(self, job: Job) -> RunningJob | None:
+        """Start another worker of an elastic stage on devices that are free now; return None if there are not enough.
+
+        Launchers without elastic stages raise ``NotImplementedError``.
+        """
+        ...
+
     def reattach(self, job: Job) -> RunningJob | None:
         """Return the job if an earlier flow submitted it and it has not ended, else None."""
 

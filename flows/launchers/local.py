@@ -32,19 +32,22 @@ class JobLauncher:
         self._warm: WarmServer | None = None
         self._residents = Residents(config)
         self.devices = [] if config.forks else devices.visible()
-        self._shares: dict[str, Share] = {}
-        """Devices of the wave that is being started, by slot."""
+        self._shares: dict[str, list[Share]] = {}
+        """Devices of the wave that is being started, by slot: of an elastic stage those of its first workers."""
 
     @contextmanager
     def reserve(self, requests: Sequence[Request], waiting: Waiting) -> Iterator[None]:
         """Lock devices that no other run on this machine uses. The stages' processes keep them locked."""
-        needs = [devices.need_of(each.stage, self._config) for each in requests]
+        needs = [need for each in requests for need in devices.shares_of(each.stage, self._config)]
+        slots = [each.slot for each in requests for _ in devices.shares_of(each.stage, self._config)]
         kept = None
         if any(self._how(each.stage) == "resident" for each in requests):
             self._residents.let_others_go_first(waiting)
             kept = self._residents.idle
         with devices.taken(needs, self.devices, waiting, kept) as shares:
-            self._shares = dict(zip((each.slot for each in requests), shares, strict=False))
+            self._shares = {}
+            for slot, share in zip(slots, shares, strict=False):
+                self._shares.setdefault(slot, []).append(share)
             yield
 
     def taken_beside(self, need: Need) -> Share | None:
@@ -67,18 +70,35 @@ class JobLauncher:
 
     def submit(self, job: Job) -> "LocalJob":
         """Start the job's process."""
+        shares = self._shares.get(job.request.slot)
+        return self._begin(job, shares.pop() if shares else None)
+
+    def join(self, job: Job) -> "LocalJob | None":
+        """Start another worker of an elastic stage on devices that are free now; None if there are not enough."""
+        need = devices.need_of_worker(job.request.stage, self._config)
+        if self._shares.get(job.request.slot) or not self.devices or not need.count:
+            return self.submit(job)
+        share = self._free_now(need, apart=self._how(job.request.stage) == "resident")
+        return None if share is None else self._begin(job, share)
+
+    def _free_now(self, need: Need, *, apart: bool) -> Share | None:
+        if not apart:
+            return self.taken_beside(need)
+        return devices.taken_now(need, self.devices, self._residents.idle())
+
+    def _begin(self, job: Job, share: Share | None) -> "LocalJob":
         folder = WorkFolder(job.request.stage)
         try:
             request = folder.path / REQUEST
             request.write_text(job.request.model_dump_json(indent=1), encoding="utf-8")
             job.execution.write(request)
-            return LocalJob(folder, self._start(job, request, folder.path / LOG))
+            return LocalJob(folder, self._start(job, request, folder.path / LOG, share))
         except BaseException:
             folder.remove()
             raise
 
-    def _start(self, job: Job, request: Path, log: Path) -> Watched | Gang:
-        how, share = self._how(job.request.stage), self._shares.get(job.request.slot)
+    def _start(self, job: Job, request: Path, log: Path, share: Share | None) -> Watched | Gang:
+        how = self._how(job.request.stage)
         if how == "resident":
             return self._residents.start(job, request, log, share)
         if how == "cold":

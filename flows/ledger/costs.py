@@ -240,8 +240,8 @@ def name_of(entry: Entry) -> str:
 
 def price_of(entry: Entry, prices: PricesConfig) -> float:
     """Return the price of an attempt."""
-    hours = entry.seconds / HOUR_S
     device_hour = prices.stage_device_hour.get(entry.stage, prices.device_hour)
+    hours = (entry.seconds if entry.crew is None else entry.crew.worker_s) / HOUR_S
     moved = entry.spent.read_bytes * prices.read_gb + entry.spent.written_bytes * prices.written_gb
     return hours * (entry.devices * device_hour + prices.process_hour) + moved / GB
 

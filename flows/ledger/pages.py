@@ -16,7 +16,7 @@ from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import RESTORE, unseal
 from stages.artifacts.records import Sealed, parsed, place_of
-from stages.execution.spending import Spent
+from stages.execution.spending import Crew, Spent
 
 LEDGER = "ledger"
 """Folder of a run with its pages."""
@@ -49,11 +49,13 @@ class Entry(Section):
     outcome than ``stopped``."""
     spent: Spent = Spent()
     """What its process last reported."""
+    crew: Crew | None = None
+    """Its workers, if the stage was elastic."""
 
     @property
     def device_s(self) -> float:
-        """Return its device seconds."""
-        return self.devices * self.seconds
+        """Return its device seconds: of workers, ``devices`` for each as long as it worked."""
+        return self.devices * (self.seconds if self.crew is None else self.crew.worker_s)
 
     @property
     def startup_s(self) -> float | None:

@@ -169,6 +169,7 @@ class Overview:
             **_fields(self.progress, "error wave phase step total"),
             "wave_seconds": self.progress.seconds,
             "processes": self.progress.processes.model_dump(mode="json"),
+            "workers": None if self.progress.crew is None else self.progress.crew.model_dump(mode="json"),
             "standing": self.standing,
             "best": None if self.best is None else _fields(self.best, "k by figure standard_error rewards passed"),
             "warnings": [warned.as_json() for warned in self.warnings],

@@ -16,6 +16,7 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal, unseal
 from flows.devices.staying import Processes
 from stages.execution.outcome import Status
+from stages.execution.spending import Crew
 
 INTERVAL_S = 2.0
 """Interval in seconds at which the progress of a wave is written."""
@@ -40,6 +41,8 @@ class Progress(Section):
     """Steps done of ``total`` in the phase, for the slowest stage of the wave."""
     seconds: float = Field(default=0.0, ge=0)
     """Seconds since the wave began, with retries and waiting for a machine."""
+    crew: Crew | None = None
+    """The workers of that stage, if it is elastic."""
     processes: Processes = Processes()
     """Processes that stay between stages. None after the end of the run's own process."""
     iterations: int = Field(default=0, ge=0)
@@ -100,9 +103,9 @@ class Reporter:
             self._wave_s = now_s
         elif now_s - self._written_s < INTERVAL_S:
             return
-        at = slowest_of(statuses).model_dump(include={"phase", "step", "total"})
-        seconds = round(now_s - self._wave_s, 1)
-        self._now = Progress(wave=wave, seconds=seconds, processes=self.processes(), **at)
+        slowest, seconds = slowest_of(statuses), round(now_s - self._wave_s, 1)
+        at = slowest.model_dump(include={"phase", "step", "total"})
+        self._now = Progress(wave=wave, seconds=seconds, processes=self.processes(), crew=slowest.crew, **at)
         self._write()
 
     def done(self) -> None:

@@ -1,6 +1,5 @@
 """Run a wave of Requests without Prefect: start, watch and end their jobs, and classify failures."""
 
-import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
@@ -8,37 +7,29 @@ from dataclasses import dataclass, field
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.parallelism import Parallelism
-from cosmos_rl_core.errors import CosmosRLError, StageError, mistakes_in
-from cosmos_rl_core.process_trees import KILLED
+from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError, mistakes_in
 from cosmos_rl_core.storage import store
 from flows import launchers
-from flows.devices.devices import device_of, need_of
+from flows.devices.devices import device_of, need_of, need_of_worker
 from flows.devices.fitting import misfits, most, turns, why_not_beside
 from flows.devices.staying import Processes
 from flows.devices.waiting import Waiting
-from flows.devices.work_folders import is_full
-from flows.launchers._base import NOT_BEGUN, Job, JobLauncher, JobState, RunningJob
-from flows.launchers.endings import kind_of
+from flows.launchers._base import Job, JobLauncher
+from flows.launchers._elastic import ElasticJob
 from flows.launchers.overlap import EarlyScoring
-from flows.ledger.attempts import named
 from flows.ledger.ledger import Ledger
 from flows.ledger.pages import Entry
+from flows.running.attempts import RunningStage, place_of
 from flows.running.display import Display
-from flows.running.progress import NOT_REPORTED
-from stages.artifacts.records import place_of as place_in_store
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing_manifest
 from stages.contracts import Judge
 from stages.execution.execution import Execution
-from stages.execution.outcome import Status, read_failures, read_status
 from stages.registry import STAGES
 
 POLL_INTERVAL_S = 0.05
-DIGEST_LENGTH = 64
+
 NUMERICS, SCORERS = "numerics", "scorers"
 """Folders of a run: pinned numerics of its stages, and pinned scorers of reward services."""
-LOG_TAIL = 30
-"""Number of last log lines in the error of a failed stage."""
 Holding = Callable[[Sequence[Request]], AbstractContextManager[None]]
 """Waits for what stages that run side by side need, and keeps it."""
 
@@ -71,6 +62,11 @@ class Waves:
 
     def __post_init__(self) -> None:
         self._jobs = launchers.load(self.run_url, self.config)
+        if self.config.elastic is not None and not store.decides_races(self.run_url):
+            raise ConfigError(
+                f"launch.elastic: two workers may finish one unit, and the store of {self.run_url} has no conditional "
+                "writes, by which the first one counts; take another store, or leave elastic out"
+            )
 
     def make(
         self,
@@ -86,14 +82,14 @@ class Waves:
         devices even alone, and :class:`StageError` if one failed; of several failures, one that a retry cannot help.
         The others are printed.
         """
-        made: list[_Running] = []
+        made: list[RunningStage] = []
         asked_s = time.monotonic() if asked_s is None else asked_s
         page = None if self.ledger is None else self.ledger.page(name, asked_s)
 
         def entries() -> list[Entry]:
-            return [one.entry(need_of(one.request.stage, self.config).count) for one in made]
+            return [one.entry(self._devices_of(one.request.stage)) for one in made]
 
-        def turn(running: Sequence[_Running]) -> None:
+        def turn(running: Sequence[RunningStage]) -> None:
             self.display.progress(name, [one.status for one in running if one.status.sequence])
             if page is not None:
                 page.turn(entries)
@@ -118,6 +114,11 @@ class Waves:
                 self.display.note(str(error))
             raise raised
 
+    def _devices_of(self, stage: str) -> int:
+        """Return the devices of a stage, or of one of its workers."""
+        need = need_of_worker if self.config.elastic_of(stage) else need_of
+        return need(stage, self.config).count
+
     def _turns(self, name: str, requests: Sequence[Request]) -> list[list[Request]]:
         """Return the Requests of a wave in turns that fit the devices.
 
@@ -136,12 +137,12 @@ class Waves:
     def _side_by_side(
         self,
         requests: Sequence[Request],
-        made: list["_Running"],
+        made: list[RunningStage],
         asked_s: float,
-        turn: Callable[[Sequence["_Running"]], None],
+        turn: Callable[[Sequence[RunningStage]], None],
     ) -> list[StageError]:
         """Run jobs until all have ended, add them to ``made`` and return why some failed; call ``turn`` meanwhile."""
-        running: list[_Running] = []
+        running: list[RunningStage] = []
         with self._jobs.reserve(requests, self.waiting()), ExitStack() as at_the_end:
             try:
                 for one in self._start(requests, asked_s, at_the_end):
@@ -186,18 +187,30 @@ class Waves:
         self._raised_at[slot] = error.raised_at
         return error.again() if error.raised_at and error.raised_at == before else error
 
-    def _start(self, requests: Sequence[Request], asked_s: float, at_the_end: ExitStack) -> Iterator["_Running"]:
+    def _start(self, requests: Sequence[Request], asked_s: float, at_the_end: ExitStack) -> Iterator[RunningStage]:
         jobs = [Job(request, self.execution_of(request), request.slot in self._fresh) for request in requests]
         # Before anything is submitted, because an allocation ends orders that its flow does not repeat.
         left = [(job, self._jobs.reattach(job)) for job in jobs]
         for job, started in sorted(left, key=lambda pair: pair[1] is None):
             begun_s = time.monotonic()
-            if started is None:
+            if started is None and self.config.elastic_of(job.request.stage):
+                started = ElasticJob(job, self._jobs, self.config, self._most_workers(jobs, job), self.display.note)
+            elif started is None:
                 started = self._jobs.submit(job)
             else:
                 self.display.note(f"{job.request.stage}: continues the job of an earlier flow")
             at_the_end.callback(started.discard)
-            yield _Running(job.request, started, self.display.note, _asked_s=asked_s, _begun_s=begun_s)
+            yield RunningStage(job.request, started, self.display.note, asked_s=asked_s, begun_s=begun_s)
+
+    def _most_workers(self, jobs: Sequence[Job], job: Job) -> int:
+        """Return how many workers a stage of a wave may have, next to the others of the wave."""
+        assert self.config.elastic is not None
+        stage, count = job.request.stage, most(self.config, self._jobs.devices, self.slots)
+        each = need_of_worker(stage, self.config).count
+        if count is None or not each:
+            return self.config.elastic.max
+        others = sum(need_of(other.request.stage, self.config).count for other in jobs if other is not job)
+        return max(min(self.config.elastic.max, (count - others) // each), 1)
 
     def _scoring_ahead(self, requests: Sequence[Request]) -> Iterator[EarlyScoring]:
         """Start what scores the rollouts of this wave while they run. Only on this machine.
@@ -261,132 +274,3 @@ class Waves:
     def close(self) -> None:
         """Release what the launcher keeps between waves."""
         self._jobs.close()
-
-
-def place_of(request: Request) -> str:
-    """Return the name of a stage, as ``status`` has it: ``iteration-0003/update``; of prepared data with its digest."""
-    last = request.slot.rpartition("/")[2]
-    digest = f" {last[:12]}" if len(last) == DIGEST_LENGTH else ""
-    return named(place_in_store(request.slot), request.stage) + digest
-
-
-@dataclass
-class _Running:
-    request: Request
-    job: RunningJob
-    note: Callable[[str], None]
-    state: JobState = NOT_BEGUN
-    status: Status = NOT_REPORTED
-    stopped: str | None = None
-    """Why the job was ended, if it was ended here."""
-    _asked_s: float = field(default_factory=time.monotonic)
-    """When it was asked for."""
-    _begun_s: float = field(default_factory=time.monotonic)
-    """When it was submitted, or left the queue of a scheduler: from then on it costs."""
-    _ended_s: float | None = None
-    _log_url: str = ""
-    """Where the log is, once it is written."""
-    _left: bool = False
-    """Whether its flow ended it, for a reason that is not its own."""
-    _failure: tuple[StageError | None] | None = None
-    _began_s: float = field(default_factory=time.monotonic)
-    _progressed_s: float = field(default_factory=time.monotonic)
-
-    def look(self, config: LaunchConfig) -> None:
-        """Update state and status; end a job without progress or over its time limit."""
-        now_s, before = time.monotonic(), self.state
-        # Before the status is read, so that the last status of an ended process is not missed.
-        self.state = self.job.poll()
-        if self.state.phase == "waiting":
-            self._begun_s = self._began_s = self._progressed_s = now_s
-            if self.state.reason != before.reason:
-                self.note(f"{self.request.stage}: {self.state.reason}")
-        status = read_status(self.job.directory) or self.status
-        if status.sequence != self.status.sequence:
-            self._progressed_s = now_s
-            for message in status.notes[len(self.status.notes) :]:
-                self.note(f"{self.request.stage}: {message}")
-            self.status = status
-        limit_s = config.time_limit_of(self.request.stage)
-        if self.state.phase == "ended":
-            self._ended_s = self._ended_s or now_s
-            return
-        if now_s - self._progressed_s > config.stall_timeout_s:
-            self.stopped = "reported no progress"
-        elif limit_s is not None and now_s - self._began_s > limit_s:
-            self.stopped = f"exceeded its time limit of {limit_s:g} s"
-        if self.stopped is not None:
-            self.job.show_stacks()
-            self.job.cancel()
-            self.state, self._ended_s = JobState("ended", KILLED), time.monotonic()
-
-    def leave(self) -> None:
-        """Take notice that the flow is about to leave an attempt, which has ended by now."""
-        if self._ended_s is None:
-            self._ended_s, self._left = time.monotonic(), True
-
-    def remember(self) -> None:
-        """Look for the failure of an attempt that has ended by itself, whose files will be gone."""
-        if not self._left:
-            self.failure()
-
-    def entry(self, devices: int) -> Entry:
-        """Return what the attempt cost until now."""
-        until_s = time.monotonic() if self._ended_s is None else self._ended_s
-        begun = self.state.phase != "waiting"
-        return Entry(
-            stage=self.request.stage,
-            slot=place_in_store(self.request.slot),
-            devices=devices,
-            queued_s=round(max(0.0, (self._begun_s if begun else until_s) - self._asked_s), 3),
-            seconds=round(max(0.0, until_s - self._begun_s), 3) if begun else 0.0,
-            outcome=self._outcome(),
-            spent=self.status.spent,
-        )
-
-    def _outcome(self) -> str:
-        if self._ended_s is None:
-            return "open"
-        if self._left:
-            return "stopped"
-        failure = self.failure()
-        return "made" if failure is None else failure.kind
-
-    def keep_log(self) -> None:
-        """Write the log beside the artifact. A failure is only noted, because the stage's own error matters more."""
-        name = f"logs/{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(2)}.log"
-        try:
-            if (log := self.job.log()) is not None:
-                store.write(url := store.join(self.request.slot, name), log)
-                self._log_url = url
-        except (CosmosRLError, OSError) as error:
-            self.note(f"the log could not be written: {error}")
-
-    def failure(self) -> StageError | None:
-        """Return why there is no artifact; None if there is one. It is looked for once."""
-        if self._failure is None:
-            self._failure = (self._look_for_failure(),)
-        return self._failure[0]
-
-    def _look_for_failure(self) -> StageError | None:
-        """Error files of ranks come before exit codes."""
-        if standing_manifest(self.request) is not None:
-            return None
-        where = place_of(self.request)
-        failures = read_failures(self.job.directory)
-        if failures and not failures[0].collective:
-            first, kind = failures[0], failures[0].kind
-            if not first.frame:
-                return StageError.of(kind, f"{where} failed ({kind}): {first.message}")
-            place = f"on rank {first.rank}, at {first.frame}; log: {self._log_url or 'none'}"
-            raised_at = f"{first.raised} {first.frame}"
-            return StageError.of(kind, f"{where} failed ({kind}): {first.message}; {place}", raised_at=raised_at)
-        if self.stopped is not None:
-            log_place = f"its log is under {self.request.slot}/logs"
-            return StageError.of("hung", f"{where} {self.stopped} and was ended; {log_place}")
-        log = (self.job.log() or b"(no log)").decode(errors="replace").splitlines()
-        kind = self.state.kind or kind_of(self.state, log)
-        how = self.state.reason or f"exit code {self.state.exit_code}"
-        if is_full(self.job.directory):
-            how += f"; no space left in {self.job.directory}: free some, or set TMPDIR to a folder with room"
-        return StageError.of(kind, f"{where} ended ({kind}, {how})", "\n".join(log[-LOG_TAIL:]))

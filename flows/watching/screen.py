@@ -180,9 +180,20 @@ def others(overview: Overview) -> Iterator[Row]:
     if (judged := overview.z_scores) is not None and judged[1]:
         z = ", ".join(f"{name} {value:+.2f}".replace(" ", _TOGETHER) for name, value in judged[1].items())
         yield Row("z-scores", f"of policy 0, iteration {judged[0]}: {z}")
+    yield from _workers(overview)
     yield from _processes(overview)
     if lineage := overview.run.plan.lineage:
         yield Row("begins", f"with {lineage}")
+
+
+def _workers(overview: Overview) -> Iterator[Row]:
+    """Yield the workers that share the stage at work."""
+    if (crew := overview.progress.crew) is not None:
+        ended = f", {crew.lost} lost" * (crew.lost > 0) + f", {crew.gave_back} gave their units back" * (
+            crew.gave_back > 0
+        )
+        made = f"{crew.units} of {crew.of or '?'} units made"
+        yield Row("workers", f"{crew.workers} now, {crew.largest} at most, {made}{ended}", lines=1)
 
 
 def _processes(overview: Overview) -> Iterator[Row]:

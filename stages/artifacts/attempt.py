@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from cosmos_rl_core.canonical import canonical_json, differences, sha256
-from cosmos_rl_core.errors import ArtifactError, CosmosRLError
+from cosmos_rl_core.errors import ArtifactError, CosmosRLError, RepeatError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import RESTORE
 from cosmos_rl_core.storage.store import Chunk
@@ -17,6 +17,7 @@ from stages.artifacts.manifest import Manifest, content_of
 from stages.artifacts.records import FileEntry, Layout, Marker, place_of, shards_of
 from stages.artifacts.request import Request
 from stages.artifacts.slots import read_manifest, standing, why_stale
+from stages.contracts import RECORDS
 
 Log = Callable[[str], None]
 MAKE_AGAIN = "remove it to have this shard made again"
@@ -35,6 +36,8 @@ class Attempt:
         self._made_from = {"recipe": recipe, "inputs": inputs, "numerics": numerics}
         self.files: dict[str, FileEntry] = {}
         self.adopted = 0
+        self.told: Callable[[int], None] = lambda index: None
+        """Takes notice of each shard that this attempt made or adopted."""
         self.use_layout({}, generation)
 
     @staticmethod
@@ -108,21 +111,37 @@ class Attempt:
         """Write one JSON file, in canonical form."""
         self.put(name, canonical_json(value))
 
+    def take_over(self, index: int) -> bool:
+        """Take the files of a shard that another worker made or adopted just now. Their bytes were checked there.
+
+        Returns False if it has no marker.
+        """
+        marker = self._marked(index)
+        self.files |= {} if marker is None else marker.files
+        return marker is not None
+
+    def _marked(self, index: int) -> Marker | None:
+        """Return the marker of a shard. Raises :class:`ArtifactError` if it belongs to another one."""
+        url = self._marker(index)
+        data = store.read_if_exists(url)
+        if data is None:
+            return None
+        marker = Marker.unsealed(data, url, self.request.slot, self.generation)
+        if (marker.layout, marker.index) != (self.shards, index):
+            raise ArtifactError(
+                f"{url} was written for shard {marker.index} of {marker.layout}; put it back, or {MAKE_AGAIN}"
+            )
+        return marker
+
     def adopt(self, index: int, check: Check = lambda files: None) -> bool:
         """Adopt a shard that an earlier attempt finished, with every byte checked.
 
         Returns False if no attempt finished it or a file of it is missing. Raises :class:`ArtifactError` if the marker
         belongs to another shard, or if ``check`` finds other samples in the files.
         """
-        url = self._marker(index)
-        data = store.read_if_exists(url)
-        if data is None:
+        url, marker = self._marker(index), self._marked(index)
+        if marker is None:
             return False
-        marker = Marker.unsealed(data, url, self.request.slot, self.generation)
-        if (marker.layout, marker.index) != (self.shards, index):
-            raise ArtifactError(
-                f"{url} was written for shard {marker.index} of {marker.layout}; put it back, or {MAKE_AGAIN}"
-            )
         if None in store.sizes([self.url(entry.path) for entry in marker.files.values()]):
             return False
         slot = self.request.slot
@@ -131,14 +150,22 @@ class Attempt:
             raise ArtifactError(f"{url} does not mark the files of shard {index}: {wrong}; restore it, or {MAKE_AGAIN}")
         self.adopted += 1
         self.files |= marker.files
+        self.told(index)
         return True
 
     def finish(
-        self, index: int, made: dict[str, bytes], check: Check = lambda files: None, *, offered: bool = True
+        self,
+        index: int,
+        made: dict[str, bytes],
+        check: Check = lambda files: None,
+        *,
+        offered: bool = True,
+        repeatable: bool = True,
     ) -> None:
         """Write the files of shard ``index``, and mark it as finished, unless another attempt finished it first.
 
-        Without ``offered`` the shard is part of this attempt but no other attempt adopts it.
+        Without ``offered`` the shard is part of this attempt but no other attempt adopts it. Raises
+        :class:`RepeatError` if a ``repeatable`` shard has other results than the one that was finished first.
         """
         entries = {name: self._write(name, data) for name, data in made.items()}
         marker = Marker(
@@ -151,6 +178,20 @@ class Attempt:
         )
         if not offered or store.put_if_absent(self._marker(index), marker.sealed()) or not self.adopt(index, check):
             self.files |= entries
+            self.told(index)
+        elif repeatable:
+            self._require_equal(index, entries)
+
+    def _require_equal(self, index: int, second: dict[str, FileEntry]) -> None:
+        """Raise :class:`RepeatError` unless a second copy of an adopted shard has the results of the first."""
+        results = [name for name in second if not name.startswith(RECORDS)]
+        if unlike := [name for name in results if self.files[name].sha256 != second[name].sha256]:
+            raise RepeatError(
+                f"shard {index} of {self.request.slot} was made twice, under equal numerics, and {', '.join(unlike)} "
+                f"differ: {self.url(self.files[unlike[0]].path)} and {self.url(second[unlike[0]].path)}; this stage "
+                "does not give equal bits twice. Look for what is not deterministic: launch.deterministic, a plugin, "
+                "the machine"
+            )
 
     def _marker(self, index: int) -> str:
         return self.url(self.shards, f"{index:05d}.json")

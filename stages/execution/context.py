@@ -1,7 +1,8 @@
 """Everything a stage receives besides its Request."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
 from cosmos_rl_core.canonical import require_exchangeable
@@ -56,6 +57,17 @@ class Alone:
         """Do nothing: there is no process group."""
 
 
+class Handed(Protocol):
+    """The source of a worker's units (:class:`stages.execution.handing.HandedUnits`)."""
+
+    def hands(self, count: int, at_once: int) -> Iterator[list[int]]:
+        """Yield numbers of units for all ranks of this worker, until all are made. Collective."""
+        ...
+
+    def made(self, number: int) -> None:
+        """Tell that a unit is in the store."""
+
+
 Joined = TypeVar("Joined", bound=Ranks, covariant=True)
 Told = TypeVar("Told")
 
@@ -91,6 +103,8 @@ class Context(Generic[Joined]):
     """How often earlier attempts ran out of memory."""
     execution: Execution = field(default_factory=Execution)
     """How the stage runs."""
+    handed: Handed | None = None
+    """Where units come from if the stage is elastic; None if its ranks share all of them."""
 
     def shrunk(self, size: int) -> int:
         """Halve a number of samples that are in memory at once, once for each earlier attempt that ran out of it.
@@ -102,6 +116,30 @@ class Context(Generic[Joined]):
     def progress(self, phase: str, step: int, total: int) -> None:
         """Report ``step`` of ``total``. It also is the sign of life that stall detection waits for."""
         self.outcome.progress(phase, step, total)
+
+    def hands(self, count: int, *, at_once: int = 1, marked: bool = True) -> Iterator[list[int]]:
+        """Yield the numbers of those of ``count`` units that these ranks make together. Collective.
+
+        Ranks that share all units get them at once. A worker of an elastic stage gets ``at_once`` a rank at a time.
+        Once all are made, one worker goes on, which has the files of all units: it reads the markers of those that were
+        offered to other attempts, and makes the others itself. With ``marked=False`` units have no markers.
+        """
+        if self.handed is None:
+            yield list(range(count))
+            return
+        yield from self.handed.hands(count, at_once)
+        missing = [n for n in self.own(count) if marked and not self.attempt.take_over(n)]
+        if rest := sorted(chain.from_iterable(self.ranks.gather(missing))):
+            yield rest
+
+    def units(self, count: int) -> Iterator[int]:
+        """Yield the numbers of those of ``count`` units that this rank makes, one at a time; see :meth:`hands`."""
+        for together in self.hands(count):
+            yield from together[self.ranks.rank :: self.ranks.world_size]
+
+    def own(self, count: int) -> range:
+        """Return the numbers of those of ``count`` units whose results this rank reports, once all are made."""
+        return range(self.ranks.rank, count, self.ranks.world_size)
 
     def layout(self, layout: dict[str, Any], **made_by: str) -> dict[str, Any]:
         """Commit how the work is divided, or return the layout that an earlier attempt committed. Collective.

@@ -43,6 +43,10 @@ class Execution(Section):
     """URL below which the run pins the scorers of reward services; None pins none."""
     accept_scorer: bool = False
     """Whether another scorer than the pinned one may score what has no scores."""
+    units: str | None = None
+    """Folder of the socket at which the launcher hands out units. None: the ranks share all units."""
+    worker: int = 0
+    """Number of this worker among those that get units there."""
     halve: bool = False
     """Whether to hold half as many samples in memory at once as in the last attempt."""
 

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.errors import EXIT_CODES, RETRYABLE_KINDS, CosmosRLError, no_space
 from cosmos_rl_core.foreign_errors import is_out_of_memory
-from stages.execution.spending import Clock, Spent
+from stages.execution.spending import Clock, Crew, Spent
 
 STATUS = "status.json"
 STATUS_INTERVAL_S = 0.2
@@ -33,6 +33,8 @@ class Status(Section):
     """Lines for people: what was adopted, what was made again and why."""
     spent: Spent = Spent()
     """Seconds and bytes until now."""
+    crew: Crew | None = None
+    """The workers of an elastic stage."""
 
 
 class Failure(Section):
@@ -99,6 +101,10 @@ class Outcome:
         phase, step, total = self._at
         spent, notes = self.clock.spent(), tuple(self._notes)
         status = Status(sequence=self._sequence, phase=phase, step=step, total=total, notes=notes, spent=spent)
+        self.show(status)
+
+    def show(self, status: Status) -> None:
+        """Write a status."""
         _replace(self.directory / STATUS, status.model_dump_json())
 
     def failed(self, failure: Failure) -> None:

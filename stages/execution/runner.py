@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,6 +30,7 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import read_manifest
 from stages.execution.context import Alone, Context, Ranks
 from stages.execution.execution import Execution
+from stages.execution.handing import HandedUnits, LeftError
 from stages.execution.outcome import Outcome, failure_of
 from stages.registry import module_of
 
@@ -50,6 +51,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         execute(_read(path), _execution(path), outcome)
         outcome.finish()
+    except LeftError as left:
+        _tell(str(left))
     except Exception as error:
         return report(error, outcome)
     return 0
@@ -97,11 +100,33 @@ def _execution(request: Path) -> Execution:
 
 
 def execute(request: Request, execution: Execution, outcome: Outcome) -> Manifest:
-    """Make the Request's artifact unless it stands, and return its manifest on every rank."""
+    """Make the Request's artifact unless it stands, and return its manifest on every rank.
+
+    Raises :class:`LeftError` in a worker of an elastic stage that leaves the rest to others.
+    """
     started_s = time.monotonic()
     outcome.progress("starting", 0, 1)
     require_own_version(request)
     ranks, found = joined(request, execution)
+    if execution.units is None:
+        return _make(request, execution, outcome, ranks, found, None, started_s)
+    try:
+        with closing(HandedUnits(Path(execution.units), execution.worker, ranks, found)) as handed:
+            return _make(request, execution, outcome, ranks, found, handed, started_s)
+    except LeftError:
+        ranks.close()
+        raise
+
+
+def _make(
+    request: Request,
+    execution: Execution,
+    outcome: Outcome,
+    ranks: Ranks,
+    found: dict[str, Any],
+    handed: HandedUnits | None,
+    started_s: float,
+) -> Manifest:
     begun: list[Any] | None = None
     if ranks.rank == 0:
         generation, attempt_id, already = Attempt.begin(request, outcome.note)
@@ -112,11 +137,13 @@ def execute(request: Request, execution: Execution, outcome: Outcome) -> Manifes
     if not stands:
         changes = _check_numerics(request, found, execution, outcome) if ranks.rank == 0 else []
         attempt = Attempt(request, found, generation, attempt_id)
+        if handed is not None:
+            attempt.told = handed.made
         try:
             with uncollected():
                 stage = importlib.import_module(module_of(request.stage))
             outcome.clock.turn("load")
-            summary = stage.run(request, Context(attempt, ranks, outcome, halvings, execution)) or {}
+            summary = stage.run(request, Context(attempt, ranks, outcome, halvings, execution, handed)) or {}
             if (count := attempt.adopted) > 0:
                 outcome.note(f"{counted(count, 'finished shard')} of an earlier attempt adopted")
             files = _gather_files(ranks, attempt)

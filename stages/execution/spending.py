@@ -43,6 +43,31 @@ class Spent(Section):
         return self.interpreter_s + self.imports_s + self.load_s + self.first_step_s
 
 
+class Crew(Section):
+    """The workers of one attempt of an elastic stage."""
+
+    workers: int
+    """Number of workers now."""
+    largest: int
+    """Most workers at once."""
+    units: int
+    of: int
+    """Units that are made, and all of them; 0 before their number is known."""
+    lost: int = 0
+    """Workers that ended against their will, each at the price of the units that it had."""
+    gave_back: int = 0
+    """Workers that were asked to end, and gave their units back."""
+    worker_s: float = 0.0
+    """Seconds of all workers."""
+
+
+def together(spent: Sequence[Spent]) -> Spent:
+    """Return what the longest of several processes spent, with the bytes of all of them."""
+    longest = max(spent, key=lambda one: one.seconds, default=Spent())
+    read, written = sum(one.read_bytes for one in spent), sum(one.written_bytes for one in spent)
+    return longest.model_copy(update={"read_bytes": read, "written_bytes": written})
+
+
 class Clock:
     """The clock of one process of a stage, from the start of the process or of its present Request."""
 

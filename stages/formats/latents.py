@@ -44,11 +44,9 @@ def write_shards(
 
     Every rank makes its own shards and adopts those that an earlier attempt finished.
     """
-    ranks = context.ranks
     layout: list[list[str]] = context.layout({"shards": cut(ids, per_shard)})["shards"]
-    mine = range(ranks.rank, len(layout), ranks.world_size)
-    done, total = 0, sum(len(layout[number]) for number in mine)
-    for number in mine:
+    done, total = 0, sum(len(layout[number]) for number in context.own(len(layout)))
+    for number in context.units(len(layout)):
         name = _shard_name(number)
         check = holds([name], layout[number])
         context.progress("making latents", done, total)

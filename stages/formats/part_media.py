@@ -50,7 +50,7 @@ class PartMedia:
         """Return the names of the clips."""
         return list(self._places)
 
-    def check(self, context: Context[Ranks]) -> None:
+    def check(self, context: Context[Ranks], ids: Sequence[str]) -> None:
         """Do nothing: the media were looked at when they were indexed."""
 
     def table(self, layout: Sequence[Sequence[str]]) -> pd.DataFrame:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from cosmos_rl_core.parallel.distributed import Group
 
 
+ELASTIC_UNITS = 64
+"""Units of an elastic stage, if there are as many tiles, and more where they would be larger than the recipe allows."""
+
+
 class Generator(Protocol):
     """Makes planned samples, a tile at a time: at most ``batch_size`` samples of one unit."""
 
@@ -69,58 +73,98 @@ def write_samples(
     must do the same number of forward passes: a rank with fewer tiles samples one again for the rest. Raises
     :class:`DivergenceError` if no sample is finite, and :class:`ConfigError` if a guardrail refuses all that are.
     """
-    ranks = context.ranks
-    num_groups, num_peers = ranks.data_world_size, ranks.world_size // ranks.data_world_size
-    by_id, tile = {sample.sample_id: sample for sample in samples}, context.shrunk(config.batch_size)
-    planned = divided(list(by_id), config.samples_per_shard, tile, num_groups, num_peers)
+    by_id = {sample.sample_id: sample for sample in samples}
+    planned, tile = _planned(context, config, list(by_id)), context.shrunk(config.batch_size)
     layout = context.layout({"units": planned, "tile": tile})
-    units: list[list[str]] = layout["units"]
-    tiles = [cut([by_id[sample_id] for sample_id in ids], layout["tile"]) for ids in units]
-    parts = (INDEX, MEDIA, TENSORS) if tensors else (INDEX, MEDIA)
-    checks = [holds([unit_name(part, n) for part in parts], ids) for n, ids in enumerate(units)]
-    owners = dealt([len(parts) for parts in tiles], num_groups, num_peers)
-    mine = [n for n, owner in enumerate(owners) if owner == ranks.rank]
-    ours = [n for n, owner in enumerate(owners) if owner // num_peers == ranks.data_rank]
-    total = sum(len(units[n]) for n in ours)
+    units = [[by_id[sample_id] for sample_id in ids] for ids in layout["units"]]
+    making = _Making(context, generator, [cut(unit, layout["tile"]) for unit in units], tensors=tensors)
+    with UnitWriter(dict(enumerate(map(len, units))), making.write) as writer:
+        for together in context.hands(len(units)):
+            making.make(together, writer)
+    mine = making.owned if context.handed is None else context.own(len(units))
+    return _summary(context, samples, [name for n in mine for name in making.names[n]])
 
-    found: list[int] = []
-    for n in mine:
-        context.progress("sampling", sum(len(units[one]) for one in found), total)
-        found += [n] if context.attempt.adopt(n, checks[n]) else []
-    adopted = {n for some in ranks.gather(found) for n in some}
-    to_make = [n for n in ours if n not in adopted]
-    num_calls = sum(len(tiles[n]) for n in to_make)
-    # Gathered before the first forward pass, which waits for all ranks.
-    most_calls = num_calls if ranks.mesh is None else max(ranks.gather(num_calls))
-    done = sum(len(units[n]) for n in ours if n in adopted)
 
-    def write(number: int, made: list[StoredSample]) -> None:
-        context.attempt.finish(number, unit_files(number, made), checks[number])
+def _planned(context: Context["Group"], config: Samples, ids: list[str]) -> list[list[str]]:
+    """Return the units that these samples are cut into."""
+    ranks, tile = context.ranks, context.shrunk(config.batch_size)
+    if context.handed is not None:
+        # No number of workers decides. Enough units for many of them, each of whole tiles.
+        size = min(config.samples_per_shard, -(-len(ids) // ELASTIC_UNITS))
+        return cut(ids, -(-size // tile) * tile)
+    num_groups, num_peers = ranks.data_world_size, ranks.world_size // ranks.data_world_size
+    return divided(ids, config.samples_per_shard, tile, num_groups, num_peers)
 
-    with UnitWriter({n: len(units[n]) for n in mine}, write) as writer:
+
+class _Making:
+    """The making of units by the ranks of a group, in tiles."""
+
+    def __init__(
+        self, context: Context["Group"], generator: Generator, tiles: list[list[list[SamplePlan]]], *, tensors: bool
+    ) -> None:
+        """Take the tiles of all units. With ``tensors`` each sample has tensors."""
+        self._context, self._generator, self._tiles = context, generator, tiles
+        parts = (INDEX, MEDIA, TENSORS) if tensors else (INDEX, MEDIA)
+        self.names = [[unit_name(part, n) for part in parts] for n in range(len(tiles))]
+        """Names of the files of each unit."""
+        ids = [[plan.sample_id for plan in chain.from_iterable(some)] for some in tiles]
+        self._checks = [holds(names, of_unit) for names, of_unit in zip(self.names, ids, strict=True)]
+        self._sizes = [len(of_unit) for of_unit in ids]
+        self.owned: list[int] = []
+        """Units that this rank made or adopted."""
+        self._done = self._total = 0
+        """Samples of this rank's group: made or adopted, and all that it was given."""
+
+    def write(self, number: int, made: list[StoredSample]) -> None:
+        """Write a unit."""
+        self._context.attempt.finish(number, unit_files(number, made), self._checks[number])
+
+    def make(self, together: list[int], writer: UnitWriter) -> None:
+        """Make units, or adopt those that an earlier attempt finished. Collective."""
+        context, ranks, tiles = self._context, self._context.ranks, self._tiles
+        num_groups, num_peers = ranks.data_world_size, ranks.world_size // ranks.data_world_size
+        dealt_to = dealt([len(tiles[n]) for n in together], num_groups, num_peers)
+        owners = dict(zip(together, dealt_to, strict=True))
+        ours = [n for n in together if owners[n] // num_peers == ranks.data_rank]
+        self._total += sum(self._sizes[n] for n in ours)
+        mine = [n for n in together if owners[n] == ranks.rank]
+        self.owned += mine
+        found: list[int] = []
+        for n in mine:
+            context.progress("sampling", self._done + sum(self._sizes[one] for one in found), self._total)
+            found += [n] if context.attempt.adopt(n, self._checks[n]) else []
+        adopted = {n for some in ranks.gather(found) for n in some}
+        to_make = [n for n in ours if n not in adopted]
+        num_calls = sum(len(tiles[n]) for n in to_make)
+        # Gathered before the first forward pass, which waits for all ranks.
+        most_calls = num_calls if ranks.mesh is None else max(ranks.gather(num_calls))
+        self._done += sum(self._sizes[n] for n in ours if n in adopted)
         # Peers sample a tile for each of them, then all of them decode at the same time.
-        for together in cut(to_make, num_peers):
-            for row in zip_longest(*(tiles[n] for n in together)):
+        for some in cut(to_make, num_peers):
+            for row in zip_longest(*(tiles[n] for n in some)):
                 own: list[tuple[int, list[SamplePlan], Any]] = []
-                for n, plans in zip(together, row, strict=True):
+                for n, plans in zip(some, row, strict=True):
                     if plans is None:
                         continue
-                    context.progress("sampling", done, total)
-                    sampled = generator.sample(plans)
+                    context.progress("sampling", self._done, self._total)
+                    sampled = self._generator.sample(plans)
                     own += [(n, plans, sampled)] if owners[n] == ranks.rank else []
-                    done += len(plans)
+                    self._done += len(plans)
                 for n, plans, sampled in own:
-                    writer.take(n, generator.encodings(plans, sampled))
-        context.progress("sampling", done, total)
+                    writer.take(n, self._generator.encodings(plans, sampled))
+        context.progress("sampling", self._done, self._total)
         for call in range(num_calls, most_calls):
             context.progress("sampling beside the other ranks", call, most_calls)
-            generator.sample(tiles[0][0])
-    return _summary(context, samples, mine)
+            self._generator.sample(tiles[0][0])
 
 
-def _summary(context: Context["Group"], samples: list[SamplePlan], mine: list[int]) -> dict[str, float]:
-    """Count the samples without pixels and the refused ones, and measure the files, of all ranks. Collective."""
-    indices = [context.attempt.read(unit_name(INDEX, number)) for number in mine]
+def _summary(context: Context["Group"], samples: list[SamplePlan], names: list[str]) -> dict[str, float]:
+    """Count the samples without pixels and the refused ones, and measure the files, of all ranks. Collective.
+
+    ``names`` are the files of the units of this rank.
+    """
+    attempt = context.attempt
+    indices = [attempt.read(name) for name in names if name.startswith(f"{INDEX}/")]
     rows = [row for index in indices for row in json.loads(index)]
     nonfinite = sum(context.ranks.gather(sum(not row["finite"] for row in rows)))
     refused = sum(context.ranks.gather(sum(REFUSED in row for row in rows)))
@@ -136,5 +180,5 @@ def _summary(context: Context["Group"], samples: list[SamplePlan], mine: list[in
         )
     counts = {"samples": len(samples)} | ({"nonfinite": nonfinite} if nonfinite else {})
     counts |= {"refused": refused} if refused else {}
-    size = sum(context.ranks.gather(sum(entry.size for entry in context.attempt.files.values())))
+    size = sum(context.ranks.gather(sum(attempt.files[name].size for name in names)))
     return counts | {KB_PER_SAMPLE: size / len(samples) / 1000}

@@ -138,6 +138,7 @@ class VlmEvaluate(OfVlm):
     """Losses and answers of a policy on held-out conversations."""
 
     name = "vlm_evaluate"
+    elastic = True
     package = PACKAGE
     version = 4
     distributed = True

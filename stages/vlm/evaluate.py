@@ -45,14 +45,13 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     model.requires_grad_(False).eval()
     evaluator = _Evaluator(config, Vlm(model, prompts), Conversations(tokens, prompts, config.sources), context)
     names = [f"records/answers/{shard:05d}.parquet" for shard in range(len(layout))]
-    mine = range(ranks.rank, len(layout), ranks.world_size)
-    for shard in mine:
+    for shard in context.units(len(layout)):
         if not context.attempt.adopt(shard, check := _has(layout[shard])):
             context.progress("evaluating", shard, len(layout))
             rows = [evaluator.row(number) for number in layout[shard]]
             table = pd.DataFrame(rows, columns=COLUMNS)
             context.attempt.finish(shard, {names[shard]: to_parquet(table)}, check)
-    read = (from_parquet(context.attempt.read(names[shard])) for shard in mine)
+    read = (from_parquet(context.attempt.read(names[shard])) for shard in context.own(len(layout)))
     found = ranks.gather([row for table in read for row in table.values.tolist()])
     table: Any = pd.DataFrame([row for rows in found for row in rows], columns=COLUMNS)
     table = table.sort_values("number", ignore_index=True)

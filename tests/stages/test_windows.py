@@ -112,10 +112,10 @@ class Counting(Scorer):
         super().__init__(request)
         self.service, self.begun, self.most = service, 0, 0
 
-    def score(self, portion: Portion, ask: Any = None) -> Made:
+    def score(self, portion: Portion, ask: Any = None, read: Any = None) -> Made:
         self.begun += 1
         self.most = max(self.most, self.begun - self.service.answered)
-        return super().score(portion, ask)
+        return super().score(portion, ask, read)
 
 
 def test_no_more_portions_are_in_memory_than_the_service_has_and_two(server: RewardServer, tmp_path: Path):

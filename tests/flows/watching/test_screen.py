@@ -32,6 +32,7 @@ from stages.artifacts.records import place_of
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing_manifest
 from stages.execution.outcome import Status
+from stages.execution.spending import Crew
 from tests.flows.by_hand import SECONDS, SFT, SMALL_SFT, files_of, make_all
 from tests.flows.printed import ROOT
 from tests.flows.test_ledger import entry, written
@@ -116,7 +117,8 @@ def require_common(lines: list[str]) -> None:
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_a_run_at_work_says_where_it_is_and_how_long_it_still_takes(begun, width, height):
     run = begun(WAVE)
-    at = Status(sequence=1, phase="train", step=3, total=12)
+    crew = Crew(workers=2, largest=3, units=3, of=12, lost=1)
+    at = Status(sequence=1, phase="train", step=3, total=12, crew=crew)
     with run.lease(), Reporter(run.url) as reporter:
         stays = {"device": "GPU-1", "pid": 7, "since": "2026-01-02 03:04:05", "served": 12, "kept_bytes": 2**29}
         reporter.processes = lambda: Processes(stay=(Staying(**stays),), ended=("GPU-0: idle for 600 s",))
@@ -124,6 +126,9 @@ def test_a_run_at_work_says_where_it_is_and_how_long_it_still_takes(begun, width
         overview = open_run(run.plan.run_id, run.store_url).now()
         lines = shown(overview, width, height)
     assert overview.as_json()["processes"] == {"stay": [stays], "ended": ["GPU-0: idle for 600 s"]}
+    assert overview.as_json()["workers"] == crew.model_dump()
+    if height > 24:
+        assert answer(lines, "workers") == "2 now, 3 at most, 3 of 12 units made, 1 lost"
     assert lines[0].startswith("run      ddrl-tiny-be4e1a9f: running as process ")
     assert answer(lines, "now").startswith("iteration-0004 (5 of 8): update+fragment, train 3/12, ")
     assert re.match(r"about [\d.]+ min of work, ", answer(lines, "left"))
