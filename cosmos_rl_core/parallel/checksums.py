@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-_AT_ONCE = 2**24
-"""Words of a tensor that are weighed at once: 128 MiB of products."""
+from cosmos_rl_core.pipelines.memory import CHECKSUM_WORDS
+
 _ODD = -7046029254386353131
 """An odd number near 2^64 over the golden ratio, as a signed integer."""
 _MIXED = -4417276706812531889
@@ -38,8 +38,8 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 def _checksum(tensor: Tensor) -> Tensor:
     words = _words(tensor)
     total = torch.full((), len(words), dtype=torch.int64, device=tensor.device)
-    for first in range(0, len(words), _AT_ONCE):
-        some = words[first : first + _AT_ONCE]
+    for first in range(0, len(words), CHECKSUM_WORDS):
+        some = words[first : first + CHECKSUM_WORDS]
         place = torch.arange(first, first + len(some), device=tensor.device)
         # Not linear in the place, so that equal distances do not have equal differences of multipliers.
         mixed = (place + 1) * _ODD

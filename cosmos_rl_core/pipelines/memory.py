@@ -12,6 +12,8 @@ from cosmos_rl_core.config.parallelism import ALONE, Parallelism
 from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES, Shapes
 
 HALF_BYTES = 2
+CHECKSUM_WORDS, CHECKSUM_BYTES = 2**24, 40
+"""Words of a tensor whose checksum is computed at once, and the bytes that each of them takes meanwhile."""
 BytesEach = Callable[[str, tuple[int, ...]], int]
 """From the name and the shape of a tensor to the bytes of each of its numbers."""
 

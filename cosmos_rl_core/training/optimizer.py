@@ -40,12 +40,13 @@ def make_optimizer(parameters: Parameters, name: OptimizerName = "AdamW", **sett
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Parameters) -> dict[str, Tensor]:
-    """Return copies of the state on the CPU: ``exp_avg.<name>``, ``exp_avg_sq.<name>`` and ``step.<name>``.
+    """Return the tensors of the state: ``exp_avg.<name>``, ``exp_avg_sq.<name>`` and ``step.<name>``. Do not write
+    to them.
 
     Empty before the first step.
     """
     return {
-        f"{moment}.{name}": optimizer.state[parameter][moment].to("cpu", copy=True).contiguous()
+        f"{moment}.{name}": optimizer.state[parameter][moment]
         for name, parameter in sorted(parameters.items())
         if parameter in optimizer.state
         for moment in _MOMENTS

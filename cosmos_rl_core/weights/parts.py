@@ -1,4 +1,6 @@
-"""Names of the parts of a policy and of the weights that a loss compares. Imports no torch."""
+"""Names of the parts of a policy and of the weights that a loss compares, and their files. Imports no torch."""
+
+from collections.abc import Mapping
 
 CURRENT = "current"
 """The trained weights."""
@@ -21,3 +23,22 @@ STATE = (CURRENT, OLD, EMA, REFERENCE, OPTIMIZER, SCHEDULE)
 """The parts that training reads and writes."""
 TRAINING_ONLY = (OLD, REFERENCE, OPTIMIZER)
 """The parts that only training reads; ``current`` and ``ema`` can be exported, ``schedule`` has the clocks."""
+
+MAX_FILE_BYTES = 2**30
+"""Largest sum of a file's tensors, in bytes; a larger tensor has a file of its own."""
+
+
+def cut(sizes: Mapping[str, int], max_bytes: int = MAX_FILE_BYTES) -> list[list[str]]:
+    """Divide tensors, given by their bytes, into files of at most ``max_bytes``, in the order of their names.
+
+    Returns the names in each file. The result depends only on names and sizes.
+    """
+    files: list[list[str]] = []
+    room = 0
+    for name in sorted(sizes):
+        if not files or sizes[name] > room:
+            files.append([])
+            room = max_bytes
+        files[-1].append(name)
+        room -= sizes[name]
+    return files

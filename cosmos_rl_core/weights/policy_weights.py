@@ -31,9 +31,6 @@ ADAPTER = "default"
 BELOW = "init"
 """Name in peft of a frozen adapter below it."""
 
-MAX_FILE_BYTES = 2**30
-"""Largest sum of a file's tensors, in bytes; a larger tensor has a file of its own."""
-
 
 class PolicyWeights:
     """The parts of a policy on one transformer; :func:`prepare` makes it.
@@ -237,22 +234,6 @@ def add_lora(transformer: nn.Module, config: LoraConfig, below: LoraConfig | Non
 def initial_lora(shapes: Mapping[str, tuple[int, ...]], config: LoraConfig, seed: int) -> dict[str, Tensor]:
     """Return initial adapter tensors, float32 on the CPU: A drawn from (seed, name, shape), B zero."""
     return {name: _initial_tensor(name, tuple(shapes[name]), config, seed) for name in sorted(shapes)}
-
-
-def cut(sizes: Mapping[str, int], max_bytes: int = MAX_FILE_BYTES) -> list[list[str]]:
-    """Divide tensors, given by their bytes, into files of at most ``max_bytes``, in the order of their names.
-
-    Returns the names in each file. The result depends only on names and sizes.
-    """
-    files: list[list[str]] = []
-    room = 0
-    for name in sorted(sizes):
-        if not files or sizes[name] > room:
-            files.append([])
-            room = max_bytes
-        files[-1].append(name)
-        room -= sizes[name]
-    return files
 
 
 def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:

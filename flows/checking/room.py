@@ -71,9 +71,10 @@ def _excess(recipe: Recipe, stage: str, below: LoraConfig | None) -> str:
     (found,) = memory.stages(recipe, [stage], below, activations=True)
     if found.peak.device <= limit * GIB:
         return ""
-    largest = sorted(found.rows.items(), key=lambda row: -row[1].device)[:3]
+    largest = sorted(found.rows_at(found.moment).items(), key=lambda row: -row[1].device)[:3]
     rows = ", ".join(f"{name} {held.device / GIB:.1f}" for name, held in largest)
-    return f"{stage} needs {found.peak.device / GIB:.1f} GiB on a device of {limit:g} GiB ({rows}, ...)"
+    needs = f"{stage} needs {found.peak.device / GIB:.1f} GiB on a device of {limit:g} GiB"
+    return f"{needs} ({found.moment}: {rows}, ...)"
 
 
 def _advice(recipe: Recipe, stage: str, below: LoraConfig | None) -> str:

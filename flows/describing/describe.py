@@ -191,10 +191,11 @@ def as_json(plan: AnyPlan, store_url: str, *, slots: int | None = None) -> dict[
     ``model.digest`` is ``""`` if files of the model are ``missing``.
     ``stages`` has how often each runs, ``turns`` how waves are cut that do not fit the devices. Bytes of ``writes``:
     ``sample`` (null without rollouts), ``embedding`` of a prompt, ``policy`` of one iteration by part. ``memory`` of
-    each stage: bytes of one rank on the ``device`` and in the ``cpu`` memory beside it, as ``rows`` by kind and as
-    ``peak``, with the ``nodes`` of its ranks. ``time``: ``forward_flops`` of a sample and, for each stage of an
-    iteration and an evaluation, its ``flops`` on all ranks and its predicted ``seconds``, also by ``causes``, at
-    ``device_flops`` a second on each rank; and ``like``, what another run of the same shape took, or null.
+    each stage: bytes of one rank on the ``device`` and in the ``cpu`` memory beside it, as ``rows`` by kind, at each of
+    its ``moments`` and as ``peak``, with the ``moment`` when the device holds that, and the ``nodes`` of its ranks.
+    ``time``: ``forward_flops`` of a sample and, for each stage of an iteration and an evaluation, its ``flops`` on all
+    ranks and its predicted ``seconds``, also by ``causes``, at ``device_flops`` a second on each rank; and ``like``,
+    what another run of the same shape took, or null.
     """
     if (kind := kinds.of(plan)) is not None:
         return kind.as_json(plan, store_url)
@@ -219,7 +220,7 @@ def as_json(plan: AnyPlan, store_url: str, *, slots: int | None = None) -> dict[
             "embedding": costs.embedding_bytes(recipe),
             "policy": costs.policy_parts(recipe),
         },
-        "memory": [asdict(each) | {"peak": asdict(each.peak)} for each in _memory(plan, store_url)],
+        "memory": [each.as_json() for each in _memory(plan, store_url)],
         "time": {
             "forward_flops": estimate.forward_flops(plan),
             "device_flops": estimate.DEVICE_FLOPS,
@@ -270,6 +271,8 @@ def _memory_table(found: Sequence[memory.StageMemory]) -> Table:
         held = [stage.rows.get(row, Bytes()) for stage in found]
         add(row, [each.device + each.cpu for each in held])
     add("on the device", [stage.peak.device for stage in found], "bold")
+    if any(stage.peak.device for stage in found):
+        table.add_row("most is held in", *(stage.moment if stage.peak.device else "" for stage in found))
     add("beside it on the CPU", [stage.peak.cpu for stage in found], "bold")
     if any(stage.ranks > stage.nodes for stage in found):
         add("CPU of all ranks", [stage.peak.cpu * stage.ranks // stage.nodes for stage in found], "bold")

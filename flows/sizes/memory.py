@@ -1,11 +1,12 @@
 """Memory that a rank of each stage needs, from shapes and settings alone."""
 
 import math
-from collections.abc import Iterable, Set
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Set
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.policy import LoraConfig
@@ -13,6 +14,8 @@ from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.pipelines.memory import (
+    CHECKSUM_BYTES,
+    CHECKSUM_WORDS,
     HALF_BYTES,
     Bytes,
     Shapes,
@@ -24,7 +27,7 @@ from cosmos_rl_core.pipelines.memory import (
     visiting,
 )
 from cosmos_rl_core.vlms import _folders
-from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, OLD, REFERENCE
+from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, OLD, REFERENCE, cut
 from cosmos_rl_core.weights.shapes import component_shapes, count_elements, file_shapes, trainable_shapes, weight_shapes
 from flows.sizes import costs
 from flows.sizes.activations import TRAINING, micro_batch, peaks, tile
@@ -48,26 +51,23 @@ ALLOWANCE = "allowance"
 STEP = "optimizer's buffers"
 MODEL, LOGITS, READING, COPY = "model", "logits", "tensor of the base", "copy to be written"
 """Of models of transformers. A rank maps one tensor of the base at a time."""
-_ONE_BY_ONE = (IN_PASSING, READING, COPY)
-_HELD = (
-    TRANSFORMER,
-    MODEL,
-    OTHERS,
-    *PARTS,
-    GRADIENTS,
-    OPTIMIZER,
-    SAMPLES,
-    BATCH,
-    LOGITS,
-    *_ONE_BY_ONE,
-    SCORER,
-    STAYS,
-    ALLOWANCE,
-)
-_PHASES = ((READ,), (VISITING, ACTIVATIONS), (STEP,), (VAE,))
-"""Kinds of memory of loading, of a pass through the transformer, of the optimizer's step and of the VAE, one after the
-other."""
-ROWS = (*_HELD, *chain.from_iterable(_PHASES))
+AS_READ = "transformer in float32"
+"""Before its frozen matrices are cast to the half type that they rest in."""
+GATHERED = "files to be written"
+"""Tensors of the files of a policy that a rank gathers, and the bytes of the one that it writes."""
+_KEPT = (TRANSFORMER, MODEL, OTHERS, *PARTS, OPTIMIZER, SCORER, STAYS, ALLOWANCE)
+_WORKING = (*_KEPT, GRADIENTS, SAMPLES, BATCH, LOGITS)
+READING_BASE, PASS, UPDATE, DECODING, WRITING = "reading", "pass", "step", "VAE", "writing"
+MOMENTS: dict[str, tuple[str, ...]] = {
+    READING_BASE: (TRANSFORMER, MODEL, OTHERS, SCORER, STAYS, ALLOWANCE, AS_READ, READ, READING),
+    PASS: (*_WORKING, VISITING, ACTIVATIONS),
+    UPDATE: (*_WORKING, STEP),
+    DECODING: (*_WORKING, VAE),
+    WRITING: (*_KEPT, GATHERED, IN_PASSING, COPY),
+}
+"""Moments of a stage, one after the other, and the kinds of memory that are held then: while weights are read, in a
+pass through the transformer, in the optimizer's step, while the VAE works, and while files are written."""
+ROWS = tuple(dict.fromkeys(chain.from_iterable(MOMENTS[n] for n in (PASS, UPDATE, DECODING, READING_BASE, WRITING))))
 """Kinds of memory."""
 
 CONTEXT_BYTES = 2**30
@@ -76,7 +76,7 @@ COLLECTIVES_BYTES = 2**29
 """Allowance for the buffers of NCCL, where a stage has several ranks."""
 FRAGMENTED = 0.05
 """Allowance for blocks that the allocator rounds up or cannot use: a share of the peak."""
-MOMENTS = 2
+MOMENTS_KEPT = 2
 """Averages that Adam and AdamW keep of every trainable number."""
 
 Rows = dict[str, Bytes]
@@ -95,13 +95,30 @@ class StageMemory:
 
     @property
     def peak(self) -> Bytes:
-        """Return the sum of all rows that are held, and of the rows of the largest phase."""
-        held = self._sum(_HELD)
-        phases = [self._sum(names) for names in _PHASES]
-        return held + Bytes(max(phase.device for phase in phases), max(phase.cpu for phase in phases))
+        """Return the most that is held at any moment."""
+        every = self.moments.values()
+        return Bytes(max(held.device for held in every), max(held.cpu for held in every))
 
-    def _sum(self, names: Iterable[str]) -> Bytes:
-        return sum((self.rows.get(name, Bytes()) for name in names), Bytes())
+    @property
+    def moment(self) -> str:
+        """Return when the device holds the most."""
+        return max(self.moments, key=lambda name: self.moments[name].device)
+
+    @cached_property
+    def moments(self) -> dict[str, Bytes]:
+        """Return what is held at each moment."""
+        return {moment: sum(self.rows_at(moment).values(), Bytes()) for moment in MOMENTS}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields, the peak and its moment, and what is held at each moment."""
+        moments = {moment: asdict(held) for moment, held in self.moments.items()}
+        return asdict(self) | {"peak": asdict(self.peak), "moment": self.moment, "moments": moments}
+
+    def rows_at(self, moment: str) -> Rows:
+        """Return what is held at a moment, by kind."""
+        # While weights are read in float32, they are not yet in the type that they rest in.
+        absent = TRANSFORMER if moment == READING_BASE and AS_READ in self.rows else None
+        return {name: self.rows[name] for name in MOMENTS[moment] if name in self.rows and name != absent}
 
 
 LOADING = ("embed", "encode", "rollout", "decode", "judge", "update", "finetune", "validate", "export", "evaluate")
@@ -223,6 +240,7 @@ class _Model:
         spread = Spread(half=self._half)
         rows = self._forward(spread, self._held_out_batch * (1 + self._guided))
         rows |= self.holding("vae", "text_encoder")
+        rows.pop(AS_READ, None)  # It is read a tensor at a time.
         if not self._half:
             return rows
         kept = directories.spec(self.path).float32_modules
@@ -270,11 +288,26 @@ class _Model:
         return Spread(self.recipe.launch.parallelism_of(stage), half=self._half)
 
     def _transformer(self, spread: Spread) -> Bytes:
+        """Count frozen matrices in the half type of the computation, and all else in float32."""
         kept = directories.spec(self.path).float32_modules
-        # Ranks that share frozen matrices read their rows into the half type; a whole base is cast after it is loaded.
-        half = spread.half and spread.parallelism.dp_shard_size > 1 and self.recipe.policy.lora is not None
+        half = spread.half and self.recipe.policy.lora is not None
         base = resting(self.shapes, spread, halved(kept, is_matrix)) if half else resting(self.shapes, spread)
         return sum((resting(shapes, spread) for shapes in _adapters(self)), base)
+
+    def _as_read(self, spread: Spread) -> Rows:
+        """Count a whole base that is cast after it was read. Ranks that share it read their rows into the half type."""
+        if not spread.half or self.recipe.policy.lora is None or spread.parallelism.dp_shard_size > 1:
+            return {}
+        return {AS_READ: sum((resting(shapes, spread) for shapes in _adapters(self)), resting(self.shapes, spread))}
+
+    def _visiting(self, spread: Spread, *, backward: bool, checkpointing: bool = False) -> Bytes:
+        """Count matrices that are gathered or cast. Whole frozen ones are cast before; autocast casts adapters."""
+        lora = self.recipe.policy.lora is not None
+        if lora and spread.parallelism.dp_shard_size == 1:
+            factors = sum(count_elements(shapes) for shapes in _adapters(self))
+            return Bytes(HALF_BYTES * factors * spread.half)
+        found = visiting(self.shapes, spread, backward=backward, all_train=not lora, checkpointing=checkpointing)
+        return Bytes(found)
 
     def _batch(self, size: int, num_states: int, *, guided: bool) -> Bytes:
         """Count ``num_states`` tensors of the latents' size for each sample, and its text embeddings."""
@@ -285,29 +318,54 @@ class _Model:
 
     def _forward(self, spread: Spread, batch: int, *, guided: bool = False) -> Rows:
         """Count a stage that trains nothing: state, noise, estimate and velocity of each sample, one more if guided."""
-        all_train = self.recipe.policy.lora is None
-        return {
+        return self._as_read(spread) | {
             TRANSFORMER: self._transformer(spread),
             BATCH: self._batch(batch, 4 + guided, guided=guided),
-            VISITING: Bytes(visiting(self.shapes, spread, backward=False, all_train=all_train)),
+            VISITING: self._visiting(spread, backward=False),
         }
 
     def _training(self, stage: str, parts: Set[str], *, guided: bool) -> Rows:
         """Count a stage with an optimizer: latents, noise, state and target of each sample, one velocity a part."""
-        policy, spread = self.recipe.policy, self._spread(stage)
-        trained, all_train = resting(self.trained, spread), policy.lora is None
-        checkpointing = policy.model_gradient_checkpointing is True
-        at_work = visiting(self.shapes, spread, backward=True, all_train=all_train, checkpointing=checkpointing)
+        spread = self._spread(stage)
+        trained = resting(self.trained, spread)
+        checkpointing = self.recipe.policy.model_gradient_checkpointing is True
         copies: Rows = {part: trained for part in PARTS if part in parts}
-        return copies | {
-            TRANSFORMER: self._transformer(spread),
-            GRADIENTS: trained,
-            OPTIMIZER: trained * MOMENTS,
-            BATCH: self._batch(micro_batch(self.recipe), 5 + len(copies), guided=guided),
-            VISITING: Bytes(at_work),
-            # The buffer of the all-reduce of gradients, or of torch's fused loops: once more their size.
-            STEP: trained,
-        }
+        return (
+            self._as_read(spread)
+            | copies
+            | {
+                TRANSFORMER: self._transformer(spread),
+                GRADIENTS: trained,
+                OPTIMIZER: trained * MOMENTS_KEPT,
+                BATCH: self._batch(micro_batch(self.recipe), 5 + len(copies), guided=guided),
+                VISITING: self._visiting(spread, backward=True, checkpointing=checkpointing),
+                GATHERED: to_be_written(self.trained, self.recipe.launch, stage),
+                # The buffer of the all-reduce of gradients, or of torch's fused loops: once more their size.
+                STEP: trained,
+            }
+        )
+
+
+def to_be_written(trained: Shapes, launch: LaunchConfig, stage: str, tables: Collection[str] = ()) -> Bytes:
+    """Count what a rank has besides, when it writes the largest part of a policy: the optimizer's state.
+
+    Ranks compare checksums first. Those that share matrices then gather a file each, and tensors of others' files. The
+    bytes of a file come to the CPU, with its tensors if these are on a GPU. ``tables`` are never shared.
+    """
+    ranks, shards = launch.processes_of(stage), launch.parallelism_of(stage).dp_shard_size
+    state = {f"{moment}.{name}": shape for moment in range(MOMENTS_KEPT) for name, shape in trained.items()}
+    whole = {name: sizes.FLOAT32_BYTES * math.prod(shape) for name, shape in state.items()}
+    shared = {
+        name: shards > 1 and is_matrix(name, shape) and name.partition(".")[2] not in tables
+        for name, shape in state.items()
+    }
+    files = cut(whole)
+    gathered = max(sum(whole[name] for name in names if shared[name]) for names in files)
+    another = max(whole[name] * shared[name] for name in whole)
+    words = max(math.prod(shape) // (shards if shared[name] else 1) for name, shape in state.items())
+    checked = CHECKSUM_BYTES * min(words, CHECKSUM_WORDS) * (ranks > 1)
+    bytes_of_file = max(sum(whole[name] for name in names) for names in files)
+    return Bytes(max(checked, gathered + another), (1 + on_gpus(launch)) * bytes_of_file)
 
 
 def _adapters(model: _Model) -> list[Shapes]:

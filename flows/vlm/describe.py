@@ -76,7 +76,7 @@ def as_json(plan: VlmPlan, store_url: str) -> dict[str, Any]:
         "conversations": {"train": plan.conversations, "held_out": plan.held_out_conversations},
         "passes": plan.epochs,
         "stages": _stages(plan, store_url),
-        "memory": [asdict(each) | {"peak": asdict(each.peak)} for each in memory_of(plan, store_url)],
+        "memory": [each.as_json() for each in memory_of(plan, store_url)],
         "time": {"like": None if like is None else asdict(like)},
         "missing": _missing(plan),
     }

@@ -12,22 +12,24 @@ from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES
 from cosmos_rl_core.vlms._base import Processor, WeightShapes, adapted, module_of, serving
 from cosmos_rl_core.vlms._settings import CONFIG, json_object
 from cosmos_rl_core.weights import lora as adapters
-from cosmos_rl_core.weights.parts import EMA
+from cosmos_rl_core.weights.parts import EMA, cut
 from cosmos_rl_core.weights.shapes import count_elements
 from flows.sizes.memory import (
     BATCH,
     COPY,
+    GATHERED,
     GRADIENTS,
     IN_PASSING,
     LOGITS,
     MODEL,
-    MOMENTS,
+    MOMENTS_KEPT,
     OPTIMIZER,
     READING,
     STEP,
     VISITING,
     Rows,
     StageMemory,
+    to_be_written,
 )
 
 WORKS = {"vlm_policy": "policy", "vlm_finetune": "finetune", "vlm_evaluate": "validate", "vlm_export": "export"}
@@ -92,8 +94,10 @@ class Model:
         return name.endswith(".weight") and len(self.shapes[name]) == 2 and name not in self.known.tables
 
     def policy(self) -> Rows:
-        """Count the whole model; what trains is copied to the CPU."""
-        return self._whole() | {COPY: Bytes(cpu=FLOAT32_BYTES * count_elements(self.trained))}
+        """Count the whole model; what trains is copied to the CPU, and then to the bytes of files."""
+        sizes = {name: FLOAT32_BYTES * math.prod(shape) for name, shape in self.trained.items()}
+        largest = max(sum(sizes[name] for name in names) for names in cut(sizes))
+        return self._whole() | {COPY: Bytes(cpu=sum(sizes.values())), GATHERED: Bytes(cpu=largest)}
 
     def finetune(self) -> Rows:
         """Count training: copies of what trains, and the inputs and logits of a row, as if each token had a label."""
@@ -105,10 +109,11 @@ class Model:
         rows: Rows = average | {
             MODEL: self._resting(self.shapes, spread) + adapters_too,
             GRADIENTS: trained,
-            OPTIMIZER: trained * MOMENTS,
+            OPTIMIZER: trained * MOMENTS_KEPT,
             STEP: trained,
             VISITING: Bytes(self._visiting(spread, backward=True)),
             READING: self._reading(spread),
+            GATHERED: to_be_written(self.trained, self.recipe.launch, "vlm_finetune", self.known.tables),
         }
         # Logits, their gradients.
         return rows | self._row(copies=2)

@@ -11,8 +11,8 @@ from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
 from cosmos_rl_core.storage.tensor_files import check_tensors, read_tensors
 from cosmos_rl_core.storage.tensor_headers import Readable
-from cosmos_rl_core.weights.parts import CURRENT
-from cosmos_rl_core.weights.policy_weights import PolicyWeights, cut, to_bytes
+from cosmos_rl_core.weights.parts import CURRENT, cut
+from cosmos_rl_core.weights.policy_weights import PolicyWeights, to_bytes
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.files import scan, stream_of
 from stages.artifacts.request import Input
@@ -34,15 +34,17 @@ def write_files(
     """
     files, group = list(enumerate(cut(sizes))), context.ranks
     for first in range(0, len(files), group.world_size):
-        mine: tuple[int, dict[str, Tensor]] | None = None
+        mine: dict[str, Tensor] = {}
         for index, names in files[first : first + group.world_size]:
             context.progress(f"writing {part}", index, len(files))
-            tensors = {name: whole(name) for name in names}
+            # No variable holds a file of another rank while the next one is gathered.
             if index % group.world_size == group.rank:
-                mine = index, tensors
-        if mine is not None:
-            index, tensors = mine
-            context.attempt.put(f"{part}/{index:05d}.safetensors", to_bytes(tensors))
+                mine = {name: whole(name) for name in names}
+            else:
+                for name in names:
+                    whole(name)
+        if mine:
+            context.attempt.put(f"{part}/{first + group.rank:05d}.safetensors", to_bytes(mine))
     context.progress(f"writing {part}", len(files), len(files))
 
 

@@ -40,7 +40,7 @@ def test_every_flipped_bit_of_every_element_is_found(dtype: torch.dtype):
 def test_a_flipped_bit_is_found_in_any_part_of_a_long_tensor(monkeypatch: pytest.MonkeyPatch):
     tensor = tensor_of(torch.float32, 1000)
     whole = of(tensor)
-    monkeypatch.setattr(module, "_AT_ONCE", 64)
+    monkeypatch.setattr(module, "CHECKSUM_WORDS", 64)
     assert of(tensor) == whole
     for place in (0, 63, 64, 999):
         changed = tensor.clone()

@@ -10,7 +10,7 @@ from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models._base import stack
 from cosmos_rl_core.parallel import compiling, sharding
-from cosmos_rl_core.weights import policy_weights
+from cosmos_rl_core.weights import parts, policy_weights
 from cosmos_rl_core.weights.policy_weights import initial_lora, prepare
 from tests import other_device, tiny_pipelines
 from tests.adapters import load_model
@@ -258,10 +258,10 @@ def test_unknown_target_modules_list_the_known(model):
 def test_files_are_cut_by_name_and_size_alone():
     sizes = {"d": 4, "a": 8, "c": 36, "b": 8, "e": 4}
     expected = [["a", "b"], ["c"], ["d", "e"]]
-    assert policy_weights.cut(sizes, max_bytes=16) == expected
-    assert policy_weights.cut(dict(sorted(sizes.items())), max_bytes=16) == expected
-    assert policy_weights.cut(sizes) == [["a", "b", "c", "d", "e"]]
-    assert policy_weights.cut({}) == []
+    assert parts.cut(sizes, max_bytes=16) == expected
+    assert parts.cut(dict(sorted(sizes.items())), max_bytes=16) == expected
+    assert parts.cut(sizes) == [["a", "b", "c", "d", "e"]]
+    assert parts.cut({}) == []
 
 
 def test_equal_tensors_are_equal_bytes_and_come_back():

@@ -40,6 +40,8 @@ def table_of(lines: list[str]) -> dict[str, list[str]]:
         "largest tensor twice",
         "other components",
         "weights of the scorer",
+        "transformer in float32",
+        "most is held in",
     )
     cut = {row: next((n for n in names if row.startswith(n)), row.split()[0]) for row in rows}
     return {name: row.removeprefix(name).split() for row, name in cut.items()}
@@ -180,3 +182,29 @@ def test_a_scorer_with_torch_counts_with_its_weights_on_each_rank_of_judge(
     assert table["weights of the scorer"] == [f"{size * 301 * 1024 / 2**20:.2f}"]
     weights = f"{said} of weights on each rank of judge"
     assert f"judges     clip_score: {weights}; not known are its activations and arithmetic" in lines
+
+
+def test_the_moment_that_holds_the_most_decides_and_is_named(recipe):
+    path, half = recipe(), ("train.param_dtype=bfloat16",)
+    (whole,), (cast,) = (memory.stages(check(read_values(path, more), path), ["update"]) for more in ((), half))
+    base, rests = whole.rows[memory.TRANSFORMER].device, cast.rows[memory.TRANSFORMER].device
+    # Nearly all of it are matrices; it is read in float32 first.
+    assert base / 2 < rests < 0.6 * base
+    assert cast.rows[memory.AS_READ].device == base
+    assert memory.AS_READ not in whole.rows
+    reading = {name: held.device for name, held in cast.rows_at("reading").items() if held.device}
+    assert reading == {memory.AS_READ: base}
+    assert cast.moments["reading"].device == base
+    working = sum(held.device for held in cast.rows_at("pass").values())
+    assert cast.moments["pass"].device == working < base
+    assert (cast.peak.device, cast.moment) == (base, "reading")
+    assert whole.moment in ("pass", "step")
+    assert whole.peak.device == whole.moments[whole.moment].device > base
+    # Ranks that share the base read their rows into the half type.
+    shared = ("launch.processes=2", "launch.dp_shard_size=2")
+    (cut,) = memory.stages(check(read_values(path, (*half, *shared)), path), ["update"])
+    assert memory.AS_READ not in cut.rows
+    assert cut.rows[memory.TRANSFORMER].device < 0.6 * rests
+    table = table_of(printed(path, *half))
+    assert table["transformer in float32"][-1] == f"{base / 2**20:.2f}"
+    assert table["most is held in"] == ["reading", "reading", "reading"]

@@ -11,7 +11,8 @@ from diffusers import DiffusionPipeline, WanTransformer3DModel
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.weights import export
-from cosmos_rl_core.weights.policy_weights import cut, to_bytes
+from cosmos_rl_core.weights.parts import cut
+from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages import contracts
 from stages.artifacts import files
 from stages.artifacts.artifact import Artifact

@@ -111,7 +111,8 @@ def both(conditioning: Conditioning) -> list[MicroBatch]:
 def state_of(trainer: Trainer) -> dict[str, Tensor]:
     """Everything that a step moves."""
     named = {f"{part}/{n}": t for part in (CURRENT, "ema") for n, t in tensors_of(trainer.weights, part).items()}
-    return named | optimizer_state(trainer.optimizer, trainer.weights.parameters)
+    state = optimizer_state(trainer.optimizer, trainer.weights.parameters)
+    return named | {name: tensor.clone() for name, tensor in state.items()}
 
 
 def recipe(lora: dict[str, Any], train: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import pytest
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.vlm.recipe import VlmRecipe, checked
-from flows.sizes.memory import EMA, GRADIENTS, MODEL, OPTIMIZER
+from cosmos_rl_core.footprint.live import LiveBytes
+from flows.sizes.memory import EMA, GATHERED, GRADIENTS, MODEL, OPTIMIZER
 from flows.vlm import memory
 from stages.vlm.finetune import VlmTrainer
 from tests.core.vlms import tiny
@@ -19,6 +20,7 @@ from tests.stages.test_planned_bytes import FOLDER, held_by, nbytes
 from tests.stages.vlm_data import Talks
 
 LORA = {"r": 2, "lora_alpha": 4.0}
+WITHIN = 0.15
 CASES: dict[str, dict[str, Any]] = {
     "all": {"trains": ["vision", "projector", "language"]},
     "projector": {"trains": ["projector"]},
@@ -85,6 +87,29 @@ def test_a_rank_holds_what_was_planned(case: str, talks: Talks, tmp_path: Path, 
         measure()
         make(finetune_request(talks, case, case), tmp_path)
     assert held_by(0) == planned(talks, case)
+
+
+def measure_writing() -> None:
+    """Have the writing of a policy write the most bytes of tensors that it made and held."""
+    write = VlmTrainer.write
+
+    def measured(self: VlmTrainer, *arguments: Any) -> None:
+        with LiveBytes([]) as live:
+            write(self, *arguments)
+        Path(os.environ[FOLDER], f"{self.group.rank}.json").write_text(json.dumps(live.peak), encoding="utf-8")
+
+    setattr(VlmTrainer, "write", measured)  # noqa: B010
+
+
+@pytest.mark.processes
+def test_writing_a_policy_takes_the_memory_that_was_planned(
+    talks: Talks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    make_on_ranks(finetune_request(talks, "written", "all"), tmp_path, 2, dp_shard_size=2, before=measure_writing)
+    (stage,) = memory.stages(recipe(talks, "all", processes=2, dp_shard_size=2), talks.model, ["vlm_finetune"])
+    peaks = [json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+    assert max(peaks) == pytest.approx(stage.rows[GATHERED].device, rel=WITHIN)
 
 
 @pytest.mark.slow

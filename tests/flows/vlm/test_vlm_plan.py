@@ -352,10 +352,12 @@ def test_a_plan_counts_parameters_and_the_memory_of_a_rank(tmp_path: Path, value
     assert rows["model"] == rows["gradients"] == rows["optimizer"] / 2 == rows["optimizer's buffers"] == weights
     assert rows["micro-batch"] == 4 * 64 * 4 * 96
     assert rows["logits"] == 2 * 4 * 64 * 263
-    # Of the files one tensor at a time, at most the table of words of width 16.
+    # Of the files one tensor at a time, at most the table of words of width 16; the bytes of a file of both averages.
     table = 4 * 263 * 16
-    assert stages["finetune"]["peak"] == {"device": 5 * weights + rows["micro-batch"] + rows["logits"], "cpu": table}
-    assert stages["policy"]["peak"] == {"device": weights, "cpu": table + weights}
+    device = 5 * weights + rows["micro-batch"] + rows["logits"]
+    assert stages["finetune"]["peak"] == {"device": device, "cpu": 2 * weights}
+    assert (stages["finetune"]["moment"], stages["finetune"]["moments"]["reading"]["cpu"]) == ("step", table)
+    assert stages["policy"]["peak"] == {"device": weights, "cpu": 2 * weights}
     lines = list(describe.described(plan(tmp_path, values), store))
     assert "27,360 parameters; the model has 27,360" in str(lines[0])
     assert len(lines) == 4
