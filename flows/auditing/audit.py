@@ -19,7 +19,7 @@ from flows.auditing.planned import Asked
 from flows.auditing.slot import Slot
 from flows.auditing.unknown import Listings
 from flows.heads.heads import HEADS
-from flows.ledger.pages import LEDGER, Totals, pages
+from flows.ledger.pages import BOUND, LEDGER, Totals, bound, copies, pages, url_of_copy
 from flows.ledger.pages import numbers as page_numbers
 from flows.ledger.pages import url_of as url_of_page
 from flows.library.opened_run import OpenedRun
@@ -280,6 +280,11 @@ class Audit:
                 if page.before != totals:
                     self._findings.add(url_of_page(self._run.url, page.number), "before", "not the sums of all before")
                 totals = page.totals
+            for number in copies(self._run.url):
+                which = every[number * BOUND : (number + 1) * BOUND]
+                copy = url_of_copy(self._run.url, number)
+                if store.read_if_exists(copy) != bound(pages(self._run.url, which)):
+                    self._findings.add(copy, "bytes", "not a copy of these pages; remove it")
 
     def _listed(self) -> Iterator[tuple[Slot | None, str, FileEntry]]:
         """Yield every file that a record names, with slot and URL; of the pool, each once and without a slot."""

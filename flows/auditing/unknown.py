@@ -38,7 +38,9 @@ _OF_SLOT = ("attempts/", "logs/", "shards/", f"{AHEAD}/")
 """Folders of a slot: of other attempts than the one that made the artifact, and of markers, which are read."""
 _OF_RUN = (PLAN_FILE, METRICS_FILE, PROGRESS, DERIVED, f"{COMMAND}.json")
 _FOLDERS = ("lease/", ".probe/", "allocations/")
-_NUMBERED = re.compile(rf"({LEDGER}|{HEADS})/\d{{5,}}\.json|({NUMERICS}|{SCORERS})/[^/]+\.json")
+_NUMBERED = re.compile(
+    rf"({LEDGER}|{HEADS})/\d{{5,}}\.json|{LEDGER}/bound-\d{{5,}}\.jsonl|({NUMERICS}|{SCORERS})/[^/]+\.json"
+)
 _DEPTHS = {"iterations": 3, "exports": 3} | dict.fromkeys((HEADS, LEDGER, NUMERICS, SCORERS), 2)
 """Of folders of a run, how far down files are listed one by one."""
 

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from flows.ledger.causes import cause
 from flows.ledger.costs import Startup, name_of, startup_of
-from flows.ledger.pages import Entry, Page, entries, numbers, pages
+from flows.ledger.pages import Entry, Page, entries, pages
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Attempts:
     def look(self) -> None:
         """Read what was written since. Raises :class:`ArtifactError` if a page is damaged or missing."""
         first = 0 if self.newest is None else self.newest.number
-        found = list(pages(self.run_url, [number for number in numbers(self.run_url) if number >= first]))
+        found = list(pages(self.run_url, first=first))
         self._earlier += entries(found[:-1])
         self.newest = found[-1] if found else self.newest
 

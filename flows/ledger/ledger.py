@@ -7,7 +7,18 @@ from functools import cached_property
 
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError
 from cosmos_rl_core.storage import store
-from flows.ledger.pages import Entry, Page, Totals, newest_page, some_pages, url_of
+from flows.ledger.pages import (
+    BOUND,
+    Entry,
+    Page,
+    Totals,
+    bound,
+    newest_page,
+    pages,
+    some_pages,
+    url_of,
+    url_of_copy,
+)
 from stages.artifacts.records import place_of
 
 BEAT_S = 10.0
@@ -25,6 +36,8 @@ class Ledger:
         self._first = 0 if self._newest is None else self._newest.number
         self._closed: dict[int, float] = {}
         """Device seconds of iterations, in pages from the first one on that this process has read, but the newest."""
+        self._unbound: dict[int, Page] = {}
+        """Pages that this process wrote and nobody writes again, since the last copy."""
 
     @property
     def totals(self) -> Totals:
@@ -73,7 +86,21 @@ class Ledger:
             raise ArtifactError(f"{url} was written by another process meanwhile")
         if self._newest is not None:
             _count(self._newest, self._closed)
+            self._unbound[self._newest.number] = self._newest
         self._newest = page
+        if page.number and page.number % BOUND == 0:
+            self._bind(range(page.number - BOUND, page.number))
+
+    def _bind(self, which: range) -> None:
+        """Write a copy of pages. Without it, a store is asked for each of them."""
+        unread = [number for number in which if number not in self._unbound]
+        try:
+            self._unbound |= {page.number: page for page in pages(self._run_url, unread)}
+            copy = bound(self._unbound[number] for number in which)
+            store.write(url_of_copy(self._run_url, which[0] // BOUND), copy)
+        except CosmosRLError as error:
+            self._note(f"pages {which[0]} to {which[-1]} of the ledger have no copy: {error}")
+        self._unbound.clear()
 
     def update(self, page: Page) -> None:
         """Write the newest page again. What cannot be written is lost from the ledger, and from nothing else."""

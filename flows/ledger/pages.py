@@ -2,11 +2,14 @@
 
 A page has an entry for each attempt of a stage. It is written when the attempts start and again while they work, so
 that those of a killed process have cost their seconds too. No content digest depends on it; heads name it.
+
+``ledger/bound-<n>.jsonl`` is a copy of the lines of :data:`BOUND` pages that nobody writes again, so that a store is
+asked for them once. A copy that is missing or damaged costs requests alone.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from typing import Literal, Self
 
 from pydantic import Field
@@ -23,7 +26,9 @@ LEDGER = "ledger"
 HOUR_S = 3600.0
 AT_WORK = "at work"
 """Outcome of an open entry whose process is known to work. It is not stored."""
-_PAGE = re.compile(r"(\d{5,})\.json")
+_PAGE, _COPY = re.compile(r"(\d{5,})\.json"), re.compile(r"bound-(\d{5,})\.jsonl")
+BOUND = 32
+"""Pages of one copy."""
 _EARLIEST, _NEWEST = 16, 64
 """Pages that :func:`some_pages` reads: of the base policy's evaluation, and of the last iterations."""
 
@@ -182,21 +187,68 @@ def url_of(run_url: str, number: int) -> str:
 
 def numbers(run_url: str) -> list[int]:
     """Return the numbers of all pages of a run, in order."""
-    names = map(_PAGE.fullmatch, store.names(store.join(run_url, LEDGER)))
-    return sorted(int(found[1]) for found in names if found is not None)
+    return _numbers(_names(run_url), _PAGE)
 
 
-def pages(run_url: str, which: Sequence[int] | None = None) -> Iterator[Page]:
-    """Yield pages of a run in order, all by default. Raises :class:`ArtifactError` if one is damaged or missing."""
-    which = numbers(run_url) if which is None else which
+def copies(run_url: str) -> list[int]:
+    """Return the numbers of the copies of a run's pages, in order."""
+    return _numbers(_names(run_url), _COPY)
 
-    def read(number: int) -> Page:
+
+def url_of_copy(run_url: str, number: int) -> str:
+    """Return where a run keeps a copy of the pages from ``BOUND * number`` on."""
+    return store.join(run_url, LEDGER, f"bound-{number:05d}.jsonl")
+
+
+def bound(copied: Iterable[Page]) -> bytes:
+    """Return the bytes of a copy of pages."""
+    return b"\n".join(page.sealed() for page in copied)
+
+
+def _names(run_url: str) -> Iterable[str]:
+    return store.names(store.join(run_url, LEDGER))
+
+
+def _numbers(names: Iterable[str], pattern: re.Pattern[str]) -> list[int]:
+    return sorted(int(found[1]) for found in map(pattern.fullmatch, names) if found is not None)
+
+
+def pages(run_url: str, which: Sequence[int] | None = None, *, first: int = 0) -> Iterator[Page]:
+    """Yield pages of a run in order, by default all from ``first`` on.
+
+    Of those that are not named one by one, those that there is a copy of are read from it. Raises
+    :class:`ArtifactError` if one is damaged or missing.
+    """
+    names = _names(run_url) if which is None else ()
+    copied = {*_numbers(names, _COPY)}
+    wanted = [number for number in _numbers(names, _PAGE) if number >= first] if which is None else which
+    blocks = [[*some] for _, some in groupby(wanted, lambda number: number // BOUND)]
+    asked: list[list[int]] = []
+    for block in blocks:
+        together = len(block) == BOUND and block[0] // BOUND in copied
+        asked += [block] if together else [[number] for number in block]
+
+    def one(number: int) -> Page:
         data = store.read_if_exists(url_of(run_url, number))
         if data is None:
             raise ArtifactError(f"{url_of(run_url, number)} is missing, but there are later pages; {RESTORE}")
         return Page.unsealed(data, run_url, number)
 
-    yield from (page for _, page in store.ahead(which, read))
+    def read(place: int) -> list[Page]:
+        some = asked[place]
+        found = _copied(run_url, some) if len(some) == BOUND else None
+        return [one(number) for number in some] if found is None else found
+
+    yield from chain.from_iterable(found for _, found in store.ahead(range(len(asked)), read))
+
+
+def _copied(run_url: str, which: Sequence[int]) -> list[Page] | None:
+    """Return pages from their copy; None if it does not have exactly these."""
+    data = store.read_if_exists(url_of_copy(run_url, which[0] // BOUND)) or b""
+    try:
+        return [Page.unsealed(line, run_url, n) for line, n in zip(data.split(b"\n"), which, strict=True)]
+    except (ArtifactError, ValueError):
+        return None
 
 
 def newest_page(run_url: str) -> Page | None:

@@ -12,6 +12,7 @@ from flows.running.wave import Waves
 from flows.session.observers import Observer, told
 from flows.session.standing import Ended, Standing
 from flows.warning.gate import pass_gate
+from stages.artifacts.files import read_once
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 
@@ -28,7 +29,8 @@ def tell(
     """Tell observers of waves that stand, in order. Call it inside of ``one_look``."""
     with without_garbage():
         current = deriving.look([pair for one in stood for pair in _told(one.requests, one.manifests)])
-    with without_garbage() if current else nullcontext():
+    # Numbers and pages are made from the same tables.
+    with without_garbage() if current else nullcontext(), read_once():
         for one in stood:
             check()
             told(observers, one.wave.name, one.requests, one.manifests)
@@ -67,7 +69,7 @@ def observers_of(run: AnyRun, waves: Waves, deriving: Deriving) -> Iterator[list
         board = showing.board_of(note)
         found = [] if waves.ledger is None else [Observer(before=Budget(run, waves.ledger).check)]
         found.append(Observer(after=lambda _, asked, made: deriving.add(_told(asked, made))))
-        found.append(_derives(deriving, tracker.done, tracker.done, always=tracker.sends))
+        found.append(_derives(deriving, tracker.done, tracker.stood, always=tracker.sends))
         found.append(Observer(before=lambda *_: pages.begin()))
         # What Prefect shows is made from what a page is made from.
         found.append(_derives(deriving, pages.done, pages.stood, always=board is not None))

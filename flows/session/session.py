@@ -46,6 +46,7 @@ from flows.showing.lost_tasks import lost_tasks_ended
 from flows.showing.short_errors import log_messages_only
 from flows.terminal import commands
 from flows.watching.judged import held_out_lines, result_line
+from stages.artifacts.slots import one_look
 
 P = ParamSpec("P")
 RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=100)]
@@ -217,9 +218,11 @@ def train(settings: Settings, algorithm: str | None) -> str:
         with observers_of(run, waves, deriving) as observers:
             make(run, observed(partial(launch, waves), observers), grouped, partial(_take, waves, observers, deriving))
         note(f"continue: {commands.to_run(settings, plan.run_id, 2 * run.recipe.train.num_iterations)}")
-        for line in held_out_lines(run):
-            note(line)
-    return result_line(run)
+        with one_look():
+            for line in held_out_lines(run):
+                note(line)
+            result = result_line(run)
+    return result
 
 
 def _take(

@@ -49,10 +49,15 @@ class Tracker:
             self._wandb.finish(failed=kind is not None)
 
     def done(self, requests: Sequence[Request], manifests: Sequence[Manifest]) -> None:
-        """Add the numbers of a wave. Writes the file after an update or an evaluation."""
+        """Add the numbers of a wave that was made. Writes the file after an update or an evaluation."""
+        lines = self.stood(requests, manifests)
+        if any(steps_after(request) is not None for request in requests) or (lines and lines[-1].judges):
+            self._try(self._file.write)
+
+    def stood(self, requests: Sequence[Request], manifests: Sequence[Manifest]) -> list[Line]:
+        """Add the numbers of a wave that stands, and return its lines. They are written with later ones."""
         pairs = [pair for pair in zip(requests, manifests, strict=True) if pair[1].digest not in self._seen]
         self._seen |= {manifest.digest for _, manifest in pairs}
-        trains = any(steps_after(request) is not None for request in requests)
         lines = self._try(partial(wave_lines, pairs, self._steps, self._headline)) or []
         self._steps = max(self._steps, *(steps_after(request) or 0 for request in requests))
         if self._wandb is not None:
@@ -60,14 +65,11 @@ class Tracker:
             for request, manifest in pairs:
                 if isinstance(config := request.config, Fragment):
                     self._wandb.show(Line("fragment", request.iteration or 0, self._steps, {}), manifest, config)
-        if not lines:
-            return
         new = [line for line in lines if self._file.add(line.encode())]
-        if trains or lines[-1].judges:
-            self._try(self._file.write)
         if self._prints:
             for line in new:
                 self._note(f"  {'  '.join(_shown(key, value) for key, value in line.known)}")
+        return lines
 
     def _try(self, action: Callable[[], Any]) -> Any:
         """Return the action's result; warn and return None if the store does not answer or the file cannot be read.

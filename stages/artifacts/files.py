@@ -1,7 +1,10 @@
 """The files that a manifest lists, every byte checked, from the store or from copies on this node."""
 
 import io
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +19,11 @@ from stages.artifacts.records import FileEntry
 BLOCK_BYTES = 2**23
 """Bytes fetched at once from a file that is read in order; a few such blocks are in memory."""
 
+SMALL_BYTES, LATEST = 2**20, 8
+"""Bytes of the largest file that :func:`read_once` keeps, and the number of files."""
+
 Found = TypeVar("Found")
+_LATEST: ContextVar[OrderedDict[str, bytes] | None] = ContextVar("latest", default=None)
 
 
 def write(slot: str, path: str, chunks: Iterable[Chunk]) -> FileEntry:
@@ -34,8 +41,32 @@ def write(slot: str, path: str, chunks: Iterable[Chunk]) -> FileEntry:
     return FileEntry(path=path, size=size, sha256=found.hexdigest())
 
 
+@contextmanager
+def read_once() -> Iterator[None]:
+    """Inside of it a small file that several readers want, one soon after the other, is read and checked once.
+
+    For readers in this thread. Memory holds the latest of :data:`LATEST` files of at most :data:`SMALL_BYTES`.
+    """
+    token = _LATEST.set(OrderedDict())
+    try:
+        yield
+    finally:
+        _LATEST.reset(token)
+
+
 def read_entry(slot: str, entry: FileEntry) -> bytes:
     """Read one listed file. Raises :class:`ArtifactError` unless its bytes are exactly those listed."""
+    latest = _LATEST.get()
+    if latest is None or entry.size > SMALL_BYTES:
+        return _read_entry(slot, entry)
+    found = latest.pop(entry.sha256, None)
+    latest[entry.sha256] = data = _read_entry(slot, entry) if found is None else found
+    while len(latest) > LATEST:
+        latest.popitem(last=False)
+    return data
+
+
+def _read_entry(slot: str, entry: FileEntry) -> bytes:
     kept = cache.of_node(slot)
     if kept is None:
         return read_stored(slot, entry)

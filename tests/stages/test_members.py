@@ -17,6 +17,7 @@ from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import shards
 from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages.artifacts.artifact import Artifact
+from stages.artifacts.files import LATEST, SMALL_BYTES, read_once
 from stages.artifacts.pool import index_of
 from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Input
@@ -177,3 +178,30 @@ def test_embeddings_of_a_large_set_take_the_memory_that_is_kept_of_them(tmp_path
         assert peak_bytes(lambda one, found=embeddings: found[one]["embeds"]) < (kept + 4) * MEMBER_BYTES
     with pytest.raises(ArtifactError, match="has no embedding of j; embed the prompts of this plan"):
         Embeddings([source], ["i00", "j"])
+
+
+def test_a_small_file_is_read_once_for_readers_one_soon_after_the_other(slot: str):
+    artifact, name = Artifact(input_of(slot)), "a.tar"
+    data, path = artifact.read(name), file_of(slot, name)
+    with read_once():
+        assert artifact.read(name) == data
+        path.write_bytes(b"")
+        assert artifact.read(name) == data
+        with pytest.raises(ArtifactError):
+            Members(artifact).read("a.tar", "a0")
+    with pytest.raises(ArtifactError):
+        artifact.read(name)
+
+
+def test_what_is_kept_for_the_next_reader_is_few_and_small(tmp_path: Path):
+    files = {f"{n}.bin": bytes([n]) for n in range(LATEST + 1)} | {"large.bin": bytes(SMALL_BYTES + 1)}
+    make(report(str(tmp_path / "slot")), files)
+    artifact = Artifact(input_of(str(tmp_path / "slot")))
+    with read_once():
+        for name in files:
+            artifact.read(name)
+            file_of(str(tmp_path / "slot"), name).write_bytes(b"")
+        assert [artifact.read(f"{n}.bin") for n in range(1, LATEST + 1)] == [bytes([n]) for n in range(1, LATEST + 1)]
+        for name in ("0.bin", "large.bin"):
+            with pytest.raises(ArtifactError):
+                artifact.read(name)
