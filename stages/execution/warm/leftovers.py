@@ -125,7 +125,8 @@ def _free() -> None:
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         # Pages of the CPU's memory that copies to the device went through.
-        torch.accelerator.empty_host_cache()
+        # Its public name, torch.accelerator.empty_host_cache, is not in every version that runs may have.
+        torch._C._host_emptyCache()
         torch.cuda.reset_peak_memory_stats()
 
 
