@@ -12,7 +12,7 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 # Tests start hundreds of processes, each of which would compile our modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-gpu twins bench kills lint format docs install lock wheel tiny-base replicate-ddrl clean
+.PHONY: demo test test-all test-gpu gpu-bundle twins bench kills lint format docs install lock wheel tiny-base replicate-ddrl clean
 
 demo: $(VENV)/runs
 	$(BIN)/cosmos-flows run configs/tiny/nft.toml
@@ -29,13 +29,22 @@ PART ?= 1/1
 twins: $(VENV)/installed
 	$(BIN)/python -m tests.twins --part $(PART)
 
-# Needs a CUDA device. One process, since all tests share it. The true Cosmos shape also needs torchvision.
+# Needs a CUDA device: tests, bits, speed and memory of true shapes, in parts that add up to one JSON. No part begins that
+# would take longer than the minutes that are left; the same command then goes on. `python -m tests.gpu --list` names them.
+MINUTES ?= 8
+GPU_RESULTS ?= tests/benchmarks/results/gpu-lane.json
 test-gpu: $(VENV)/installed
-	$(BIN)/python -m pytest --device cuda --results tests/benchmarks/results
-	$(BIN)/python -m tests.benchmarks
+	$(BIN)/python -m tests.gpu --minutes $(MINUTES) --results $(GPU_RESULTS)
+
+# Wheels of the lock in outputs/gpu/wheels, at most 60 MiB, for a machine without network whose image has CUDA, torch and
+# the packages that the file IMAGE lists. There: python3 -m tests.gpu --wheels outputs/gpu/wheels
+IMAGE ?= tests/gpu/image.txt
+IMAGE_PYTHON ?= 3.12
+gpu-bundle: $(BIN)/uv
+	$(BIN)/python -m tests.gpu.wheels --image $(IMAGE) --python $(IMAGE_PYTHON)
 
 # Everything that the page of results shows, on an idle machine: more than an hour. Some of it: make bench BENCH="iteration long_runs".
-# `python -m tests.benchmarks.every --list` says what each measures. The shapes of real models, also compiled, need a CUDA device.
+# `python -m tests.benchmarks.every --list` says what each measures. The GPU lane needs a CUDA device.
 BENCH ?=
 bench: $(VENV)/installed
 	$(BIN)/python -m tests.benchmarks.every $(BENCH)

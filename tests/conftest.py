@@ -1,6 +1,7 @@
 """Where tests compute, and stores to test on: a directory, and S3 from servers in own processes: moto, SeaweedFS."""
 
 import gc
+import importlib
 import os
 import secrets
 import signal
@@ -10,7 +11,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Read when torch is imported. Workers that all compute on all cores are 40 times slower: they wait for each other.
@@ -29,7 +30,9 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.parallel.precision import use_tf32
 from tests import cpu_time, other_device
 from tests.benchmarks import record
-from tests.seaweed import SeaweedFS, started_seaweed
+
+if TYPE_CHECKING:
+    from tests.seaweed import SeaweedFS
 
 BUCKET = "tests"
 STARTUP_TIMEOUT_S = 60
@@ -142,14 +145,15 @@ def s3_url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def seaweed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
+def seaweed_server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SeaweedFS]":
     """A real S3 server."""
-    with started_seaweed(tmp_path_factory.mktemp("seaweed")) as server:
+    # Imported here: the GPU lane runs these tests where there is no boto3.
+    with importlib.import_module("tests.seaweed").started_seaweed(tmp_path_factory.mktemp("seaweed")) as server:
         yield server
 
 
 @pytest.fixture
-def seaweed(seaweed_server: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> SeaweedFS:
+def seaweed(seaweed_server: "SeaweedFS", monkeypatch: pytest.MonkeyPatch) -> "SeaweedFS":
     """The server, which all s3:// URLs are at: cosmos-rl's variables come before AWS's, which lead to moto."""
     for name, value in seaweed_server.variables.items():
         monkeypatch.setenv(name, value)

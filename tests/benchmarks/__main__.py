@@ -1,12 +1,9 @@
 """Measure the true shapes and write what came out into ``results/``: ``make bench``, or with ``--tiny`` on a CPU."""
 
 import argparse
-import gc
 import json
-import statistics
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +16,9 @@ from stages.execution import torch_runtime
 from stages.execution.execution import Execution
 from tests.benchmarks import flops, models, record
 from tests.benchmarks.models import Shape
+from tests.benchmarks.timing import WARM_UPS, free, peak_of, seconds_of
 from tests.benchmarks.work import Bench
 
-WARM_UPS = 2
 DTYPE: ParamDtype = "bfloat16"
 """What transformers compute with, from float32 weights."""
 
@@ -54,8 +51,8 @@ def measure(group: Group, settings: argparse.Namespace) -> dict[str, Any]:
         shape = Shape.read(name, tiny=settings.tiny)
         forward = flops.forward_flops(shape)
         for compiled in (False, True) if settings.compile else (False,):
-            rows += _measure(shape, group, forward, settings.repeats, compiled=compiled)
-            _free(group.device)
+            rows += measured(Bench(shape, group, DTYPE, compiled=compiled), forward, settings.repeats)
+            free(group.device)
     return {
         "flops": " ".join((flops.__doc__ or "").split()),
         "settings": {"repeats": settings.repeats, "warm_ups": WARM_UPS, "shapes": settings.shapes},
@@ -63,64 +60,33 @@ def measure(group: Group, settings: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _measure(shape: Shape, group: Group, forward: int, repeats: int, *, compiled: bool) -> list[dict[str, Any]]:
-    """A row a kind of work."""
-    bench = Bench(shape, group, DTYPE, compiled=compiled)
+def measured(bench: Bench, forward: int, repeats: int) -> Iterator[dict[str, Any]]:
+    """A row a kind of work, of a model whose forward pass of one sample takes ``forward`` operations."""
+    shape, device = bench.shape, bench.group.device
     peak = flops.peak_flops(record.device_name(), DTYPE)
-    rows = []
     for name, work in bench.work.items():
         with flops.counted(bench.model.transformer) as passes:
             work()
-        seconds, peak_bytes = _timed(work, group.device, repeats)
+        seconds = seconds_of(work, device, repeats, WARM_UPS - 1)
         total = forward * passes.in_forwards
         row = {
             "shape": shape.name,
             "work": name,
             "param_dtype": DTYPE,
-            "compiled": compiled,
+            "compiled": bench.compiled,
             "size": shape.size,
             "frames": shape.frames,
             "batch": shape.batch,
+            "num_steps": shape.num_steps,
             "seconds": seconds,
             "samples_per_s": shape.batch / seconds,
             "images_per_s": shape.batch * shape.frames / seconds,
-            "peak_bytes": peak_bytes,
+            "peak_bytes": peak_of(work, device),
             "flops": total,
             "mfu": None if peak is None else total / seconds / peak,
         }
         print(json.dumps(row), flush=True)
-        rows.append(row)
-    return rows
-
-
-def _free(device: torch.device) -> None:
-    """Forget the last model: the next one needs the memory."""
-    gc.collect()
-    torch.compiler.reset()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def _timed(work: Callable[[], object], device: torch.device, repeats: int) -> tuple[float, int | None]:
-    """Median seconds, and the most memory of the device; None for a CPU."""
-    cuda = device.type == "cuda"
-    for _ in range(WARM_UPS - 1):
-        work()
-    if cuda:
-        torch.cuda.reset_peak_memory_stats(device)
-    seconds = []
-    for _ in range(repeats):
-        _finish(device)
-        started_s = time.perf_counter()
-        work()
-        _finish(device)
-        seconds.append(time.perf_counter() - started_s)
-    return statistics.median(seconds), torch.cuda.max_memory_allocated(device) if cuda else None
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        yield row
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,7 +1,7 @@
 """Run all benchmarks of this folder one after the other, or some: ``make bench``, ``make bench BENCH=iteration``.
 
 Each writes what came out into ``results/``, of which ``python -m docs.figures`` writes the tables of the pages. The
-shapes of real models need a CUDA device, and are left out without one.
+GPU lane (``tests/gpu``) needs a CUDA device, and is left out without one.
 """
 
 import argparse
@@ -13,9 +13,10 @@ from importlib import import_module
 
 import torch
 
+from tests.benchmarks import record
 from tests.benchmarks.one_core import ONE_THREAD
 
-SHAPES = "shapes"
+GPU = "gpu"
 BENCHMARKS: dict[str, list[str]] = {
     "iteration": [],
     "empty_stages": [],
@@ -25,14 +26,14 @@ BENCHMARKS: dict[str, list[str]] = {
     "pictures": [],
     "vlm": [],
     "data": [],
-    SHAPES: ["--compile", "--repeats", "5"],
+    GPU: ["--minutes", "60", "--results", str(record.FOLDER / "gpu-lane.json")],
 }
 """Modules, with the arguments whose results the pages show."""
 
 
 def module_of(name: str) -> str:
     """The module that is run."""
-    return "tests.benchmarks.__main__" if name == SHAPES else f"tests.benchmarks.{name}"
+    return "tests.gpu.__main__" if name == GPU else f"tests.benchmarks.{name}"
 
 
 def said_of(name: str) -> str:
@@ -53,12 +54,12 @@ def main(argv: list[str]) -> int:
         print(f"{name}: {said_of(name)}", flush=True)
         if asked.list:
             continue
-        if name == SHAPES and not torch.cuda.is_available():
+        if name == GPU and not torch.cuda.is_available():
             print("left out: there is no CUDA device", flush=True)
             continue
         began_s = time.monotonic()
         words = [sys.executable, "-m", module_of(name), *BENCHMARKS[name]]
-        ended = subprocess.run(words, env=os.environ | ({} if name == SHAPES else ONE_THREAD), check=False)
+        ended = subprocess.run(words, env=os.environ | ({} if name == GPU else ONE_THREAD), check=False)
         print(f"{name}: {time.monotonic() - began_s:.0f} s", flush=True)
         failed += [name] if ended.returncode else []
     if failed:

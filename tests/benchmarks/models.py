@@ -3,13 +3,14 @@
 import json
 import tempfile
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cosmos_rl_core.models._base import Conditioning, Model
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
@@ -38,6 +39,8 @@ class Shape:
     frames: int
     batch: int
     """Samples at once."""
+    max_prompt_length: int
+    """Of a recipe whose texts have the shape of the conditioning."""
     solver: str
     num_steps: int
     lora_rank: int
@@ -52,9 +55,14 @@ class Shape:
         small = values.pop("tiny")
         configs = {part: values.pop(part) for part in ("transformer", "vae", "scheduler")}
         workload = values.pop("workload") | (small["workload"] if tiny else {})
-        configs["transformer"] |= small["transformer"] if tiny else {}
+        for part in ("transformer", "vae"):
+            configs[part] |= small[part] if tiny else {}
         without, size = tuple(values.pop("without")), tuple(workload.pop("size"))
         return cls(name=name, configs=configs, without=without, size=size, **values, **workload)
+
+    def with_steps(self, num_steps: int) -> "Shape":
+        """Return the same shape with another number of solver steps."""
+        return replace(self, num_steps=num_steps)
 
     def empty_model(self, device: torch.device) -> Model:
         """The model plugin on this pipeline: no VAE, no text encoders, and a transformer without weights, on meta."""
@@ -65,7 +73,7 @@ class Shape:
     def _folder(self) -> "tempfile.TemporaryDirectory[str]":
         """Kept as long as the shape: models look into their files again when they are asked for a size."""
         folder = tempfile.TemporaryDirectory()
-        self._write(Path(folder.name))
+        self.write(Path(folder.name))
         return folder
 
     def model(self, device: torch.device) -> Model:
@@ -91,7 +99,14 @@ class Shape:
 
         return {name: tensor(name, shape) for name, shape in self.conditioning.items()}
 
-    def _write(self, folder: Path) -> None:
+    def vae(self, device: torch.device) -> nn.Module:
+        """Return the pipeline's VAE with random weights, float32."""
+        with torch.device(device):
+            vae: nn.Module = getattr(diffusers, self.components["vae"]).from_config(self.configs["vae"])
+        return vae.requires_grad_(False).eval()
+
+    def write(self, folder: Path) -> None:
+        """Write the configuration files of the pipeline."""
         index: dict[str, Any] = {"_class_name": self.pipeline, "_diffusers_version": "0.42.1"}
         index |= {name: ["diffusers", kind] for name, kind in self.components.items()}
         index |= {name: ["transformers", "none"] for name in self.without}

@@ -29,6 +29,7 @@ from torch import Tensor
 from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.algorithms._base import Batch, algorithm_of
 from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.training.noise_levels import DrawKey, random_times, training_noise
@@ -47,12 +48,19 @@ CURRENT_ADAPTER, OLD_ADAPTER = "default", "old"
 class NaiveLoop:
     """The models and the optimizer of a run, and its iterations."""
 
-    def __init__(self, recipe: str, overrides: Sequence[str] = (), variant: Variant = "three") -> None:
+    def __init__(
+        self,
+        recipe: str,
+        overrides: Sequence[str] = (),
+        variant: Variant = "three",
+        device: torch.device = torch.device("cpu"),  # noqa: B008
+    ) -> None:
+        self.device = device
         self.plan, self.variant, self.k = plan_of(Settings(recipe, overrides=overrides)), variant, 0
         self.train, self.rollout_config = self.plan.recipe.train, self.plan.recipe.rollout
         self.diffusers, reward = self.plan.recipe.policy.diffusers, self.plan.recipe.rewards[0]
         path = directories.resolve_path(self.plan.model.path)
-        self.pipe: Any = StableDiffusion3Pipeline.from_pretrained(path, dtype=torch.float32)
+        self.pipe: Any = StableDiffusion3Pipeline.from_pretrained(path, dtype=torch.float32).to(device)
         self.pipe.set_progress_bar_config(disable=True)
         self.scorer, self.reward = plugins.load("rewards", reward.fn.name).Reward(reward.fn), reward
         self.texts = {prompt.id: self.encode(prompt.text) for prompt in self.plan.prompts}
@@ -90,7 +98,7 @@ class NaiveLoop:
     @torch.no_grad()
     def encode(self, text: str) -> tuple[Tensor, Tensor]:
         """Text embeddings, once for the whole run."""
-        options: Any = {"do_classifier_free_guidance": False, "device": torch.device("cpu")}
+        options: Any = {"do_classifier_free_guidance": False, "device": self.device}
         options["max_sequence_length"] = self.diffusers.max_prompt_length
         embeds, _, pooled, _ = self.pipe.encode_prompt(text, text, text, **options)
         return embeds, pooled
@@ -141,16 +149,17 @@ class NaiveLoop:
             shape = channels, height // factor, width // factor
             noise = np.stack([seeds.normal(shape, sample["seed"], "initial noise", 0) for sample in samples])
             embeds, pooled = self.condition(samples)
-            latents = self.pipe(
-                prompt_embeds=embeds,
-                pooled_prompt_embeds=pooled,
-                latents=torch.from_numpy(noise),
-                num_inference_steps=self.diffusers.sample.num_steps,
-                guidance_scale=self.diffusers.sample.guidance_scale,
-                height=height,
-                width=width,
-                output_type="latent",
-            ).images
+            with computes_in(self.train.param_dtype, self.device):
+                latents = self.pipe(
+                    prompt_embeds=embeds,
+                    pooled_prompt_embeds=pooled,
+                    latents=torch.from_numpy(noise).to(self.device),
+                    num_inference_steps=self.diffusers.sample.num_steps,
+                    guidance_scale=self.diffusers.sample.guidance_scale,
+                    height=height,
+                    width=width,
+                    output_type="latent",
+                ).images.float()
             vae = self.pipe.vae
             images = vae.decode(latents / vae.config.scaling_factor + vae.config.shift_factor, return_dict=False)[0]
             pictures = self.pipe.image_processor.postprocess(images, output_type="pil")
@@ -194,19 +203,21 @@ class NaiveLoop:
         x_0 = torch.stack([sample["latents"] for sample in samples])
         noise = torch.stack([training_noise(tuple(x_0.shape[1:]), key, place) for key in keys])
         t = torch.tensor([random_times(tuple(scheduler.sigmas.tolist()), place + 1, key)[place] for key in keys])
-        batch = Batch(x_0, noise, t, torch.tensor([sample["advantage"] for sample in samples]))
+        advantages = torch.tensor([sample["advantage"] for sample in samples])
+        batch = Batch(x_0, noise.to(self.device), t.to(self.device), advantages.to(self.device))
         embeds, pooled = self.condition(samples)
 
         def velocity(part: str) -> Tensor:
             model = self.use(part)
-            with nullcontext() if part == CURRENT else torch.no_grad():
+            grad = nullcontext() if part == CURRENT else torch.no_grad()
+            with grad, computes_in(self.train.param_dtype, self.device):
                 return model(
                     hidden_states=batch.x_t,
-                    timestep=t * scheduler.config.num_train_timesteps,
+                    timestep=batch.t * scheduler.config.num_train_timesteps,
                     encoder_hidden_states=embeds,
                     pooled_projections=pooled,
                     return_dict=False,
-                )[0]
+                )[0].float()
 
         if self.variant == "three" and REFERENCE not in self.algorithm.needs.roles:
             velocity(REFERENCE)

@@ -19,6 +19,7 @@ from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
 from cosmos_rl_core.sampling.rollout import Trajectory, sample, table_of
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.solvers import kernel_of
+from cosmos_rl_core.weights.half_weights import cast_frozen
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import initial_lora, prepare
 from stages.training.trainer import MicroBatch, Trainer
@@ -32,7 +33,7 @@ class Bench:
     """A model of one shape, ready for each kind of work."""
 
     def __init__(self, shape: Shape, group: Group, dtype: ParamDtype, *, compiled: bool) -> None:
-        self.shape, self.group = shape, group
+        self.shape, self.group, self.compiled = shape, group, compiled
         self.dtype: ParamDtype = dtype
         self.model = shape.model(group.device)
         lora = LoraConfig(r=shape.lora_rank, lora_alpha=2.0 * shape.lora_rank)
@@ -40,6 +41,8 @@ class Bench:
         shapes = {name: tuple(parameter.shape) for name, parameter in self.weights.parameters.items()}
         self.weights.load(CURRENT, initial_lora(shapes, lora, seed=0))
         self.weights.create("behaviour")
+        # As stages do it: the frozen matrices rest in the type that they are computed in.
+        cast_frozen(self.model.transformer, dtype)
         if compiled:
             compile_blocks(self.model.transformer)
         self.conditioning = shape.condition(group.device)

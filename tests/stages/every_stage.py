@@ -22,14 +22,15 @@ from tests.hand_made import rewards
 from tests.stages.conftest import make, make_run
 from tests.stages.vlm_data import Talks, talk
 
+OCR: dict[str, Any] = {"name": "ocr", "line_width": 96}
 
-def recipe(train_policy: dict[str, Any], **policy: Any) -> dict[str, Any]:
+
+def recipe(train_policy: dict[str, Any], reward: dict[str, Any] = OCR, **policy: Any) -> dict[str, Any]:
     diffusers: dict[str, Any] = {
         "inference_size": [32, 64],
         "max_prompt_length": 12,
         "sample": {"num_steps": 2, "eval_num_steps": 2},
     }
-    ocr = {"fn": {"name": "ocr", "line_width": 96}}
     group = {"n_generation": 4, "n_generation_mini_batch": 4}
     if supervised := train_policy["type"] == "sft":
         group, _ = {}, diffusers["sample"].pop("num_steps")
@@ -43,7 +44,7 @@ def recipe(train_policy: dict[str, Any], **policy: Any) -> dict[str, Any]:
             "train_policy": {"mini_batch": 4} | train_policy,
         },
         "rollout": {**group, "samples_per_shard": 4},
-        "rewards": [ocr | ({"role": "monitor"} if supervised else {})],
+        "rewards": [{"fn": reward} | ({"role": "monitor"} if supervised else {})],
         # Each reward of a recipe would have to be made.
         "early_warning": {"statistics": False},
         "validation": {"n_generation": 1, "dataset": {"name": "ocr", "split": "test"}, "batch_size": 8},
@@ -65,7 +66,7 @@ def index_of_one_picture(tmp_path: Path) -> Request:
     return Request(stage="index", slot=f"{tmp_path}/index", seed=0, config=settings)
 
 
-def stages_of_diffusion(tmp_path: Path) -> dict[str, Request]:
+def stages_of_diffusion(tmp_path: Path, reward: dict[str, Any] = OCR) -> dict[str, Request]:
     """Make every stage of diffusion models once, and return their Requests by name."""
     index = index_of_one_picture(tmp_path)
     made: dict[str, Request] = {}
@@ -85,14 +86,14 @@ def stages_of_diffusion(tmp_path: Path) -> dict[str, Request]:
     described = Describe(captioner=talker, part=0, sources=sources, max_left_out=1.0)
     step(Request(stage="describe", slot=f"{tmp_path}/describe", seed=0, config=described, inputs=parts))
     nft = {"type": "nft", "batch_size_per_optimize": 4, "timesteps_fraction": 0.5, "dataset": {"name": "ocr"}}
-    run = make_run(tmp_path, recipe(nft, lora={"r": 2, "target_modules": ["to_q", "to_v"]}), "nft")
+    run = make_run(tmp_path, recipe(nft, reward, lora={"r": 2, "target_modules": ["to_q", "to_v"]}), "nft")
     step(requests.policy(run))
     step(run.prepared.embed)
     step(requests.rollout(run, 0))
     step(decoding(run, tmp_path))
     step(rewards(run, run.slots.iteration(0, "rollout"), 0)[0])
     step(judging(run, tmp_path))
-    warning = EarlyWarningConfig(statistics=False, limits=(Limit(reward="ocr", above=0.0, below=1.0),))
+    warning = EarlyWarningConfig(statistics=False, limits=(Limit(reward=reward["name"], above=0.0, below=1.0),))
     step(requests.warn(replace(run, plan=run.plan.model_copy(update={"early_warning": warning})), 0))
     step(requests.update(run, 0))
     step(requests.fragment(run, 0))
@@ -100,7 +101,7 @@ def stages_of_diffusion(tmp_path: Path) -> dict[str, Request]:
     step(requests.evaluate(run, 1))
     step(requests.report(run, 1, []))
     sft = {"type": "sft", "steps_per_iteration": 2, "dataset": {"name": "rendered_text", "num_items": 64}}
-    supervised: Run = make_run(tmp_path, recipe(sft, from_scratch=True), "sft")
+    supervised: Run = make_run(tmp_path, recipe(sft, reward, from_scratch=True), "sft")
     make(requests.policy(supervised), tmp_path)
     make(supervised.prepared.embed, tmp_path)
     make(supervised.prepared.encode, tmp_path)
@@ -110,7 +111,7 @@ def stages_of_diffusion(tmp_path: Path) -> dict[str, Request]:
     step(Request(stage="encode", slot=f"{supervised.url}/encode", seed=0, config=encode))
     step(requests.finetune(supervised, 0))
     judged: dict[str, Any] = {"data": {"name": "rendered_text", "split": "test", "num_items": 6}}
-    with_media = recipe(sft, from_scratch=True)
+    with_media = recipe(sft, reward, from_scratch=True)
     with_media["validation"] |= judged
     validated = make_run(tmp_path, with_media, "validated")
     for request in (

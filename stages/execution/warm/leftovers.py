@@ -74,6 +74,8 @@ class Leftovers:
         now = {name: read() for name, read in _FACTS.items()}
         changed = [_change(name, before, now[name]) for name, before in self._before.items() if now[name] != before]
         kept = [f"frozen weights: other bits in {', '.join(names)}"] if (names := KEPT.changed()) else []
+        # Checksums take hundreds of megabytes for a moment, which the next Request would find reserved.
+        _free_device()
         return [*changed, *kept, *_more("tensors", live_bytes(), 0, SLACK_BYTES), *self._on_device()]
 
     def _on_device(self) -> list[str]:
@@ -120,6 +122,11 @@ def _free() -> None:
         vars(sharded)["_rng_tracker"] = None
     gc.collect()
     torch.clear_autocast_cache()
+    _free_device()
+
+
+def _free_device() -> None:
+    """Give back what the allocators keep to be faster, and forget the peak."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()
