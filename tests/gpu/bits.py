@@ -36,7 +36,8 @@ def rows(task: Task) -> Rows:
     """Yield a row a stage, and why processes that should stay have ended."""
     device: Device = "cpu" if task.tiny else "cuda"
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder = Path(name, "made")
+        folder.mkdir()
         made = _few_stages(folder) if task.tiny else _stages(folder)
         with ThreadPoolExecutor(1 if task.tiny else AT_ONCE) as threads:
             cold = dict(zip(made, threads.map(partial(_cold, folder, device), made.values()), strict=True))
@@ -83,7 +84,9 @@ def _few_stages(folder: Path) -> dict[str, Request]:
 
 
 def _aside(request: Request, name: str) -> Request:
-    return request.model_copy(update={"slot": f"{request.slot}-{name}"})
+    # In another folder: texts and media that were prepared before lie beside the slot, and would not be made again.
+    folder, _, own = request.slot.rpartition("/")
+    return request.model_copy(update={"slot": f"{folder}-{name}/{own}"})
 
 
 def _made(request: Request, make_it: Callable[[], object]) -> tuple[str, float]:
