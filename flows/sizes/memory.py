@@ -294,21 +294,6 @@ class _Model:
         base = resting(self.shapes, spread, halved(kept, is_matrix)) if half else resting(self.shapes, spread)
         return sum((resting(shapes, spread) for shapes in _adapters(self)), base)
 
-    def _as_read(self, spread: Spread) -> Rows:
-        """Count a whole base that is cast after it was read. Ranks that share it read their rows into the half type."""
-        if not spread.half or self.recipe.policy.lora is None or spread.parallelism.dp_shard_size > 1:
-            return {}
-        return {AS_READ: sum((resting(shapes, spread) for shapes in _adapters(self)), resting(self.shapes, spread))}
-
-    def _visiting(self, spread: Spread, *, backward: bool, checkpointing: bool = False) -> Bytes:
-        """Count matrices that are gathered or cast. Whole frozen ones are cast before; autocast casts adapters."""
-        lora = self.recipe.policy.lora is not None
-        if lora and spread.parallelism.dp_shard_size == 1:
-            factors = sum(count_elements(shapes) for shapes in _adapters(self))
-            return Bytes(HALF_BYTES * factors * spread.half)
-        found = visiting(self.shapes, spread, backward=backward, all_train=not lora, checkpointing=checkpointing)
-        return Bytes(found)
-
     def _batch(self, size: int, num_states: int, *, guided: bool) -> Bytes:
         """Count ``num_states`` tensors of the latents' size for each sample, and its text embeddings."""
         diffusers = self.recipe.policy.diffusers
@@ -318,10 +303,10 @@ class _Model:
 
     def _forward(self, spread: Spread, batch: int, *, guided: bool = False) -> Rows:
         """Count a stage that trains nothing: state, noise, estimate and velocity of each sample, one more if guided."""
-        return self._as_read(spread) | {
+        return _as_read(self, spread) | {
             TRANSFORMER: self._transformer(spread),
             BATCH: self._batch(batch, 4 + guided, guided=guided),
-            VISITING: self._visiting(spread, backward=False),
+            VISITING: _visiting(self, spread, backward=False),
         }
 
     def _training(self, stage: str, parts: Set[str], *, guided: bool) -> Rows:
@@ -331,19 +316,36 @@ class _Model:
         checkpointing = self.recipe.policy.model_gradient_checkpointing is True
         copies: Rows = {part: trained for part in PARTS if part in parts}
         return (
-            self._as_read(spread)
+            _as_read(self, spread)
             | copies
             | {
                 TRANSFORMER: self._transformer(spread),
                 GRADIENTS: trained,
                 OPTIMIZER: trained * MOMENTS_KEPT,
                 BATCH: self._batch(micro_batch(self.recipe), 5 + len(copies), guided=guided),
-                VISITING: self._visiting(spread, backward=True, checkpointing=checkpointing),
+                VISITING: _visiting(self, spread, backward=True, checkpointing=checkpointing),
                 GATHERED: to_be_written(self.trained, self.recipe.launch, stage),
                 # The buffer of the all-reduce of gradients, or of torch's fused loops: once more their size.
                 STEP: trained,
             }
         )
+
+
+def _as_read(model: _Model, spread: Spread) -> Rows:
+    """Count a whole base that is cast after it was read. Ranks that share it read their rows into the half type."""
+    if not spread.half or model.recipe.policy.lora is None or spread.parallelism.dp_shard_size > 1:
+        return {}
+    return {AS_READ: sum((resting(shapes, spread) for shapes in _adapters(model)), resting(model.shapes, spread))}
+
+
+def _visiting(model: _Model, spread: Spread, *, backward: bool, checkpointing: bool = False) -> Bytes:
+    """Count matrices that are gathered or cast. Whole frozen ones are cast before; autocast casts adapters."""
+    lora = model.recipe.policy.lora is not None
+    if lora and spread.parallelism.dp_shard_size == 1:
+        factors = sum(count_elements(shapes) for shapes in _adapters(model))
+        return Bytes(HALF_BYTES * factors * spread.half)
+    found = visiting(model.shapes, spread, backward=backward, all_train=not lora, checkpointing=checkpointing)
+    return Bytes(found)
 
 
 def to_be_written(trained: Shapes, launch: LaunchConfig, stage: str, tables: Collection[str] = ()) -> Bytes:
