@@ -123,7 +123,7 @@ def _score(
     for portion, made in chain(early.values(), scored):
         tables = zip(_names(portion, context), (made.scores, made.answers, made.calls), strict=False)
         files = {name: canonical_json(table) for name, table in tables}
-        # A service may give other scores the next time; those of the first count.
+        # A service may give other scores the next time; the first ones count.
         repeatable = not isinstance(scorer.reward, NamedReward | WindowReward)
         check, offered = checks[portion.number], made.all_scored
         context.attempt.finish(portion.number, files, check, offered=offered, repeatable=repeatable)

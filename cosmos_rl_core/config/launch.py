@@ -254,7 +254,7 @@ class LaunchConfig(Section):
         return self.elastic if self.elastic is not None and stage in self.elastic.stages else None
 
     def processes_of(self, stage: str) -> int:
-        """Return the number of ranks of a stage, of an elastic one those of a worker: as many as share a model."""
+        """Return the number of ranks of a stage, or of each worker of an elastic one: as many as share a model."""
         if self.elastic_of(stage):
             return math.lcm(self.dp_shard_size, self.cp_size) if stage in ON_POLICY else 1
         return self.stage_processes.get(stage, self.processes)

@@ -191,7 +191,7 @@ def as_json(plan: AnyPlan, store_url: str, *, slots: int | None = None) -> dict[
     ``model.digest`` is ``""`` if files of the model are ``missing``.
     ``stages`` has how often each runs, ``turns`` how waves are cut that do not fit the devices. Bytes of ``writes``:
     ``sample`` (null without rollouts), ``embedding`` of a prompt, ``policy`` of one iteration by part. ``memory`` of
-    each stage: bytes of one rank on the ``device`` and in the ``cpu`` memory beside it, as ``rows`` by kind, at each of
+    each stage: bytes of one rank on the ``device`` and in ``cpu`` memory, as ``rows`` by kind, at each of
     its ``moments`` and as ``peak``, with the ``moment`` when the device holds that, and the ``nodes`` of its ranks.
     ``time``: ``forward_flops`` of a sample and, for each stage of an iteration and an evaluation, its ``flops`` on all
     ranks and its predicted ``seconds``, also by ``causes``, at ``device_flops`` a second on each rank; and ``like``,

@@ -92,7 +92,7 @@ def need_of(stage: str, launch: LaunchConfig) -> Need:
 
 
 def shares_of(stage: str, launch: LaunchConfig) -> list[Need]:
-    """Return the devices that a stage needs to begin: of an elastic one, those of each of the first workers."""
+    """Return the devices of a stage before it begins; an elastic one has a need for each of its first workers."""
     elastic = launch.elastic_of(stage)
     return [need_of_worker(stage, launch)] * elastic.min if elastic else [need_of(stage, launch)]
 

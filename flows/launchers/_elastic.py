@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import counted, first_line
@@ -12,6 +12,7 @@ from flows.devices.work_folders import WorkFolder
 from flows.launchers._base import Job, JobState, RunningJob
 from flows.launchers._handing import Handing
 from flows.launchers.endings import kind_of
+from stages.artifacts.records import Pinned
 from stages.artifacts.request import REQUEST
 from stages.execution.outcome import Failure, Outcome, Status, read_failures, read_status
 from stages.execution.spending import Crew, together
@@ -63,7 +64,7 @@ class ElasticJob:
         self.directory = self._folder.path
         (self.directory / REQUEST).write_text(job.request.model_dump_json(indent=1), encoding="utf-8")
         self._outcome = Outcome(self.directory, 0)
-        self._handing = Handing(self.directory)
+        self._handing = Handing(self.directory, _pinned(job))
         self._workers: dict[int, _Worker] = {}
         self._ended: list[_Worker] = []
         self._state, self._short = JobState("running"), False
@@ -110,9 +111,15 @@ class ElasticJob:
         if now_s - self._looked_s < JOIN_S and self._workers and not self._short:
             return
         self._looked_s = now_s
-        while len(self._workers) < self._most:
+        while True:
             with self._handing.guard:
                 wait, known = self._handing.units.wait, self._handing.units.count is not None
+                # Where one could not take part, the next one would be like it.
+                most = self._most - len(self._handing.unlike)
+            if most <= 0:
+                self._fail(Failure(kind="config", message=self._why_none(), retryable=False))
+            if len(self._workers) >= most:
+                break
             # The first worker alone decides how batches are halved.
             if not wait or (self._workers and self._job.execution.halve and not known):
                 break
@@ -134,6 +141,14 @@ class ElasticJob:
         if short and not self._short:
             self._say(f"waits for devices: it has {counted(len(self._workers), 'worker')}, and at least {self._least}")
         self._short = short
+
+    def _why_none(self) -> str:
+        """Return why no worker may make units."""
+        return (
+            f"no worker has the numerics with which this run began {self._job.request.stage}: "
+            f"{'; '.join(self._handing.unlike)}. Continue under the old numerics, or accept the change with "
+            "--allow-numerics-change"
+        )
 
     def _look(self, worker: _Worker) -> None:
         """Take notice of the progress or the end of a worker."""
@@ -221,7 +236,7 @@ class ElasticJob:
         self._note(f"{self._job.request.stage}: {message}")
 
     def _write(self) -> None:
-        """Write the progress of all workers as that of the stage."""
+        """Write the progress of the stage: what all workers did together."""
         now_s = time.monotonic()
         if now_s - self._written_s < STATUS_S and self._state.phase != "ended":
             return
@@ -247,6 +262,15 @@ class ElasticJob:
         spent = together([one.spent for one in statuses])
         status = Status(sequence=self._sequence, phase=phase, step=made, total=total, spent=spent, crew=crew)
         self._outcome.show(status)
+
+
+def _pinned(job: Job) -> dict[str, Any] | None:
+    """Return the numerics that the run began the stage with; None if it has not, or may go on with others."""
+    record = job.execution.numerics_record
+    if record is None or job.execution.allow_numerics_change:
+        return None
+    found = Pinned.read(record, job.request.stage)
+    return None if found is None else found.numerics
 
 
 def _named(units: list[int]) -> str:

@@ -95,7 +95,7 @@ class Units:
 class _Worker:
     """A connection of a rank of a worker."""
 
-    number: int | None = None
+    number: int = 0
     read: bytes = b""
     asks: tuple[int, int] | None = None
     """Number of units that it waits for, and how many there are in all."""
@@ -107,6 +107,8 @@ class Handing:
     """A thread that hands out units at the socket in a folder."""
 
     folder: Path
+    numerics: dict[str, Any] | None = None
+    """Numerics that every worker must have; None takes those of the first one."""
     units: Units = field(default_factory=Units)
     gave_back: set[int] = field(default_factory=set[int])
     """Workers that end because somebody asked them to."""
@@ -117,12 +119,11 @@ class Handing:
     mistake: str = ""
     """Why the units cannot be handed out."""
     unlike: list[str] = field(default_factory=list[str])
-    """Workers whose numerics are not those of the first one, with the differences."""
+    """Workers with other numerics, and the differences."""
     guard: threading.Lock = field(default_factory=threading.Lock)
     """For whoever looks at these while the thread works."""
 
     def __post_init__(self) -> None:
-        self._numerics: dict[str, Any] | None = None
         self._listener = socket.socket(socket.AF_UNIX)
         with address_in(self.folder) as address:
             self._listener.bind(address)
@@ -181,19 +182,19 @@ class Handing:
             case {"worker": number}:
                 worker.number = number
             case {"numerics": found}:
-                self._numerics = found if self._numerics is None else self._numerics
-                unlike = ", ".join(differences(self._numerics, found))
+                self.numerics = found if self.numerics is None else self.numerics
+                unlike = ", ".join(differences(self.numerics, found))
                 if unlike:
-                    self.left.add(worker.number or 0)
+                    self.left.add(worker.number)
                     self.unlike.append(f"worker {worker.number}: {unlike}")
                 _send(one, unlike)
             case {"ask": most, "of": count}:
                 worker.asks, worker.asked_s = (most, count), time.monotonic()
-                self.asked.add(worker.number or 0)
+                self.asked.add(worker.number)
             case {"made": unit}:
-                self.units.finish(worker.number or 0, unit)
+                self.units.finish(worker.number, unit)
             case {"gives_back": True}:
-                self.gave_back.add(worker.number or 0)
+                self.gave_back.add(worker.number)
             case _:
                 raise AssertionError(f"a worker says {message}")
 
@@ -201,13 +202,13 @@ class Handing:
         if worker.asks is None:
             return
         try:
-            found = self.units.take(worker.number or 0, *worker.asks)
+            found = self.units.take(worker.number, *worker.asks)
         except ValueError as error:
             self.mistake, found = str(error), LEAVE
         if found or time.monotonic() - worker.asked_s > ANSWER_S:
             worker.asks = None
             if found == LEAVE:
-                self.left.add(worker.number or 0)
+                self.left.add(worker.number)
             _send(one, found)
 
 

@@ -33,20 +33,19 @@ class JobLauncher:
         self._residents = Residents(config)
         self.devices = [] if config.forks else devices.visible()
         self._shares: dict[str, list[Share]] = {}
-        """Devices of the wave that is being started, by slot: of an elastic stage those of its first workers."""
+        """Devices of the wave that is being started, by slot: a share for a stage, or for each of its first workers."""
 
     @contextmanager
     def reserve(self, requests: Sequence[Request], waiting: Waiting) -> Iterator[None]:
         """Lock devices that no other run on this machine uses. The stages' processes keep them locked."""
-        needs = [need for each in requests for need in devices.shares_of(each.stage, self._config)]
-        slots = [each.slot for each in requests for _ in devices.shares_of(each.stage, self._config)]
+        asked = [(each.slot, need) for each in requests for need in devices.shares_of(each.stage, self._config)]
         kept = None
         if any(self._how(each.stage) == "resident" for each in requests):
             self._residents.let_others_go_first(waiting)
             kept = self._residents.idle
-        with devices.taken(needs, self.devices, waiting, kept) as shares:
+        with devices.taken([need for _, need in asked], self.devices, waiting, kept) as shares:
             self._shares = {}
-            for slot, share in zip(slots, shares, strict=False):
+            for (slot, _), share in zip(asked, shares, strict=False):
                 self._shares.setdefault(slot, []).append(share)
             yield
 

@@ -120,7 +120,7 @@ class RunningStage:
         return "made" if failure is None else failure.kind
 
     def keep_log(self) -> None:
-        """Write the log beside the artifact. A failure is only noted, because the stage's own error matters more."""
+        """Write the log into the slot. A failure is only noted, because the stage's own error matters more."""
         name = f"logs/{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(2)}.log"
         try:
             if (log := self.job.log()) is not None:

@@ -118,11 +118,11 @@ class Context(Generic[Joined]):
         self.outcome.progress(phase, step, total)
 
     def hands(self, count: int, *, at_once: int = 1, marked: bool = True) -> Iterator[list[int]]:
-        """Yield the numbers of those of ``count`` units that these ranks make together. Collective.
+        """Yield numbers of ``count`` units that these ranks make together. Collective.
 
         Ranks that share all units get them at once. A worker of an elastic stage gets ``at_once`` a rank at a time.
-        Once all are made, one worker goes on, which has the files of all units: it reads the markers of those that were
-        offered to other attempts, and makes the others itself. With ``marked=False`` units have no markers.
+        Once all are made, one worker goes on, which has the files of all units: it reads the markers of units that were
+        offered to other attempts, and makes all others itself. With ``marked=False`` units have no markers.
         """
         if self.handed is None:
             yield list(range(count))
@@ -133,12 +133,12 @@ class Context(Generic[Joined]):
             yield rest
 
     def units(self, count: int) -> Iterator[int]:
-        """Yield the numbers of those of ``count`` units that this rank makes, one at a time; see :meth:`hands`."""
+        """Yield numbers of ``count`` units that this rank makes, one at a time; see :meth:`hands`."""
         for together in self.hands(count):
             yield from together[self.ranks.rank :: self.ranks.world_size]
 
     def own(self, count: int) -> range:
-        """Return the numbers of those of ``count`` units whose results this rank reports, once all are made."""
+        """Return numbers of ``count`` units whose results this rank reports, once all are made."""
         return range(self.ranks.rank, count, self.ranks.world_size)
 
     def layout(self, layout: dict[str, Any], **made_by: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class HandedUnits:
     """The units that one worker gets. Every rank of the worker has one."""
 
     def __init__(self, folder: Path, worker: int, ranks: Ranks, numerics: dict[str, Any]) -> None:
-        """Connect to the launcher. Raises :class:`LeftError` if the numerics are not those of the other workers.
+        """Connect to the launcher. Raises :class:`LeftError` if other workers have other numerics.
 
         SIGTERM, by which machines are taken away, ends this process and gives its units back. Collective.
         """

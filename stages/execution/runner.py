@@ -100,7 +100,7 @@ def _execution(request: Path) -> Execution:
 
 
 def execute(request: Request, execution: Execution, outcome: Outcome) -> Manifest:
-    """Make the Request's artifact unless it stands, and return its manifest on every rank.
+    """Make the Request's artifact unless it is current, and return its manifest on every rank.
 
     Raises :class:`LeftError` in a worker of an elastic stage that leaves the rest to others.
     """

@@ -84,7 +84,7 @@ def _few_stages(folder: Path) -> dict[str, Request]:
 
 
 def _aside(request: Request, name: str) -> Request:
-    # In another folder: texts and media that were prepared before lie beside the slot, and would not be made again.
+    # In another folder: texts and media that were prepared before lie next to the slot, and would not be made again.
     folder, _, own = request.slot.rpartition("/")
     return request.model_copy(update={"slot": f"{folder}-{name}/{own}"})
 

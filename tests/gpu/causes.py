@@ -45,7 +45,7 @@ def causes(work: Callable[[], object], device: torch.device) -> dict[str, Any]:
         own_s = (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e6
         by_kind[_kind_of(event.key)] += own_s
     if on_gpu:
-        # Kernels that no operation of PyTorch started, such as those of compiled code.
+        # Kernels that no operation of PyTorch started, such as kernels of compiled code.
         by_kind[OTHER] += max(0.0, kernels_s - sum(by_kind.values()))
         by_kind[IDLE] = max(0.0, seconds - sum(by_kind.values()))
     return {"seconds": seconds, "by_cause": {name: round(own_s, 6) for name, own_s in sorted(by_kind.items())}}

@@ -1,4 +1,4 @@
-"""The work of stages on a model of a true shape with random weights: speed, memory beside the plan's, and causes."""
+"""The work of stages on a model of a true shape with random weights: speed, memory next to the plan's, and causes."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The bundle of wheels: what it packs beside an image, and that it is refused where it is too large."""
+"""The bundle of wheels: what it packs in addition to an image, and that it is refused where it is too large."""
 
 import zipfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Pack the wheels that the lane needs beside what a CUDA image has: ``make gpu-bundle``; and install them there.
+"""Pack the wheels that the lane needs and a CUDA image lacks: ``make gpu-bundle``; and install them there.
 
 They are wheels of the lock, for the Python of the image, in ``outputs/gpu/wheels``. ``python -m tests.gpu --wheels``
 installs them into a folder of their own. Imports nothing but the standard library.
@@ -53,7 +53,7 @@ def locked(text: str) -> tuple[dict[str, str], dict[str, set[str]]]:
 
 
 def needed(names: Iterable[str], image: set[str], needed_by: dict[str, set[str]]) -> set[str]:
-    """Return the packages to be packed: the named ones and what these need, without those of the image.
+    """Return the packages to be packed: the named ones and what these need, without what the image has.
 
     What only a package of the image needs is in the image.
     """

@@ -1,7 +1,9 @@
 """Stages whose units workers share: real launcher, real workers, which are killed, stopped and asked to end."""
 
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import StageError
+from flows.launchers._elastic import JOIN_S
 from flows.running.display import Display
 from flows.running.wave import Waves
 from stages.artifacts.artifact import Artifact
@@ -25,7 +28,11 @@ STAGE = """
 import json, os, signal, sys, time, types
 from pathlib import Path
 
-HERE = Path(__file__).parent
+HERE, LAST = Path(__file__).parent, Path(sys.orig_argv[-1])
+if (HERE / "unlike").exists() and LAST.name == "request.json":
+    if json.loads((LAST.parent / "execution.json").read_text())["worker"] == 1:
+        # PyTorch computes with other instructions then, which the numerics name.
+        os.environ["ATEN_CPU_CAPABILITY"] = "default"
 
 
 def once(name):
@@ -45,11 +52,13 @@ def run(request, context):
         if context.attempt.adopt(n):
             continue
         time.sleep(0.05)
-        if n == at and (behaviour == "always" or once("done")):
+        while behaviour == "wait" and not (HERE / "go on").exists():
+            time.sleep(0.05)
+        if n == at and behaviour not in ("well", "wait") and (behaviour == "always" or once("done")):
             if behaviour == "fail":
                 raise ValueError("this unit cannot be made")
-            number = {"drain": signal.SIGTERM, "stop": signal.SIGSTOP}.get(behaviour, signal.SIGKILL)
-            os.kill(os.getpid(), number)
+            gentler = {"drain": signal.SIGTERM, "stop": signal.SIGSTOP}
+            os.kill(os.getpid(), gentler.get(behaviour, signal.SIGKILL))
             time.sleep(3600)
         (HERE / f"made.{n}.{os.getpid()}").touch()
         context.attempt.finish(n, {name: json.dumps(n).encode()})
@@ -133,6 +142,7 @@ def test_workers_make_each_unit_once_and_one_of_them_the_artifact(work: Work) ->
     artifact = work.make("well")
     assert artifact.json("all.json") == [*range(COUNT)]
     assert work.made() == [*range(COUNT)]
+    assert "lost" not in work.said
     assert artifact.manifest.numerics["world_size"] == 1
 
 
@@ -173,6 +183,43 @@ def test_a_unit_that_ends_three_workers_fails_the_stage_and_the_next_try_keeps_t
     assert 3 not in before
     assert work.make("well").json("all.json") == [*range(COUNT)]
     assert work.made() == [*range(COUNT)], "finished units were adopted"
+
+
+def test_a_worker_on_another_kind_of_machine_makes_nothing_and_says_so_once(folder: Path, work: Work) -> None:
+    # The run has begun, so that it is known which of the two is unlike, whichever comes first.
+    work.make("well")
+    launcher = Launcher(folder, mode="cold", stall_timeout_s=60.0)
+    work = Work(launcher, "unlike")
+    (folder / "unlike").touch()
+
+    def go_on_once_it_said_so() -> None:
+        while "makes no units" not in work.said:
+            time.sleep(0.05)
+        # Long enough for a second one to be started in its place.
+        time.sleep(2 * JOIN_S)
+        (folder / "go on").touch()
+
+    with closing(launcher.waves), ThreadPoolExecutor(1) as thread:
+        told = thread.submit(go_on_once_it_said_so)
+        assert work.make("wait").json("all.json") == [*range(COUNT)]
+        told.result()
+    assert work.made() == [*range(COUNT)]
+    assert work.said.count("makes no units, because its numerics differ: worker 1: ") == 1
+    assert "=== worker 2 ===" not in "".join(path.read_text() for path in Path(work.request.slot, "logs").iterdir())
+
+
+def test_where_no_worker_has_the_numerics_of_the_run_it_is_refused(
+    folder: Path, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work.make("well")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    launcher = Launcher(folder, stall_timeout_s=60.0)
+    refused = Work(launcher, "refused")
+    with closing(launcher.waves), pytest.raises(StageError, match="no worker has the numerics") as caught:
+        refused.make("well")
+    assert caught.value.kind == "config"
+    assert "--allow-numerics-change" in str(caught.value)
+    assert refused.made() == []
 
 
 def test_a_mistake_ends_the_stage_at_its_first_worker(work: Work) -> None:

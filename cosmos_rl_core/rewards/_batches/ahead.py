@@ -1,7 +1,7 @@
 """Samples that a thread prepares for a model, while the model works on those before them.
 
 What a language model is asked about a sample, its pictures scaled and cut into patches, takes the CPU about as long as
-the answer takes a GPU. Order and contents are those of one after the other, so scores have the same bits.
+the answer takes a GPU. Order and contents do not change, so scores have the same bits.
 """
 
 import threading
