@@ -33,21 +33,23 @@ def lost_tasks_ended() -> Iterator[None]:
     if flow_run is None or flow_run.run_count < 2:
         yield
         return
-    _end(flow_run)
+    # No task of this try exists yet, so all that are at work are lost.
+    _end(flow_run, earlier_tries=range(flow_run.run_count))
     try:
         yield
     finally:
-        _end(flow_run)
+        # Prefect counts a task's try when it starts to run. One that the server knows only as pending has 0, and may
+        # be of this try: its start or end is on its way to the server.
+        _end(flow_run, earlier_tries=range(1, flow_run.run_count))
 
 
-def _end(flow_run: FlowRun) -> None:
+def _end(flow_run: FlowRun, earlier_tries: range) -> None:
     at_work = TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=UNFINISHED)))
     mine = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id]))
     try:
         with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True) as client:
             for found in client.read_task_runs(flow_run_filter=mine, task_run_filter=at_work):
-                # Those of this try are at work, or their end is on its way to the server.
-                if found.flow_run_run_count < flow_run.run_count:
+                if found.flow_run_run_count in earlier_tries:
                     client.set_task_run_state(found.id, Crashed(message=WHY), force=True)
     except httpx.HTTPError:
         return

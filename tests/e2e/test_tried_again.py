@@ -10,11 +10,12 @@ from typing import Any
 from uuid import UUID
 
 import httpx
-from prefect import flow
+from prefect import flow, task
 from prefect.client.orchestration import get_client
 from prefect.flow_engine import flow_run_logger, run_flow
+from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import AwaitingRetry
+from prefect.states import AwaitingRetry, Pending
 
 from cosmos_rl_core.errors import ConfigError
 from flows.running.launch import grouped
@@ -28,7 +29,7 @@ HEARD_S = 30.0
 @flow(name="killed once")
 @ends_in_state
 def killed_once(marker: str) -> str:
-    """The first try is killed inside of a group of a group."""
+    """The first try is killed inside of a group of a group. The second has a task that the server knows as pending."""
 
     def work() -> None:
         if not Path(marker).exists():
@@ -36,6 +37,9 @@ def killed_once(marker: str) -> str:
             time.sleep(3.0)
             Path(marker).touch()
             os._exit(9)
+        with get_client(sync_client=True) as api:
+            late = task(name="late")(work)
+            api.create_task_run(late, UUID(flow_run.get_id()), "0", name="heard late", state=Pending())
 
     grouped("iterations-0000-0049", partial(grouped, "iteration-0000", work))
     return "done"
@@ -99,7 +103,7 @@ def test_what_a_killed_try_left_at_work_has_ended_in_a_completed_flow_run(
     assert eventually(lambda: tries.tasks() == [(name, "Running") for name in names], HEARD_S), tries.tasks()
     tries.again()
     assert tries.execute() == 0
-    ends = [(name, state) for name in names for state in ("Completed", "Crashed")]
+    ends = [("heard late", "Pending")] + [(name, state) for name in names for state in ("Completed", "Crashed")]
     assert eventually(lambda: tries.tasks() == ends, HEARD_S), tries.tasks()
 
 
