@@ -48,6 +48,15 @@ def divided(ids: list[str], size: int, tile: int, num_groups: int, num_peers: in
     return cut(ids[: whole * size], size) + [list(chain.from_iterable(tiles[a:b])) for a, b in pairwise(bounds)]
 
 
+def divided_for_workers(ids: list[str], size: int, tile: int) -> list[list[str]]:
+    """Divide samples into :data:`ELASTIC_UNITS` units of at most ``size``, whatever the number of workers.
+
+    The tiles are those of :func:`divided`.
+    """
+    tile = min(tile, size)
+    return cut(ids, min(size // tile, -(-len(ids) // (ELASTIC_UNITS * tile))) * tile)
+
+
 def dealt(num_tiles: Sequence[int], num_groups: int, num_peers: int) -> list[int]:
     """Return the rank that decodes and writes each unit, of which ``num_tiles`` has the number of tiles.
 
@@ -89,9 +98,7 @@ def _planned(context: Context["Group"], config: Samples, ids: list[str]) -> list
     """Return the units that these samples are cut into."""
     ranks, tile = context.ranks, context.shrunk(config.batch_size)
     if context.handed is not None:
-        # No number of workers decides. Enough units for many of them, each of whole tiles.
-        size = min(config.samples_per_shard, -(-len(ids) // ELASTIC_UNITS))
-        return cut(ids, -(-size // tile) * tile)
+        return divided_for_workers(ids, config.samples_per_shard, tile)
     num_groups, num_peers = ranks.data_world_size, ranks.world_size // ranks.data_world_size
     return divided(ids, config.samples_per_shard, tile, num_groups, num_peers)
 

@@ -6,7 +6,7 @@ from math import ceil
 import pytest
 
 from stages.artifacts.layouts import cut
-from stages.generating.units import dealt, divided
+from stages.generating.units import ELASTIC_UNITS, dealt, divided, divided_for_workers
 
 IDS = [f"{number:04d}" for number in range(1152)]
 
@@ -44,6 +44,17 @@ def test_ranks_differ_by_at_most_one_tile_and_no_tile_depends_on_them(groups: in
     found = loads(units, most, groups)
     assert sum(found) == ceil(count / most)
     assert max(found) - min(found) <= 1
+
+
+@pytest.mark.parametrize(("size", "tile"), [(32, 8), (32, 32), (10, 4), (5, 3), (1, 1), (8, 16)])
+@pytest.mark.parametrize("count", [1, 7, 96, 333, 1152])
+def test_workers_get_many_units_with_the_tiles_of_ranks(size: int, tile: int, count: int):
+    ids, most = IDS[:count], min(size, tile)
+    units = divided_for_workers(ids, size, tile)
+    assert all(0 < len(unit) <= size for unit in units)
+    assert len(units) >= min(ELASTIC_UNITS, ceil(count / most)) / 2
+    tiles = [part for unit in units for part in cut(unit, most)]
+    assert tiles == cut(ids, most) == [part for unit in divided(ids, size, tile, 2) for part in cut(unit, most)]
 
 
 def test_peers_decode_in_turn_and_groups_differ_by_at_most_one_tile():
