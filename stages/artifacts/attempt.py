@@ -114,11 +114,18 @@ class Attempt:
     def take_over(self, index: int) -> bool:
         """Take the files of a shard that another worker made or adopted just now. Their bytes were checked there.
 
-        Returns False if it has no marker.
+        Returns False if it has no marker, or if a file of it is missing.
         """
-        marker = self._marked(index)
+        marker = self._whole(index)
         self.files |= {} if marker is None else marker.files
         return marker is not None
+
+    def _whole(self, index: int) -> Marker | None:
+        """Return the marker of a shard all of whose files are there."""
+        marker = self._marked(index)
+        if marker is None or None in store.sizes([self.url(entry.path) for entry in marker.files.values()]):
+            return None
+        return marker
 
     def _marked(self, index: int) -> Marker | None:
         """Return the marker of a shard. Raises :class:`ArtifactError` if it belongs to another one."""
@@ -139,12 +146,10 @@ class Attempt:
         Returns False if no attempt finished it or a file of it is missing. Raises :class:`ArtifactError` if the marker
         belongs to another shard, or if ``check`` finds other samples in the files.
         """
-        url, marker = self._marker(index), self._marked(index)
+        marker = self._whole(index)
         if marker is None:
             return False
-        if None in store.sizes([self.url(entry.path) for entry in marker.files.values()]):
-            return False
-        slot = self.request.slot
+        url, slot = self._marker(index), self.request.slot
         found = {name: read_stored(slot, entry) for name, entry in marker.files.items()}
         if (wrong := check(found)) is not None:
             raise ArtifactError(f"{url} does not mark the files of shard {index}: {wrong}; restore it, or {MAKE_AGAIN}")

@@ -7,7 +7,7 @@ import pytest
 
 from cosmos_rl_core.errors import RepeatError
 from stages.artifacts.attempt import Attempt
-from tests.hand_made import report
+from tests.hand_made import remove, report
 
 
 def attempts(folder: Path) -> tuple[Attempt, Attempt]:
@@ -48,3 +48,13 @@ def test_a_worker_takes_over_what_another_one_marked_and_is_told_of_what_it_made
     assert (second.take_over(0), second.take_over(1)) == (True, False)
     assert second.read("items/0") == b"a"
     assert told == [0]
+
+
+def test_a_shard_whose_file_is_gone_is_not_taken_over(tmp_path: Path) -> None:
+    first, second = attempts(tmp_path)
+    first.finish(0, {"items/0": b"a", "items/1": b"b"})
+    remove(first.url(first.files["items/1"].path))
+    assert not second.take_over(0)
+    assert second.files == {}
+    second.finish(0, {"items/0": b"a", "items/1": b"b"})
+    assert second.read("items/1") == b"b"
