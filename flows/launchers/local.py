@@ -78,7 +78,13 @@ class JobLauncher:
         if self._shares.get(job.request.slot) or not self.devices or not need.count:
             return self.submit(job)
         share = self._free_now(need, apart=self._how(job.request.stage) == "resident")
-        return None if share is None else self._begin(job, share)
+        if share is None:
+            return None
+        try:
+            return self._begin(job, share)
+        finally:
+            # Its processes keep the locks.
+            share.close()
 
     def _free_now(self, need: Need, *, apart: bool) -> Share | None:
         if not apart:

@@ -1,6 +1,8 @@
 """Stages whose units workers share: real launcher, real workers, which are killed, stopped and asked to end."""
 
 import json
+import secrets
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,7 @@ import pytest
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import StageError
+from flows.devices.devices import VISIBLE, Need, taken_now, users
 from flows.launchers._elastic import JOIN_S
 from flows.running.display import Display
 from flows.running.wave import Waves
@@ -19,11 +22,14 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.contracts import Embed, ModelRef
+from tests.flows.allocated import wait_until
 from tests.stages.test_distributed import python_path
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("elastic")]
 
 COUNT = 6
+TOLD = ("done", "go on", "unlike")
+"""Files by which tests and workers tell each other something."""
 STAGE = """
 import json, os, signal, sys, time, types
 from pathlib import Path
@@ -52,6 +58,7 @@ def run(request, context):
         if context.attempt.adopt(n):
             continue
         time.sleep(0.05)
+        (HERE / f"has.{n}.{os.getpid()}").touch()
         while behaviour == "wait" and not (HERE / "go on").exists():
             time.sleep(0.05)
         if n == at and behaviour not in ("well", "wait") and (behaviour == "always" or once("done")):
@@ -99,7 +106,7 @@ class Work:
         config = Embed(model=model, prompts=(), max_prompt_length=1)
         self.request = Request(stage="embed", slot=str(self.folder / "run" / name), seed=0, config=config)
         launcher.notes.lines.clear()
-        for left in (*self.folder.glob("made.*"), self.folder / "done"):
+        for left in (*self.folder.glob("made.*"), *self.folder.glob("has.*"), *map(self.folder.joinpath, TOLD)):
             left.unlink(missing_ok=True)
 
     def make(self, behaviour: str, at: int = 3) -> Artifact:
@@ -110,6 +117,10 @@ class Work:
     def made(self) -> list[int]:
         """The numbers of units that were made, of one made twice twice."""
         return sorted(int(path.name.split(".")[1]) for path in self.folder.glob("made.*"))
+
+    def at_work(self) -> set[int]:
+        """The processes that began a unit."""
+        return {int(path.name.split(".")[2]) for path in self.folder.glob("has.*")}
 
     @property
     def said(self) -> str:
@@ -183,6 +194,40 @@ def test_a_unit_that_ends_three_workers_fails_the_stage_and_the_next_try_keeps_t
     assert 3 not in before
     assert work.make("well").json("all.json") == [*range(COUNT)]
     assert work.made() == [*range(COUNT)], "finished units were adopted"
+
+
+def test_a_worker_joins_on_a_device_that_another_run_frees(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = [f"GPU-{secrets.token_hex(8)}-{name}" for name in "ab"]
+    monkeypatch.setenv(VISIBLE, ",".join(two))
+    launcher = Launcher(folder, resident_gb=1, stall_timeout_s=60.0)
+    work = Work(launcher, "joined")
+    share = taken_now(Need("update", 1, (1,)), two)
+    assert share is not None
+    other = subprocess.Popen(["sleep", "600"], stdin=share.file)
+    share.close()
+
+    def free_it_once_one_worker_has_the_other_device() -> list[dict[str, int]]:
+        seen: list[dict[str, int]] = []
+        try:
+            for count in (1, 2):
+                wait_until(lambda count=count: len(work.at_work()) == count)
+                # Long enough for another one to be started, if it could.
+                time.sleep(2 * JOIN_S)
+                seen.append(users(two))
+                other.kill()
+                other.wait()
+        finally:
+            other.kill()
+            (folder / "go on").touch()
+        return seen
+
+    with closing(launcher.waves), ThreadPoolExecutor(1) as thread:
+        told = thread.submit(free_it_once_one_worker_has_the_other_device)
+        assert work.make("wait").json("all.json") == [*range(COUNT)]
+        before, after = told.result()
+    assert before == {two[0]: after[two[0]], two[1]: other.pid}
+    assert {*after.values()} == work.at_work()
+    assert work.made() == [*range(COUNT)]
 
 
 def test_a_worker_on_another_kind_of_machine_makes_nothing_and_says_so_once(folder: Path, work: Work) -> None:
