@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.datasets._windows import Windows
 from cosmos_rl_core.errors import ConfigError, DatasetError, listed
+from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.parallel.distributed import Group
 from stages import contracts
 from stages.artifacts.artifact import Artifact
@@ -36,14 +38,16 @@ def run(request: Request, context: Context[Group]) -> dict[str, int]:
     media = _media(request, config, context.ranks)
     if context.handed is None:
         media.check(context, media.ids)
-    # A part that only removes items needs no weights.
-    model = load_model(config.model, ("vae",), context.ranks.device) if media.ids else None
+
+    @cache
+    def vae() -> Model:
+        return load_model(config.model, ("vae",), context.ranks.device)
 
     def encode(ids: list[str]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        assert model is not None
         if context.handed is not None:
             # A worker looks at what it gets alone.
             media.check(context, ids)
+        model = vae()
         for one, pixels in media.pixels(ids):
             batch = torch.tensor(pixels, device="cpu")[None]
             if config.deviations:
@@ -102,7 +106,17 @@ class _MediaSet:
         return list(self._media.item_ids)
 
     def check(self, context: Context[Group], ids: Sequence[str]) -> None:
-        """Raise :class:`DatasetError` with every file that cannot be used. Each rank looks at a share. Collective."""
+        """Raise :class:`DatasetError` if one of these files cannot be used, with all files of the set that cannot.
+
+        Each rank looks at a share. Collective.
+        """
+        faults = self._faults(context, ids)
+        if faults and len(ids) < len(self.ids):
+            faults = self._faults(context, self.ids)
+        if faults:
+            raise DatasetError(listed(f"{len(faults)} media of the dataset {self._name!r} {_UNUSABLE}:", faults))
+
+    def _faults(self, context: Context[Group], ids: Sequence[str]) -> list[str]:
         ranks = context.ranks
         mine = [self._index_of[one] for one in ids[ranks.rank :: ranks.world_size]]
         found: list[str] = []
@@ -111,9 +125,7 @@ class _MediaSet:
             for done, fault in enumerate(pool.map(self._media.fault, mine), 1):
                 found += [fault] if fault else []
                 context.progress("checking media", done, len(mine))
-        faults = sorted(fault for each in ranks.gather(found) for fault in each)
-        if faults:
-            raise DatasetError(listed(f"{len(faults)} media of the dataset {self._name!r} {_UNUSABLE}:", faults))
+        return sorted(fault for each in ranks.gather(found) for fault in each)
 
     def pixels(self, ids: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
         for item_id in ids:
