@@ -1,9 +1,12 @@
 """Text embeddings of prompts. The only stage that loads text encoders."""
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from functools import cached_property
+from typing import Any
 
+from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.models._base import Conditioning, Model
 from cosmos_rl_core.models._loading import PREFIX
 from cosmos_rl_core.parallel.distributed import Group
@@ -14,6 +17,7 @@ from stages.artifacts.layouts import cut
 from stages.artifacts.pool import INDEX, TEXTS, index_of
 from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Request
+from stages.contracts import RECORDS
 from stages.execution.context import Context
 from stages.formats.embeddings import EMPTY, NEGATIVE, Pool, Text
 from stages.formats.parts import Parts
@@ -34,41 +38,55 @@ def run(request: Request, context: Context[Group]) -> dict[str, int]:
     pool = Pool(request, ranks.numerics, spec.unread_padding)
     encoder = _Encoder(config, context)
     if context.handed is None:
-        mine = _entries(encoder, distinct[ranks.rank :: ranks.world_size], pool, context)
+        found, _ = _entries(encoder, distinct[ranks.rank :: ranks.world_size], pool, context)
+        mine = index_of(found)
     else:
-        mine = _entries_of_workers(encoder, cut(distinct, TEXTS_AT_ONCE), pool, context)
-    entries = {name: entry for some in ranks.gather(index_of(mine)) for name, entry in some.items()}
+        mine = _index_by_workers(encoder, cut(distinct, TEXTS_AT_ONCE), pool, context)
+    entries = {name: entry for some in ranks.gather(mine) for name, entry in some.items()}
     if ranks.rank == 0:
         context.attempt.put_json(INDEX, {one: entries[text.name] for one, text in texts.items()})
     return {"prompts": sum(not text.is_negative for text in texts.values())}
 
 
-def _entries_of_workers(
+def _index_by_workers(
     encoder: "_Encoder", units: list[list[Text]], pool: Pool, context: Context[Group]
-) -> dict[str, FileEntry]:
-    """Return the pool's files of all texts, of which workers make some at a time. The pool marks what is made."""
-    assert context.handed is not None
-    for together in context.hands(len(units), marked=False):
-        for number in together:
-            _entries(encoder, units[number], pool, context)
-            context.handed.made(number)
-    texts = [text for unit in units for text in unit]
-    return _entries(encoder, texts, pool, context)
+) -> dict[str, Any]:
+    """Return the index of this rank's share of all texts, of which workers make some at a time."""
+    names = [f"{RECORDS}units/{number:05d}.json" for number in range(len(units))]
+    for number in context.units(len(units)):
+        # Looked for in the pool by every attempt: what an earlier one found may be gone.
+        found, before = _entries(encoder, units[number], pool, context)
+        told = {"before": before, "index": index_of(found)}
+        context.attempt.finish(number, {names[number]: canonical_json(told)})
+    made = [json.loads(context.attempt.read(names[number])) for number in context.own(len(units))]
+    index = {name: entry for one in made for name, entry in one["index"].items()}
+    _tell(sum(one["before"] for one in made), len(index), context)
+    return index
 
 
-def _entries(encoder: "_Encoder", texts: list[Text], pool: Pool, context: Context[Group]) -> dict[str, FileEntry]:
-    """Return the pool's files of these texts, by their names. What no process has made is made, written meanwhile."""
+def _tell(before: int, count: int, context: Context[Group]) -> None:
+    if before:
+        context.outcome.note(f"{before} of {count} texts were embedded before")
+
+
+def _entries(
+    encoder: "_Encoder", texts: list[Text], pool: Pool, context: Context[Group]
+) -> tuple[dict[str, FileEntry], int]:
+    """Return the pool's files of these texts, by their names, and the number of those that were there.
+
+    What no process has made is made, written meanwhile.
+    """
     found = dict(pool.find(texts))
     missing = [text for text, entry in found.items() if entry is None]
     done = len(texts) - len(missing)
-    if done:
-        context.outcome.note(f"{done} of {len(texts)} texts were embedded before")
+    if context.handed is None:
+        _tell(done, len(texts), context)
     context.progress("making embeddings", done, len(texts))
     with closing(store.ahead(encoder.encoded(missing), lambda encoded: pool.put(*encoded))) as stored:
         for number, ((text, _), entry) in enumerate(stored, 1):
             context.progress("making embeddings", done + number, len(texts))
             found[text] = entry
-    return {text.name: entry for text, entry in found.items() if entry is not None}
+    return {text.name: entry for text, entry in found.items() if entry is not None}, done
 
 
 class _Encoder:

@@ -117,18 +117,18 @@ class Context(Generic[Joined]):
         """Report ``step`` of ``total``. It also is the sign of life that stall detection waits for."""
         self.outcome.progress(phase, step, total)
 
-    def hands(self, count: int, *, at_once: int = 1, marked: bool = True) -> Iterator[list[int]]:
+    def hands(self, count: int, *, at_once: int = 1) -> Iterator[list[int]]:
         """Yield numbers of ``count`` units that these ranks make together. Collective.
 
         Ranks that share all units get them at once. A worker of an elastic stage gets ``at_once`` a rank at a time.
         Once all are made, one worker goes on, which has the files of all units: it reads the markers of units that were
-        offered to other attempts, and makes all others itself. With ``marked=False`` units have no markers.
+        offered to other attempts, and makes all others itself.
         """
         if self.handed is None:
             yield list(range(count))
             return
         yield from self.handed.hands(count, at_once)
-        missing = [n for n in self.own(count) if marked and not self.attempt.take_over(n)]
+        missing = [n for n in self.own(count) if not self.attempt.take_over(n)]
         if rest := sorted(chain.from_iterable(self.ranks.gather(missing))):
             yield rest
 
