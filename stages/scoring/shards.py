@@ -5,6 +5,7 @@ that decides the scores: the reward and its settings, the scorer of a service, t
 samples. So nothing but time is lost if one is missing, damaged, or of samples that the rollout did not keep.
 """
 
+from functools import cached_property
 from typing import Any
 
 from cosmos_rl_core.canonical import digest
@@ -42,9 +43,9 @@ class Shards:
         self._parts, self._name = (INDEX, scorer.part), scorer.name
         self._decides = {"recipe": request.recipe, "numerics": numerics, "made_by": made_by}
 
-    @property
+    @cached_property
     def names(self) -> set[str]:
-        """Return the names of the files that are there; of other generations and samples too."""
+        """Return the names of the files that were there at first; of other generations and samples too."""
         return store.names(store.join(self._slot, AHEAD))
 
     def name(self, portion: Portion) -> str:
