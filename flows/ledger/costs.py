@@ -12,7 +12,7 @@ from cosmos_rl_core.config.clusters import PricesConfig
 from cosmos_rl_core.errors import counted
 from flows.ledger.pages import AT_WORK, HOUR_S, Entry, Page, entries
 from flows.planning.base import AnyRun
-from stages.execution.spending import Spent
+from stages.execution.spending import Crew, Spent
 
 GB = 10**9
 ITERATIONS = 12
@@ -120,6 +120,25 @@ def startup_of(entries: Iterable[Entry]) -> Startup:
         seconds = entry.startup_s
         one = Startup(unknown=1) if seconds is None else Startup(seconds, entry.devices * seconds, known=1)
         found = found.plus(one)
+    return found
+
+
+def crews_of(entries: Iterable[Entry]) -> dict[str, Crew]:
+    """Return the workers of all attempts at each elastic stage together, by its name; of units those of artifacts."""
+    found: dict[str, Crew] = {}
+    for entry in entries:
+        if (crew := entry.crew) is not None:
+            before = found.get(name_of(entry), Crew(workers=0, largest=0, units=0, of=0))
+            made = crew.of if entry.outcome == "made" else 0
+            found[name_of(entry)] = Crew(
+                workers=0,
+                largest=max(before.largest, crew.largest),
+                units=before.units + made,
+                of=before.of + made,
+                lost=before.lost + crew.lost,
+                gave_back=before.gave_back + crew.gave_back,
+                worker_s=before.worker_s + crew.worker_s,
+            )
     return found
 
 

@@ -12,12 +12,12 @@ from typing import Any, Self
 import humanize
 
 from cosmos_rl_core.canonical import sha256
-from cosmos_rl_core.errors import ApprovalError, ArtifactError, BudgetError, StoppedError, first_line
+from cosmos_rl_core.errors import ApprovalError, ArtifactError, BudgetError, StoppedError, counted, first_line
 from cosmos_rl_core.storage import store
 from flows.comparing.weights import moved
 from flows.ledger.attempts import Attempts, Left, named
 from flows.ledger.causes import ending
-from flows.ledger.costs import Startup, device_time, duration, on_devices, price_of
+from flows.ledger.costs import Startup, crews_of, device_time, duration, on_devices, price_of
 from flows.library.collected import Collected, Stage
 from flows.library.outlook import known_means, waves_left_s
 from flows.library.states import states
@@ -31,6 +31,7 @@ from stages import registry
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import place_of
 from stages.artifacts.request import Request
+from stages.execution.spending import Crew
 from stages.reporting.book import Book, Now
 from stages.reporting.contracts import Report
 from stages.reporting.page import report_page
@@ -186,11 +187,18 @@ def _ledger(collected: Collected, left: Sequence[Left], wave: str) -> Iterator[t
     if trained:
         yield "device time an iteration", device_time(totals.iterations_device_s / trained)
     yield "attempts", f"{totals.attempts}, of which {_left(left, attempts.at_work(wave))}"
+    if crews := crews_of(attempts.every):
+        yield "workers", "; ".join(_workers(name, crew) for name, crew in crews.items())
     if (prices := run.recipe.launch.prices) is not None:
         yield "price", f"{sum(price_of(entry, prices) for entry in attempts.every):,.2f} {prices.currency}"
     sizes = (humanize.naturalsize(size) for size in (totals.read_bytes, totals.written_bytes))
     yield "store", "read {}, written {}".format(*sizes)
     yield "more", commands.about(run.store_url, "cost", run.plan.run_id)
+
+
+def _workers(stage: str, crew: Crew) -> str:
+    made = f"{counted(crew.units, 'unit')} in {duration(crew.worker_s)} of workers"
+    return f"{stage}: at most {counted(crew.largest, 'worker')}, {made}{crew.ended}"
 
 
 def _left(left: Sequence[Left], at_work: int) -> str:

@@ -189,11 +189,8 @@ def others(overview: Overview) -> Iterator[Row]:
 def _workers(overview: Overview) -> Iterator[Row]:
     """Yield the workers that share the stage at work."""
     if (crew := overview.progress.crew) is not None:
-        ended = f", {crew.lost} lost" * (crew.lost > 0) + f", {crew.gave_back} gave their units back" * (
-            crew.gave_back > 0
-        )
         made = f"{crew.units} of {crew.of or '?'} units made"
-        yield Row("workers", f"{crew.workers} now, {crew.largest} at most, {made}{ended}", lines=1)
+        yield Row("workers", f"{crew.workers} now, {crew.largest} at most, {made}{crew.ended}", lines=1)
 
 
 def _processes(overview: Overview) -> Iterator[Row]:

@@ -60,6 +60,12 @@ class Crew(Section):
     worker_s: float = 0.0
     """Seconds of all workers."""
 
+    @property
+    def ended(self) -> str:
+        """Return how many workers ended before the stage did, in words that continue a line; "" for none."""
+        lost, gave_back = f", {self.lost} lost", f", {self.gave_back} gave their units back"
+        return lost * (self.lost > 0) + gave_back * (self.gave_back > 0)
+
 
 def together(spent: Sequence[Spent]) -> Spent:
     """Return what the longest of several processes spent, with the bytes of all of them."""

@@ -1,6 +1,7 @@
 """The page of a run while it works, after it failed, and on demand. Samples are imagined, fragments are real."""
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -11,6 +12,8 @@ from cosmos_rl_core.errors import ApprovalError, StageError
 from cosmos_rl_core.storage import store
 from flows.auditing.audit import audit
 from flows.ledger.costs import duration
+from flows.ledger.ledger import Ledger
+from flows.ledger.shape import shape_of
 from flows.library import open_run
 from flows.library.collected import Collected
 from flows.planning.plan import Settings
@@ -21,12 +24,14 @@ from flows.session import loop
 from flows.terminal import commands
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.generations import invalidate
+from stages.artifacts.records import place_of
 from stages.artifacts.slots import input_of, standing
 from stages.contracts import MEDIA
+from stages.execution.spending import Crew
 from stages.reporting.contracts import Report
 from tests.flows.by_hand import SECONDS, validated
 from tests.flows.imagined import Imagined, full_size
-from tests.flows.test_ledger import written
+from tests.flows.test_ledger import entry, written
 from tests.hand_made import planned
 
 BAR = "files:  50%|██▌  | 1/2 [00:01<00:01,  1.0file/s]"
@@ -120,6 +125,20 @@ def test_the_time_left_is_that_of_status_and_counts_the_last_evaluation(run: Run
     left_s = open_run("hand", run.store_url).now().outlook.left_s
     assert left_s == pytest.approx(4 + 20 + 3, abs=1.0)
     assert f"<p>About {duration(left_s or 0)} of work left. " in page_of(run)
+
+
+def test_the_page_tells_of_workers(run: Run):
+    ledger = Ledger(run.url, shape_of(run.plan), [].append)
+    for k, (outcome, lost) in enumerate((("killed", 3), ("made", 1), ("made", 0))):
+        crew = Crew(workers=0, largest=2 + lost, units=8 - lost, of=8, lost=lost, worker_s=50.0)
+        slot = place_of(run.slots.iteration(k // 2, "rollout"))
+        of_workers = entry("rollout", slot, 40.0, outcome).model_copy(update={"crew": crew})
+        page = ledger.page(f"iteration-000{k // 2}/rollout", time.monotonic() - 40.0)
+        page.turn(lambda of_workers=of_workers: [of_workers])
+        page.close([of_workers])
+    told = "rollout: at most 5 workers, 16 units in 2.5 min of workers, 4 lost"
+    page = Path(write_report(open_run("hand", run.store_url))).read_text(encoding="utf-8")
+    assert f"<dt>workers</dt><dd>{told}</dd>" in page
 
 
 def test_a_page_on_demand_tells_of_a_killed_run_and_of_failed_attempts(run: Run, tmp_path: Path, main):
