@@ -1,5 +1,6 @@
 """A stage whose units several workers make, each a job of its own. To its wave it is one job."""
 
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,9 +12,10 @@ from cosmos_rl_core.errors import counted, first_line
 from flows.devices.work_folders import WorkFolder
 from flows.launchers._base import Job, JobState, RunningJob
 from flows.launchers._handing import Handing
-from flows.launchers.endings import kind_of
+from flows.launchers.endings import exits_of_ranks, kind_of
 from stages.artifacts.records import Pinned
 from stages.artifacts.request import REQUEST
+from stages.execution.handing import ENDED
 from stages.execution.outcome import Failure, Outcome, Status, read_failures, read_status
 from stages.execution.spending import Crew, together
 
@@ -178,7 +180,10 @@ class ElasticJob:
         """Take notice that a worker has ended, by itself or because somebody ended it."""
         with self._handing.guard:
             left, gave_back = (worker.number in some for some in (self._handing.left, self._handing.gave_back))
-        if gave_back:
+        failures = [one for one in read_failures(worker.job.directory) if not one.collective]
+        log = (worker.job.log() or b"").decode(errors="replace").splitlines()
+        # Where a rank fails, torchrun asks the others to end.
+        if gave_back and not failures and exits_of_ranks(log) <= {ENDED, -signal.SIGTERM}:
             self._leave(worker)
             with self._handing.guard:
                 units = self._handing.units.give_back(worker.number, lost=False)
@@ -190,8 +195,6 @@ class ElasticJob:
             if not left:
                 self._state = state
         else:
-            failures = [one for one in read_failures(worker.job.directory) if not one.collective]
-            log = (worker.job.log() or b"").decode(errors="replace").splitlines()
             kind = failures[0].kind if failures else state.kind or kind_of(state, log)
             failure = failures[0] if failures else Failure(kind=kind, message=_how(state), retryable=True)
             if kind in LOST:

@@ -18,6 +18,7 @@ READ = 2000
 _PREFIX = re.compile(r"(?:\d+: ?)?(\[rank\d+\]: |\[[a-z_]+\d+\]:)?")
 """Prefix of a rank's line by srun, PyTorch or torchrun."""
 _KILLED = re.compile(r"^\s*exitcode\s*:\s*-9\b", re.MULTILINE)
+_EXITED = re.compile(r"\s*exitcode\s*:\s*(-?\d+)\b")
 _OUT_OF_MEMORY = re.compile(
     r"^slurmstepd(?:-[\w.-]+)?: (?:error: )?.*\bDetected \d+ oom[-_]kill event"
     r"|^srun: error: \S+: tasks? [\d,-]+: Out Of Memory"
@@ -52,6 +53,12 @@ def kind_of(state: JobState, log: Sequence[str]) -> str:
     if state.killed or any(map(_KILLED.search, ranks.values())):
         return "killed"
     return KIND_OF_EXIT.get(state.exit_code or 0, "crash")
+
+
+def exits_of_ranks(log: Sequence[str]) -> set[int]:
+    """Return the exit codes in torchrun's report: those of ranks that ended by themselves, and not by its SIGTERM."""
+    lines = (match.string[match.end() :] for match in filter(None, map(_PREFIX.match, log[-READ:])))
+    return {int(found[1]) for found in map(_EXITED.match, lines) if found is not None}
 
 
 def _ran_out_of_memory(text: str) -> bool:

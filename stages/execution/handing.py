@@ -35,18 +35,14 @@ class HandedUnits:
     def __init__(self, folder: Path, worker: int, ranks: Ranks, numerics: dict[str, Any]) -> None:
         """Connect to the launcher. Raises :class:`LeftError` if other workers have other numerics.
 
-        SIGTERM, by which machines are taken away, ends this process and gives its units back. Collective.
+        SIGTERM, by which machines are taken away, ends this process and gives the worker's units back. Collective.
         """
         self._ranks, self._guard = ranks, threading.Lock()
         self._socket = connected(folder)
         self._lines = self._socket.makefile("rb")
-        self._before: Any = None
         self._say({"worker": worker})
-        unlike = ""
-        if ranks.rank == 0:
-            self._before = signal.signal(signal.SIGTERM, self._give_back)
-            unlike = self._ask({"numerics": numerics})
-        self._unlike: str = ranks.broadcast(unlike)
+        self._before = signal.signal(signal.SIGTERM, self._give_back)
+        self._unlike: str = ranks.broadcast(self._ask({"numerics": numerics}) if ranks.rank == 0 else "")
         if self._unlike:
             self.close()
             raise LeftError(f"this worker makes no units: {self._unlike}")
@@ -73,8 +69,7 @@ class HandedUnits:
 
     def close(self) -> None:
         """Leave the launcher, and let SIGTERM do what it did before."""
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+        signal.signal(signal.SIGTERM, self._before)
         self._lines.close()
         self._socket.close()
 

@@ -3,7 +3,7 @@
 import pytest
 
 from flows.launchers._base import JobState
-from flows.launchers.endings import kind_of
+from flows.launchers.endings import exits_of_ranks, kind_of
 
 ABORTED = "terminate called after throwing an instance of"
 WATCHDOG = "[PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception:"
@@ -89,3 +89,9 @@ def test_other_lines_with_such_words_say_nothing_of_the_memory(log: str):
     assert ending(log) == ending(f"{log}\n{REPORT}") == "crash"
     assert ending(log, -9) == ending(f"{log}\n{REPORT.replace('-6', '-9')}") == ending(log, 137) == "killed"
     assert ending(log, 64) == "config"
+
+
+def test_torchrun_reports_the_exit_codes_of_ranks():
+    others = "[1]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : 143 (pid: 78)"
+    assert exits_of_ranks(f"a prompt with exitcode : 3\n{REPORT}\n{others}".splitlines()) == {-6, 143}
+    assert exits_of_ranks(["killed"]) == set()
