@@ -22,6 +22,9 @@ PARENT = "COSMOS_RL_PARENT_PID"
 """Environment variable with the id of the parent process. Not set when a person starts a stage by hand."""
 MEETING = "COSMOS_RL_MEETING"
 """Environment variable with the file at which ranks join their process group where there is no torchrun."""
+HOST = "COSMOS_RL_MEETING_HOST"
+"""Environment variable with the address of the node of rank 0, where the ranks are on several nodes. Then the file gets
+the address at which they meet: rank 0 writes it, and supervisors carry it to the other nodes."""
 BEGAN = "COSMOS_RL_BEGAN_S"
 """Environment variable with the time since the machine booted, in seconds, at which a process began its present
 Request. Not set while a process has only one."""
@@ -53,19 +56,23 @@ def show_stacks_on_signal() -> None:
     faulthandler.register(STACKS, file=2, all_threads=True)
 
 
-def become_rank(rank: int, count: int, meeting: Path, *, alone: bool = False) -> None:
-    """Set the variables of one of ``count`` ranks of this machine, which meet at a file that does not exist yet.
+def become_rank(rank: int, count: int, meeting: Path, *, alone: bool = False, here: int = 0, host: str = "") -> None:
+    """Set the variables of one of ``count`` ranks, which meet at a file that does not exist yet.
 
-    ``alone``: this process sees no device but its own.
+    ``alone``: this process sees no device but its own. ``here``: number of ranks on this machine, by default all;
+    ``host``: address of the node of rank 0, if there are several nodes.
     """
-    place, size = str(rank), str(count)
+    place = str(rank)
     os.environ |= {"RANK": place, "LOCAL_RANK": "0" if alone else place}
-    os.environ |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, MEETING: str(meeting)}
+    os.environ |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(here or count), MEETING: str(meeting)}
+    os.environ.pop(HOST, None)
+    if host:
+        os.environ[HOST] = host
 
 
 def be_no_rank() -> None:
     """Undo :func:`become_rank` and :func:`begin_again`."""
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", MEETING, BEGAN):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", MEETING, HOST, BEGAN):
         os.environ.pop(name, None)
 
 

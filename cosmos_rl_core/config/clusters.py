@@ -1,4 +1,4 @@
-"""Resources that a stage requests from a cluster's scheduler: one section for Slurm, one for Kubernetes."""
+"""Resources that a stage requests from a cluster: a section for Ray, one for Slurm, one for Kubernetes."""
 
 from typing import Annotated, TypeVar
 
@@ -9,15 +9,20 @@ from cosmos_rl_core.config.base import Section
 Name = Annotated[str, Field(pattern=r"^[^\s#=]+$")]
 
 
-class Resources(Section):
-    """Resources of one allocation. Under ``stages.<name>``, fields left out have the value for all stages."""
+class Nodes(Section):
+    """Machines of a stage. Under ``stages.<name>``, fields left out have the value for all stages."""
 
     nodes: int = Field(default=1, ge=1)
     """Number of machines. Ranks of a distributed stage are spread evenly over them; other stages run on the first."""
     gpus_per_node: int = Field(default=0, ge=0)
-    """Number of GPUs to request on each machine."""
+    """Number of GPUs to request on each machine. With Ray: GPUs that a machine has, of which each rank gets one."""
     cpus_per_node: int | None = Field(default=None, ge=1)
-    """Number of CPU cores to request on each machine. Default: the scheduler's."""
+    """Number of CPU cores to request on each machine. Default: the scheduler's; with Ray one."""
+
+
+class Resources(Nodes):
+    """Resources of one allocation of a scheduler."""
+
     time_limit_min: int | None = Field(default=None, ge=1)
     """Minutes after which the scheduler ends the allocation; its stage is then retried in a new one. Default: the
     scheduler's."""
@@ -47,7 +52,16 @@ class KubernetesResources(Resources):
     """Labels that nodes must have."""
 
 
-_R = TypeVar("_R", bound=Resources)
+class RayNodes(Nodes):
+    """Nodes of a Ray cluster."""
+
+    accelerator_type: Name | None = None
+    """Kind of GPU, as Ray names it, e.g. ``H100`` or ``L4``. Default: any."""
+    labels: dict[str, str] = {}
+    """Labels that nodes must have (``ray start --labels``), e.g. ``{"ray.io/market-type" = "spot"}``."""
+
+
+_R = TypeVar("_R", bound=Nodes)
 
 
 class Holding(Section):
@@ -105,6 +119,25 @@ class KubernetesConfig(KubernetesResources, Holding):
         return _merged(self, KubernetesResources, self.stages.get(stage))
 
 
+class RayConfig(RayNodes):
+    """Runs stages on the nodes of a Ray cluster."""
+
+    address: str = Field(default="auto", min_length=1)
+    """Address of the cluster, e.g. ``10.0.0.1:6379``. The flow's machine must have joined it, without resources:
+    ``ray start --address=10.0.0.1:6379 --num-cpus=0 --num-gpus=0``. ``auto``: the cluster that it has joined."""
+    head_timeout_s: float = Field(default=300.0, gt=0)
+    """Seconds for which an attempt waits for a cluster that does not answer."""
+    nodes_timeout_s: float = Field(default=600.0, ge=0)
+    """Seconds for which a stage waits for nodes that the cluster does not have, such as those that an autoscaler adds.
+    It waits for nodes that others use without a limit."""
+    stages: dict[str, RayNodes] = {}
+    """Other nodes of single stages, e.g. ``[launch.ray.stages.rollout] accelerator_type = "L40S"``."""
+
+    def resources_of(self, stage: str) -> RayNodes:
+        """Return the nodes of one stage."""
+        return _merged(self, RayNodes, self.stages.get(stage))
+
+
 class PricesConfig(Section):
     """Prices of machines, for ``cosmos-flows cost``. Nothing else reads them."""
 
@@ -122,6 +155,6 @@ class PricesConfig(Section):
     """Price of 10^9 bytes to the store."""
 
 
-def _merged(every_stage: Holding, kind: type[_R], one_stage: _R | None) -> _R:
+def _merged(every_stage: Nodes | Holding, kind: type[_R], one_stage: _R | None) -> _R:
     own = {} if one_stage is None else one_stage.model_dump(exclude_unset=True)
     return kind.model_validate(every_stage.model_dump(include=set(kind.model_fields)) | own)

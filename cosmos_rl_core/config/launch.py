@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from cosmos_rl_core.config.base import Section
-from cosmos_rl_core.config.clusters import KubernetesConfig, PricesConfig, SlurmConfig
+from cosmos_rl_core.config.clusters import KubernetesConfig, PricesConfig, RayConfig, SlurmConfig
 from cosmos_rl_core.config.parallelism import Attention, Device, ElasticConfig, Parallelism
 from cosmos_rl_core.errors import ConfigError
 
@@ -38,6 +38,8 @@ def _free_variable(name: str) -> str:
 def _mode_of(others: dict[str, Any]) -> Literal["cold", "warm"]:
     """Return the default of ``mode``, which depends on settings before it."""
     named = others.get("device") is None and any(others.get(name) for name in ("gpus", "stage_gpus", "gpu_limit"))
+    if others.get("launcher") == "ray":
+        return "warm"
     on_gpus = others.get("launcher") == "local" and (others.get("device") == "cuda" or named)
     return "warm" if on_gpus and others.get("python") is None else "cold"
 
@@ -45,9 +47,11 @@ def _mode_of(others: dict[str, Any]) -> Literal["cold", "warm"]:
 class LaunchConfig(Section):
     """Processes of a run and their machines. A cluster profile (``deployments/clusters``) replaces this section."""
 
-    launcher: Literal["local", "slurm", "kubernetes"] = "local"
-    """Where processes start: ``local`` on this machine, ``slurm`` (``[launch.slurm]``) or ``kubernetes``
-    (``[launch.kubernetes]``)."""
+    launcher: Literal["local", "ray", "slurm", "kubernetes"] = "local"
+    """Where processes start: ``local`` on this machine, ``ray`` on the nodes of a Ray cluster (``[launch.ray]``),
+    ``slurm`` (``[launch.slurm]``) or ``kubernetes`` (``[launch.kubernetes]``)."""
+    ray: RayConfig = RayConfig()
+    """Nodes of a Ray cluster."""
     slurm: SlurmConfig = SlurmConfig()
     """Resources to request from Slurm."""
     kubernetes: KubernetesConfig | None = None
@@ -170,8 +174,8 @@ class LaunchConfig(Section):
     def _workers_have_room(self) -> "LaunchConfig":
         if self.elastic is None:
             return self
-        if self.launcher != "local":
-            raise ValueError(f"elastic needs launcher = 'local', found {self.launcher!r}")
+        if self.launcher not in ("local", "ray"):
+            raise ValueError(f"elastic needs launcher = 'local' or 'ray', found {self.launcher!r}")
         if self.gpu_limit is not None and self.elastic.min != self.elastic.max:
             raise ValueError(
                 "gpu_limit has slots for a fixed number of GPUs; set elastic.min = elastic.max, or leave it out"
@@ -190,11 +194,14 @@ class LaunchConfig(Section):
         for name in ("gpu_limit", "gpus"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} needs launcher = 'local', found {self.launcher!r}")
-        if self.mode == "warm":
-            raise ValueError(f"launcher = {self.launcher!r} needs mode = 'cold'")
+        if self.launcher == "ray" and self.stage_gpus:
+            raise ValueError("stage_gpus is given, and Ray chooses the GPUs; leave it out (launch.ray.gpus_per_node)")
+        mode = "warm" if self.launcher == "ray" else "cold"
+        if self.mode != mode:
+            raise ValueError(f"launcher = {self.launcher!r} needs mode = {mode!r}")
         if self.launcher == "kubernetes" and self.kubernetes is None:
             raise ValueError("launcher = 'kubernetes' needs a table [launch.kubernetes]")
-        for stage in ("every stage", *self.allocations.stages, *self._stage_ranks):
+        for stage in ("every stage", *self.cluster.stages, *self._stage_ranks):
             processes, nodes = self.processes_of(stage), self.nodes_of(stage)
             if processes % nodes:
                 found = f"{processes} processes of {stage}"
@@ -218,13 +225,18 @@ class LaunchConfig(Section):
         return "resident" if device == "cuda" or self.resident_gb else "forked"
 
     @property
+    def cluster(self) -> RayConfig | SlurmConfig | KubernetesConfig:
+        """Return the section of the cluster. Only for launchers that have one."""
+        return self.ray if self.launcher == "ray" else self.allocations
+
+    @property
     def allocations(self) -> SlurmConfig | KubernetesConfig:
         """Return the section of the scheduler. Only for launchers that have one."""
         return self.kubernetes if self.launcher == "kubernetes" and self.kubernetes else self.slurm
 
     def nodes_of(self, stage: str) -> int:
-        """Return the number of machines of a distributed stage."""
-        return 1 if self.launcher == "local" else self.allocations.resources_of(stage).nodes
+        """Return the number of machines of a distributed stage, or of each worker of an elastic one."""
+        return 1 if self.launcher == "local" or self.elastic_of(stage) else self.cluster.resources_of(stage).nodes
 
     def time_limit_of(self, stage: str) -> float | None:
         """Return the time limit of a stage in seconds, or None."""

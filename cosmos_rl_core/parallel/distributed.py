@@ -1,13 +1,16 @@
 """The process group of a stage: the few collectives that stages need, also for one process without torchrun.
 
-The ranks come from torchrun's environment variables. Ranks without torchrun meet at the file that ``MEETING`` names.
+The ranks come from torchrun's environment variables. Ranks without torchrun meet at the file that ``MEETING`` names,
+or, with several nodes, at the address that rank 0 writes into it.
 """
 
 import datetime
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,10 +25,12 @@ from cosmos_rl_core.errors import ConfigError, CosmosRLError
 from cosmos_rl_core.numerics import numerics
 from cosmos_rl_core.parallel.devices import settled
 from cosmos_rl_core.parallel.sharding import REPLICATE, SHARD
-from cosmos_rl_core.processes import MEETING
+from cosmos_rl_core.processes import HOST, MEETING
 
 _SENT_BYTES = 2**26
 """Bytes that are sent at once."""
+_LOOK_S = 0.05
+"""Interval in seconds at which the address of rank 0 is looked for."""
 
 
 class Group:
@@ -61,10 +66,13 @@ class Group:
         if self.world_size > 1:
             # Objects and CPU tensors use gloo, CUDA tensors use NCCL. A rank without CUDA joins by gloo as well, so
             # that the comparison of numerics below can name it.
-            meeting = os.environ.get(MEETING)
+            meeting, host = os.environ.get(MEETING), os.environ.get(HOST)
+            method = "env://" if meeting is None else f"file://{meeting}"
+            store = None if meeting is None or host is None else self._met_at(Path(meeting), host, timeout)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if cuda else "cpu:gloo",
-                init_method="env://" if meeting is None else f"file://{meeting}",
+                init_method=method if store is None else None,
+                store=store,
                 timeout=timeout,
                 world_size=self.world_size,
                 rank=self.rank,
@@ -84,6 +92,25 @@ class Group:
             peers, _ = dist.new_subgroups(cp_size, timeout=timeout)
             assert isinstance(peers, dist.ProcessGroup)
             self.peers = peers
+
+    def _met_at(self, meeting: Path, host: str, timeout: datetime.timedelta) -> dist.Store:
+        """Return the store of ranks on several nodes: rank 0 opens it on a free port, and writes its address down.
+
+        Raises ``TimeoutError`` if the address does not come.
+        """
+        if self.rank == 0:
+            store = dist.TCPStore(host, 0, self.world_size, is_master=True, timeout=timeout, wait_for_workers=False)
+            temporary = meeting.with_suffix(".tmp")
+            temporary.write_text(f"{host}:{store.port}", encoding="utf-8")
+            temporary.replace(meeting)
+            return store
+        deadline_s = time.monotonic() + timeout.total_seconds()
+        while not meeting.exists():
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"rank 0 on {host} did not say where the ranks meet")
+            time.sleep(_LOOK_S)
+        host, _, port = meeting.read_text(encoding="utf-8").rpartition(":")
+        return dist.TCPStore(host, int(port), self.world_size, is_master=False, timeout=timeout)
 
     def all_reduce_sum_(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all ranks in place, and return it."""

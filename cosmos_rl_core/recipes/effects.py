@@ -61,9 +61,10 @@ def _of_launch(launch: LaunchConfig) -> Iterator[Row]:
     yield "launch", launch, warm and launch.device == "cpu", "tf32", "device = 'cpu' computes on the CPU"
     yield "launch", launch, not warm, "resident_gb", "mode = 'cold' keeps no process"
     other = f"launcher = {launch.launcher!r}"
+    yield "launch", launch, launch.launcher != "ray", "ray", other
     yield "launch", launch, launch.launcher != "slurm", "slurm", other
     yield "launch", launch, launch.launcher != "kubernetes", "kubernetes", other
-    if launch.launcher != "local":
+    if launch.launcher not in ("local", "ray"):
         held, why = launch.allocations, "hold = false ends allocations at once"
         yield f"launch.{launch.launcher}", held, not held.hold, "idle_s", why
 

@@ -18,6 +18,7 @@ def misplaced(launch: LaunchConfig) -> list[str]:
         *_unknown("stage_gpus", launch.stage_gpus, "distributed stage", distributed),
         *_unknown("stage_device_memory_gb", launch.stage_device_memory_gb, "distributed stage", distributed),
         *_unknown("stage_time_limits_s", launch.stage_time_limits_s, "stage", sorted(STAGES)),
+        *_unknown("ray.stages", launch.ray.stages, "stage", sorted(STAGES)),
         *_unknown("slurm.stages", launch.slurm.stages, "stage", sorted(STAGES)),
         *_unknown("kubernetes.stages", kubernetes, "stage", sorted(STAGES)),
     ]

@@ -6,13 +6,15 @@ is part of no name and no digest.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from cosmos_rl_core.config.clusters import KubernetesResources, Resources
+from cosmos_rl_core.config.clusters import KubernetesResources, Nodes
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import Mistakes
 from flows.devices.devices import MIG, VISIBLE, Need, need_of, visible
 from stages.registry import STAGES
 
+N = TypeVar("N", bound=Nodes)
 FEWER = "use fewer processes (launch.processes, launch.stage_processes)"
 
 
@@ -103,12 +105,12 @@ def misfits_of(
     return [*found, *misfits(stages, launch, devices_for(launch, runs_here=runs_here), slots)]
 
 
-def resources_of(stage: str, launch: LaunchConfig) -> Resources:
+def resources_of(stage: str, launch: LaunchConfig) -> Nodes:
     """Return what a stage asks a scheduler for, with its share of ``stage_gpus`` on each node."""
-    return with_gpus(launch.allocations.resources_of(stage), len(launch.stage_gpus.get(stage, ())))
+    return with_gpus(launch.cluster.resources_of(stage), len(launch.stage_gpus.get(stage, ())))
 
 
-def with_gpus(resources: Resources, count: int) -> Resources:
+def with_gpus(resources: N, count: int) -> N:
     """Return resources with ``count`` GPUs over all nodes; 0 leaves them as they are."""
     return resources.model_copy(update={"gpus_per_node": -(-count // resources.nodes)}) if count else resources
 
@@ -130,7 +132,7 @@ def _fit(stages: Sequence[str], launch: LaunchConfig, count: int | None) -> bool
     if launch.launcher == "local":
         chosen = [index for need in needs for index in need.chosen]
         return len({*chosen}) == len(chosen) and (count is None or sum(need.count for need in needs) <= count)
-    if not launch.allocations.hold:
+    if launch.launcher == "ray" or not launch.allocations.hold:
         return True
     # Nothing divides the GPUs of an allocation among the stages in it.
     shared = [(resources_of(need.stage, launch), need.chosen) for need in needs if _has_gpus(need.stage, launch)]

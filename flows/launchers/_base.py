@@ -23,6 +23,18 @@ Phase = Literal["waiting", "running", "ending", "ended"]
 
 
 @dataclass(frozen=True)
+class Part:
+    """The ranks of a job on one of several nodes."""
+
+    first: int
+    """The first rank on this node."""
+    count: int
+    """Number of ranks on this node."""
+    host: str
+    """Address of the node of rank 0, at which all ranks meet."""
+
+
+@dataclass(frozen=True)
 class Job:
     """One stage to run."""
 
@@ -30,11 +42,18 @@ class Job:
     execution: Execution = field(default_factory=Execution)
     fresh: bool = False
     """Whether only processes may run it that have served no other Request."""
+    part: Part | None = None
+    """Ranks that run here, if others run on other nodes."""
 
     @cached_property
     def name(self) -> str:
         """Return the stage and the Request's digest, equal in every flow that makes the same Request."""
         return f"{self.request.stage}-{digest(self.request.model_dump(mode='json'))[:20]}"
+
+    @property
+    def ranks_here(self) -> int:
+        """Return the number of ranks on this machine."""
+        return self.execution.parallelism.world_size if self.part is None else self.part.count
 
 
 @dataclass(frozen=True)

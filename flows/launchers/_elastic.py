@@ -46,6 +46,8 @@ class _Worker:
     progressed_s: float = field(default_factory=time.monotonic)
     log: bytes = b""
     ended_s: float | None = None
+    waits: bool = False
+    """Whether the cluster has no room for it yet."""
 
     @property
     def seconds(self) -> float:
@@ -138,10 +140,11 @@ class ElasticJob:
                 break
             self._workers[number] = _Worker(number, job)
             self.served_before = self.served_before or job.served_before
-        self._largest = max(self._largest, len(self._workers))
-        short = len(self._workers) < self._least and self._handing.units.wait
+        here = sum(not worker.waits for worker in self._workers.values())
+        self._largest = max(self._largest, here)
+        short = here < self._least and self._handing.units.wait
         if short and not self._short:
-            self._say(f"waits for devices: it has {counted(len(self._workers), 'worker')}, and at least {self._least}")
+            self._say(f"waits for devices: it has {counted(here, 'worker')}, and needs {self._least} or more")
         self._short = short
 
     def _why_none(self) -> str:
@@ -155,6 +158,9 @@ class ElasticJob:
     def _look(self, worker: _Worker) -> None:
         """Take notice of the progress or the end of a worker."""
         now_s, state = time.monotonic(), worker.job.poll()
+        if state.phase == "waiting":
+            worker.began_s = worker.progressed_s = now_s
+        worker.waits = state.phase == "waiting"
         status = read_status(worker.job.directory)
         if status is not None and (worker.status is None or status.sequence != worker.status.sequence):
             for message in status.notes[len(worker.status.notes) if worker.status else 0 :]:
@@ -253,7 +259,7 @@ class ElasticJob:
         statuses = [one.status for one in everyone if one.status is not None]
         at = [one.status.phase for one in self._workers.values() if one.status is not None]
         crew = Crew(
-            workers=len(self._workers),
+            workers=sum(not one.waits for one in self._workers.values()),
             largest=self._largest,
             units=made,
             of=total,

@@ -104,10 +104,10 @@ def stage_environment(launch: LaunchConfig) -> dict[str, str]:
     } | launch.environment
 
 
-def environment_here(launch: LaunchConfig) -> dict[str, str]:
-    """Return the environment of a stage process whose ranks are all on this machine."""
+def environment_here(launch: LaunchConfig, *, alone: bool = True) -> dict[str, str]:
+    """Return the environment of a stage process. ``alone``: all ranks are on this machine, and meet nobody else."""
     ours = stage_environment(launch) | {PARENT: str(os.getpid())}
-    return {"GLOO_SOCKET_IFNAME": "lo"} | os.environ | ours
+    return ({"GLOO_SOCKET_IFNAME": "lo"} if alone else {}) | os.environ | ours
 
 
 def _shown(job: Job, share: Share | None) -> dict[str, str]:

@@ -26,7 +26,7 @@ from flows.devices import locks
 from flows.devices.devices import ASK_S, VISIBLE, Share
 from flows.devices.staying import Processes, Staying
 from flows.devices.waiting import Waiting
-from flows.launchers._base import Job
+from flows.launchers._base import Job, Part
 from flows.launchers._processes import PROCESSES, environment_here, module
 from stages.execution.warm import LEFT
 
@@ -150,11 +150,12 @@ class Residents:
 
         Raises :class:`UnavailableError` if another run has taken a device meanwhile.
         """
-        ranks = job.execution.parallelism.world_size
-        shared = {"request": str(request), "log": str(log), "ranks": ranks}
+        part = job.part or Part(0, job.ranks_here, "")
+        shared = {"request": str(request), "log": str(log), "ranks": job.execution.parallelism.world_size}
+        shared |= {"here": part.count, "host": part.host}
         shared |= {"meeting": str(request.with_name(MEETING_FILE)), "kept_bytes": self._launch.kept_bytes}
         settings = {
-            "environment": environment_here(self._launch),
+            "environment": environment_here(self._launch, alone=job.part is None),
             "plugins": job.request.plugins,
             "compile": job.execution.parallelism.compile,
             **job.execution.model_dump(include=BITS),
@@ -164,7 +165,7 @@ class Residents:
             self._watch()
             served_before = False
             try:
-                for rank, name in enumerate(self._names(ranks, share)):
+                for rank, name in enumerate(self._names(part.count, share), start=part.first):
                     member = self._at.get(name)
                     if (
                         member is None

@@ -67,6 +67,10 @@ class JobLauncher:
             return "cold" if self._config.mode == "cold" else "forked"
         return self._config.ranks_on(devices.device_of(stage, self._config, self.devices))
 
+    def _how_job(self, job: Job) -> str:
+        """Return the same of a job. Only processes that stay can meet those of other nodes."""
+        return self._how(job.request.stage) if job.part is None else "resident"
+
     def submit(self, job: Job) -> "LocalJob":
         """Start the job's process."""
         shares = self._shares.get(job.request.slot)
@@ -74,10 +78,12 @@ class JobLauncher:
 
     def join(self, job: Job) -> "LocalJob | None":
         """Start another worker of an elastic stage on devices that are free now; None if there are not enough."""
-        need = devices.need_of_worker(job.request.stage, self._config)
+        stage = job.request.stage
+        chosen = self._config.stage_gpus.get(stage, ())
+        need = Need(stage, job.ranks_here if STAGES[stage].torch else 0, chosen)
         if self._shares.get(job.request.slot) or not self.devices or not need.count:
             return self.submit(job)
-        share = self._free_now(need, apart=self._how(job.request.stage) == "resident")
+        share = self._free_now(need, apart=self._how_job(job) == "resident")
         if share is None:
             return None
         try:
@@ -103,7 +109,7 @@ class JobLauncher:
             raise
 
     def _start(self, job: Job, request: Path, log: Path, share: Share | None) -> Watched | Gang:
-        how = self._how(job.request.stage)
+        how = self._how_job(job)
         if how == "resident":
             return self._residents.start(job, request, log, share)
         if how == "cold":

@@ -53,7 +53,8 @@ def _serve(order: dict[str, Any], leftovers: Any, replies: int) -> Any:
         # As of a new process, in which all this is part of the stage.
         _end(runner.report(error, Outcome(request.parent, order["rank"])))
     try:
-        become_rank(order["rank"], order["ranks"], Path(order["meeting"]), alone=True)
+        meeting, here = Path(order["meeting"]), order["here"]
+        become_rank(order["rank"], order["ranks"], meeting, alone=True, here=here, host=order["host"])
         code = runner.main([str(request)])
         # The next Request imports plugins from outside anew, with what their modules hold.
         outside_plugins.find(())

@@ -1,0 +1,165 @@
+"""Nodes of a Ray cluster that are reserved together, each with an actor that starts processes on it."""
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from cosmos_rl_core.config.clusters import RayNodes
+from cosmos_rl_core.errors import ConfigError
+from flows.launchers.ray._node import Node
+from stages.execution.handing import connected
+
+CALLS = 64
+"""Calls that an actor serves at once: the state, and two for each connection of a worker."""
+CLOSE_S = 20.0
+"""Seconds that an actor has to end its processes before it is killed, and they with it."""
+SHARE = 0.001
+"""Amount of a resource that a bundle asks for to be on a node of this kind."""
+
+
+answer: Callable[..., Any] = ray.get
+"""Return the answer of an actor, or of several. Raises ``RayError``."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a gang asks the cluster for."""
+
+    nodes: int
+    cpus: int
+    gpus: int
+    """GPUs on each node."""
+    accelerator_type: str | None
+    labels: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, nodes: RayNodes, ranks: int) -> "Kind":
+        """Return the kind of a stage with so many ranks."""
+        here = -(-ranks // nodes.nodes)
+        cpus = nodes.cpus_per_node or 1
+        labels = tuple(sorted(nodes.labels.items()))
+        return cls(nodes.nodes, cpus, here if nodes.gpus_per_node else 0, nodes.accelerator_type, labels)
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """Return the resources of one node."""
+        asked: dict[str, float] = {"CPU": self.cpus, "GPU": self.gpus}
+        if self.accelerator_type is not None:
+            asked[f"accelerator_type:{self.accelerator_type}"] = SHARE
+        return {name: amount for name, amount in asked.items() if amount}
+
+    def __str__(self) -> str:
+        each = ", ".join(f"{amount:g} {name}" for name, amount in self.bundle.items() if amount >= 1)
+        facts = (("accelerator", self.accelerator_type), *self.labels)
+        kind = "".join(f", {name} = {value}" for name, value in facts if value)
+        return f"{self.nodes} node{'s' * (self.nodes > 1)} with {each}{' each' if self.nodes > 1 else ''}{kind}"
+
+    def has_room(self, nodes: Sequence[dict[str, Any]]) -> bool:
+        """Return whether a cluster of these nodes could hold the gang if nobody else used it."""
+        fit = [node for node in nodes if node["Alive"] and self._fits(node)]
+        return len(fit) >= self.nodes
+
+    def _fits(self, node: dict[str, Any]) -> bool:
+        has, labels = node["Resources"], node.get("Labels") or {}
+        enough = all(has.get(name, 0) >= amount for name, amount in self.bundle.items())
+        return enough and all(labels.get(name) == value for name, value in self.labels)
+
+
+@dataclass
+class Gang:
+    """Reserved nodes. They serve one job at a time, and keep their processes from one to the next."""
+
+    kind: Kind
+    run_url: str
+    launch: str
+    nodes: list[Any] = field(default_factory=list[Any])
+    """Actors, one a node, the node of rank 0 first; none before the cluster has room."""
+    hosts: list[str] = field(default_factory=list[str])
+    busy: bool = True
+    idle_since_s: float = 0.0
+    """When it became idle by the monotonic clock."""
+
+    def __post_init__(self) -> None:
+        spread = "STRICT_SPREAD" if self.kind.nodes > 1 else "PACK"
+        labels = [dict(self.kind.labels)] * self.kind.nodes
+        self._group = placement_group(
+            [self.kind.bundle] * self.kind.nodes, strategy=spread, bundle_label_selector=labels
+        )
+
+    def has_begun(self) -> bool:
+        """Return whether the nodes are reserved; start the actors as soon as they are. Raises ``RayError``."""
+        if not self.nodes and self._group.wait(0):
+            actor = ray.remote(Node)
+            for place in range(self.kind.nodes):
+                strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place)
+                self.nodes.append(
+                    actor.options(
+                        num_cpus=self.kind.cpus,
+                        num_gpus=self.kind.gpus,
+                        max_restarts=0,
+                        max_concurrency=CALLS,
+                        scheduling_strategy=strategy,
+                    ).remote(self.run_url, self.launch)
+                )
+            self.hosts = self._hosts()
+        return bool(self.nodes)
+
+    def _hosts(self) -> list[str]:
+        """Return the addresses of the nodes. Raises :class:`ConfigError` if an actor cannot start there."""
+        try:
+            return answer([node.host.remote() for node in self.nodes])
+        except RayActorError as error:
+            if "creation task" not in str(error):
+                raise
+            why = str(error).strip().splitlines()[-1]
+            raise ConfigError(f"a node of the Ray cluster cannot start stages: {why}") from error
+
+    def close(self) -> None:
+        """End the processes and free the nodes."""
+        with suppress(RayError):
+            answer([node.close.remote() for node in self.nodes], timeout=CLOSE_S)
+        for node in self.nodes:
+            with suppress(RayError):
+                ray.kill(node)
+        with suppress(RayError):
+            remove_placement_group(self._group)
+
+
+def carry_units(node: Any, folder: Path, ended: threading.Event) -> None:
+    """Carry what workers on a node and the launcher say to each other, whose socket is in a folder, in threads."""
+
+    def accept() -> None:
+        while not ended.is_set():
+            with suppress(RayError, OSError):
+                number = answer(node.accept.remote())
+                if number is not None:
+                    there = connected(folder)
+                    for way in (up, down):
+                        threading.Thread(target=way, args=(number, there), daemon=True).start()
+            ended.wait(0.1)
+
+    def up(number: int, there: Any) -> None:
+        with suppress(RayError, OSError):
+            while (data := answer(node.receive.remote(number))) is not None:
+                if data:
+                    there.sendall(data)
+        with suppress(OSError):
+            there.shutdown(socket.SHUT_RDWR)
+
+    def down(number: int, there: Any) -> None:
+        with suppress(RayError, OSError):
+            while data := there.recv(65536):
+                answer(node.send.remote(number, data))
+            answer(node.send.remote(number, b""))
+        there.close()
+
+    threading.Thread(target=accept, daemon=True).start()

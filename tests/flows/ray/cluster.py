@@ -1,0 +1,144 @@
+"""A real Ray cluster of several nodes on this machine, in a network of its own, since Ray listens on every address."""
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import psutil
+import pytest
+
+P = ParamSpec("P")
+R = TypeVar("R")
+CLONE_NEWNET = 0x40000000
+START_S = 120.0
+MISSING = [name for name in ("unshare", "nsenter", "ip") if shutil.which(name) is None]
+CANNOT = (
+    f"not installed: {', '.join(MISSING)}"
+    if MISSING
+    else "Ray is not installed"
+    if importlib.util.find_spec("ray") is None
+    else "only root makes a network"
+    if os.geteuid() != 0
+    else None
+)
+needs_ray = pytest.mark.skipif(CANNOT is not None, reason=CANNOT or "")
+HEAD = "127.0.0.1:6379"
+COMMON = ("--block", "--disable-usage-stats", "--object-store-memory=80000000")
+
+
+class Cluster:
+    """A head without resources, and nodes with two pretended GPUs each, whose addresses differ."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder, self._environment = folder, environment
+        self._network = subprocess.Popen(["unshare", "-n", "sleep", "infinity"])
+        _until(self._own_network)
+        subprocess.run([*self._inside, "ip", "link", "set", "lo", "up"], check=True)
+        self.nodes: dict[int, subprocess.Popen[bytes]] = {}
+        self.head = self.start_head()
+
+    def _own_network(self) -> bool:
+        return os.readlink(f"/proc/{self._network.pid}/ns/net") != os.readlink("/proc/self/ns/net")
+
+    @property
+    def _inside(self) -> list[str]:
+        return ["nsenter", "-t", str(self._network.pid), "-n"]
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Be in the cluster's network, with this thread and what it starts."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open("/proc/thread-self/ns/net") as before, open(f"/proc/{self._network.pid}/ns/net") as there:
+            assert libc.setns(there.fileno(), CLONE_NEWNET) == 0
+            try:
+                yield
+            finally:
+                assert libc.setns(before.fileno(), CLONE_NEWNET) == 0
+
+    def inside(self, work: Callable[P, R]) -> Callable[P, R]:
+        """Return work as a thread of its own does it in this network."""
+
+        def entered(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self.entered():
+                return work(*args, **kwargs)
+
+        return entered
+
+    def lose_node(self, number: int) -> None:
+        """Kill the daemons of a node, as its loss does. What they started ends by itself."""
+        command = self.nodes.pop(number)
+        daemons = [one for one in psutil.Process(command.pid).children() if "raylet" in one.name()]
+        for daemon in daemons:
+            daemon.kill()
+        command.wait(60)
+
+    def _ray(self, name: str, *words: str, **environment: str) -> "subprocess.Popen[bytes]":
+        command = [*self._inside, sys.executable, "-m", "ray.scripts.scripts", "start", *COMMON, *words]
+        given = os.environ | self._environment | environment
+        with (self.folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, env=given, start_new_session=True)
+
+    def start_head(self) -> "subprocess.Popen[bytes]":
+        """Start the head, and wait until it answers."""
+        host, _, port = HEAD.partition(":")
+        words = ("--head", f"--node-ip-address={host}", f"--port={port}", "--num-cpus=0", "--num-gpus=0")
+        began = self._ray("head", *words, "--include-dashboard=false", f"--temp-dir={self.folder}/ray")
+        _until(lambda: self._says("head", "Ray runtime started"))
+        return began
+
+    def start_node(self, number: int, *words: str) -> None:
+        """Start a node whose GPUs have names of their own."""
+        gpus = ",".join(str(2 * number + place) for place in range(2))
+        there = (f"--address={HEAD}", f"--node-ip-address=127.0.0.{10 + number}", "--num-cpus=4", "--num-gpus=2")
+        self.nodes[number] = self._ray(f"node{number}", *there, *words, CUDA_VISIBLE_DEVICES=gpus)
+        _until(lambda: self._says(f"node{number}", "Ray runtime started"))
+
+    def _says(self, name: str, words: str) -> bool:
+        return words in (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+
+    def close(self) -> None:
+        """End all of it."""
+        for one in (*self.nodes.values(), self.head):
+            end(one)
+        self._network.kill()
+        self._network.wait()
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """End a process with its group."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@contextmanager
+def running(folder: Path, nodes: Sequence[int], **environment: str) -> Iterator[Cluster]:
+    """Have a cluster with some nodes."""
+    cluster = Cluster(folder, environment)
+    try:
+        for number in nodes:
+            cluster.start_node(number)
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def _until(happened: object) -> None:
+    deadline_s = time.monotonic() + START_S
+    assert callable(happened)
+    while not happened():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)

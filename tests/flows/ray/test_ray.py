@@ -1,0 +1,232 @@
+"""Stages on a real Ray cluster of two nodes: gangs, workers, what is lost, and what cannot be had."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.errors import StageError
+from flows.running.display import Display
+from flows.running.wave import Waves
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.request import Request
+from stages.artifacts.slots import input_of
+from stages.contracts import Embed, ModelRef
+from tests.flows.ray import cluster
+from tests.flows.ray.cluster import HEAD, Cluster, needs_ray
+
+pytestmark = [needs_ray, pytest.mark.xdist_group("ray"), pytest.mark.processes]
+ROOT = Path(__file__).parents[3]
+COUNT = 6
+PATIENCE_S = 120.0
+"""On a busy machine."""
+STAGE = """
+import json, os, signal, sys, time, types
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def once(name):
+    try:
+        (HERE / name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def run(request, context):
+    work = json.loads((HERE / "work").read_text())
+    # A rank on the CPU hides the device that it was given.
+    given = dict(each.split("=", 1) for each in Path("/proc/self/environ").read_text().split("\\0") if "=" in each)
+    facts = [given["CUDA_VISIBLE_DEVICES"], os.environ.get("COSMOS_RL_MEETING_HOST"), os.getpid(), os.getppid()]
+    if work.get("gang"):
+        everyone = context.ranks.gather(facts)
+        if context.ranks.rank == work.get("kill") and once("killed"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        context.ranks.gather(0)
+        if context.ranks.rank == 0:
+            context.attempt.put_json("all.json", everyone)
+        return
+    layout = context.layout({"items": [[str(n)] for n in range(6)]})["items"]
+    for n in context.units(len(layout)):
+        context.progress("making", n, len(layout))
+        if context.attempt.adopt(n):
+            continue
+        (HERE / f"made.{n}.{facts[0]}.{os.getpid()}").touch()
+        while work.get("wait") and not (HERE / "go on").exists():
+            time.sleep(0.05)
+        context.attempt.finish(n, {f"items/{n}.json": json.dumps(n).encode()})
+    values = [json.loads(context.attempt.read(f"items/{n}.json")) for n in context.own(len(layout))]
+    if context.ranks.rank == 0:
+        context.attempt.put_json("all.json", values)
+
+
+stage = types.ModuleType("stage")
+stage.run = run
+sys.modules["stages.embed"] = stage
+"""
+
+
+@pytest.fixture(scope="module")
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two nodes, whose processes take the stage from a folder."""
+    folder = tmp_path_factory.mktemp("ray")
+    (folder / "sitecustomize.py").write_text(STAGE, encoding="utf-8")
+    with cluster.running(folder, (0, 1), PYTHONPATH=f"{folder}:{ROOT}") as found, found.entered():
+        yield found
+
+
+class Work:
+    """Requests in a folder of one test."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+        for left in (*cluster.folder.glob("made.*"), *(cluster.folder / name for name in ("killed", "go on"))):
+            left.unlink(missing_ok=True)
+
+    def waves(self, **options: Any) -> Waves:
+        """A flow's waves."""
+        return Waves(str(self.folder / "run"), config(**options), Display())
+
+    def request(self, name: str = "one") -> Request:
+        """A stage that imports no model."""
+        embed = Embed(model=ModelRef(path="none", adapter="none", digest="none"), prompts=(), max_prompt_length=1)
+        return Request(stage="embed", slot=str(self.folder / "run" / name), seed=0, config=embed)
+
+    def asks(self, **work: Any) -> None:
+        """What the stage shall do."""
+        (self.cluster.folder / "work").write_text(json.dumps(work), encoding="utf-8")
+
+    def artifact(self, name: str = "one") -> Artifact:
+        return Artifact(input_of(self.request(name).slot))
+
+    def made(self) -> list[list[str]]:
+        """Unit, device and process of each beginning of a unit."""
+        return [path.name.split(".")[1:] for path in self.cluster.folder.glob("made.*")]
+
+
+@pytest.fixture
+def work(ray_cluster: Cluster, tmp_path: Path) -> Work:
+    return Work(ray_cluster, tmp_path)
+
+
+def config(**options: Any) -> LaunchConfig:
+    """Ranks on the CPU, each with a pretended GPU."""
+    ray = {"address": HEAD, "gpus_per_node": 2} | options.pop("ray", {})
+    fixed = {"launcher": "ray", "device": "cpu", "resident_gb": 1, "ray": ray, "retry_delay_s": 0}
+    return LaunchConfig.model_validate(fixed | {"environment": {"GLOO_SOCKET_IFNAME": "lo"}} | options)
+
+
+def eventually(happened: Any) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_ranks_on_two_nodes_meet_where_rank_0_says_and_stay_for_the_next_stage(work: Work) -> None:
+    work.asks(gang=True)
+    with closing(work.waves(processes=4, ray={"nodes": 2})) as waves:
+        for name in "ab":
+            waves.make(name, [work.request(name)])
+        first, second = (work.artifact(name).json("all.json") for name in "ab")
+        assert sorted(devices for devices, *_ in first) == ["0", "1", "2", "3"]
+        assert len({host for _, host, *_ in first}) == 1
+        assert len({parent for *_, parent in first}) == 2
+        assert first == second
+        eventually(lambda: [one.served for one in waves.processes().stay] == [2] * 4)
+        assert len({one.device.split()[0] for one in waves.processes().stay}) == 2
+        pids = [one.pid for one in waves.processes().stay]
+    assert pids == [pid for pid in pids if not psutil.pid_exists(pid)]
+
+
+def test_a_lost_rank_ends_its_gang_and_the_stage_is_repeated(work: Work) -> None:
+    work.asks(gang=True, kill=3)
+    with closing(work.waves(processes=4, ray={"nodes": 2})) as waves:
+        with pytest.raises(StageError) as raised:
+            waves.make("first", [work.request()])
+        assert (raised.value.kind, raised.value.retryable) == ("killed", True), raised.value.in_full()
+        waves.make("second", [work.request()])
+    assert len(work.artifact().json("all.json")) == 4
+
+
+def test_workers_are_on_all_nodes_and_a_lost_node_costs_its_units(work: Work) -> None:
+    work.asks(wait=True)
+    elastic = {"elastic": {"max": 4}, "max_attempts": 1}
+    with closing(work.waves(**elastic)) as waves, ThreadPoolExecutor() as pool:
+        making = pool.submit(work.cluster.inside(waves.make), "elastic", [work.request()])
+        eventually(lambda: len({device for _, device, _ in work.made()}) == 4)
+        lost = [pid for _, device, pid in work.made() if device in ("2", "3")]
+        work.cluster.lose_node(1)
+        eventually(lambda: not any(psutil.pid_exists(int(pid)) for pid in lost))
+        (work.cluster.folder / "go on").touch()
+        making.result()
+        work.cluster.start_node(1)
+    assert work.artifact().json("all.json") == list(range(COUNT))
+    again = Work(work.cluster, work.folder / "again")
+    again.asks()
+    with closing(again.waves(elastic={"max": 1})) as waves:
+        waves.make("one worker", [again.request()])
+    assert again.artifact().json("all.json") == list(range(COUNT))
+    assert again.artifact().manifest.content == work.artifact().manifest.content
+
+
+def test_a_gang_that_the_cluster_can_never_hold_is_refused_with_what_it_has(work: Work) -> None:
+    work.asks(gang=True)
+    with closing(work.waves(processes=6, ray={"nodes": 3, "nodes_timeout_s": 1})) as waves:
+        with pytest.raises(StageError, match="needs 3 nodes with 1 CPU, 2 GPU each") as raised:
+            waves.make("wave", [work.request()])
+        assert raised.value.kind == "config"
+        assert "2 GPU" in str(raised.value)
+
+
+def test_a_cluster_that_does_not_answer_is_unavailable(work: Work) -> None:
+    with closing(work.waves(ray={"address": "127.0.0.1:6390", "head_timeout_s": 1})) as waves:
+        with pytest.raises(StageError, match=r"no Ray cluster answers at 127\.0\.0\.1:6390") as raised:
+            waves.make("wave", [work.request()])
+        assert raised.value.exit_code == 75
+
+
+def test_nothing_of_a_killed_flow_is_left(work: Work) -> None:
+    work.asks(wait=True)
+    code = "import sys; from tests.flows.allocated import main; main(*sys.argv[1:])"
+    settings = config(elastic={"max": 4}).model_dump_json()
+    command = [sys.executable, "-c", code, str(work.folder / "run"), settings, work.request().model_dump_json()]
+    flow = subprocess.Popen(command, cwd=ROOT)
+    try:
+        eventually(lambda: len(work.made()) == 4)
+    finally:
+        flow.kill()
+        flow.wait()
+    eventually(lambda: not any(psutil.pid_exists(int(pid)) for *_, pid in work.made()))
+    work.asks()
+    (work.cluster.folder / "go on").touch()
+    with closing(work.waves(elastic={"max": 2})) as waves:
+        waves.make("again", [work.request()])
+    assert work.artifact().json("all.json") == list(range(COUNT))
+
+
+def test_the_flow_imports_no_ray() -> None:
+    code = "import sys, flows.launchers.ray; assert 'ray' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=dict(os.environ))
+
+
+def test_settings_that_contradict_ray_are_refused() -> None:
+    for options, why in (
+        ({"mode": "cold"}, "needs mode = 'warm'"),
+        ({"stage_gpus": {"rollout": [0]}}, "Ray chooses the GPUs"),
+        ({"processes": 3, "ray": {"nodes": 2}}, "cannot share 2 nodes evenly"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            config(**options)
