@@ -32,7 +32,7 @@ answer: Callable[..., Any] = ray.get
 
 @dataclass(frozen=True)
 class Kind:
-    """What a gang asks the cluster for."""
+    """Nodes that a gang asks the cluster for."""
 
     nodes: int
     cpus: int

@@ -1,4 +1,4 @@
-"""What a flow and its bridge to a Ray cluster tell each other: one line of JSON each."""
+"""Lines of JSON between a flow and its bridge to a Ray cluster."""
 
 from typing import Any
 

@@ -34,6 +34,8 @@ TURN_S = 0.1
 """Interval in seconds at which jobs are looked at."""
 ANSWER_S = 2.0
 """Longest wait for the states of all jobs, in seconds. A node that does not answer is asked again."""
+SOON_S = 2.0
+"""Wait for nodes, in seconds, of which nothing is said."""
 REASON_S = 40.0
 """Wait for the error of another node, in seconds, while the known ones only report a lost rank."""
 PROCESSES_S = 5.0
@@ -157,10 +159,11 @@ class Bridge:
 
     def _begin(self, work: Work) -> None:
         """Start a job as soon as its nodes are reserved."""
-        gang, order = work.gang, work.order
-        if not gang.has_begun():
+        order = work.order
+        if not work.gang.has_begun() and not self._takes_idle(work):
             self._wait(work)
             return
+        gang = work.gang
         count = len(gang.nodes)
         here = order.ranks // count
         for place, node in enumerate(gang.nodes):
@@ -174,13 +177,24 @@ class Bridge:
             carry_units(gang.nodes[0], Path(units), work.units_ended)
         self._say(told=Told(id=order.id, phase="running"))
 
+    def _takes_idle(self, work: Work) -> bool:
+        """Let a job that waits have a gang of its kind that has become idle meanwhile; return whether there is one."""
+        idle = [gang for gang in self._gangs if gang.kind == work.gang.kind and not gang.busy]
+        for gang in idle[:1]:
+            self._drop(work.gang)
+            work.gang, gang.busy = gang, True
+        return bool(idle)
+
     def _wait(self, work: Work) -> None:
-        """Tell why a job waits, and let it have nodes that are idle. Raises :class:`ConfigError` if none can come."""
+        """Tell why a job waits, and give back idle nodes of other kinds.
+
+        Raises :class:`ConfigError` if the cluster has no nodes for it, and none came.
+        """
         waits_s, kind = time.monotonic() - work.asked_s, work.gang.kind
         reason = f"waits for {kind}"
         if any(not gang.busy for gang in self._gangs):
             self._free("another stage needed nodes")
-        elif waits_s > 1 and not kind.has_room(ray.nodes()):
+        elif waits_s > SOON_S and not kind.has_room(ray.nodes()):
             has = _described(ray.nodes())
             reason += f"; the cluster has {has}"
             if waits_s > self._settings.nodes_timeout_s:
@@ -188,7 +202,7 @@ class Bridge:
                     f"the stage needs {kind}, and the Ray cluster has {has}; use fewer processes or nodes "
                     "(launch.processes, launch.ray), or add nodes"
                 )
-        if reason != work.reason:
+        if waits_s > SOON_S and reason != work.reason:
             work.reason = reason
             self._say(told=Told(id=work.order.id, phase="waiting", reason=reason))
 
