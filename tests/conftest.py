@@ -83,6 +83,13 @@ def pytest_configure(config: pytest.Config) -> None:
     use_tf32(LaunchConfig().tf32)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def plugins_of_this_module(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Forget the plugins that the tests of a module found, which later Requests would name."""
+    yield
+    outside_plugins.find(pytestconfig.getoption("--plugin") or [])
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None]:
     """Collect garbage again once all tests are imported, but never again among what these imports made."""

@@ -159,7 +159,7 @@ def test_a_cluster_profile_is_held_to_the_same(tmp_path: Path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "deployments/clusters").glob("*.toml")), ids=lambda path: path.stem)
 def test_every_profile_that_ships_is_taken(path: Path):
-    assert launch_of(str(path)).launcher in ("local", "slurm", "kubernetes")
+    assert launch_of(str(path)).launcher in ("local", "ray", "slurm", "kubernetes")
 
 
 @pytest.mark.parametrize("path", SHIPPED_RECIPES, ids=lambda path: path.stem)

@@ -52,6 +52,7 @@ def in_a_process_that_stays(path: Path) -> tuple[int, Failure]:
     """As its first Request."""
     log, meeting = str(path.with_name("log.txt")), str(path.with_name("meeting"))
     order = {"request": str(path), "log": log, "meeting": meeting, "rank": 0, "ranks": 1, "kept_bytes": 0}
+    order |= {"here": 1, "host": ""}
     (read, orders), (replies, write) = os.pipe(), os.pipe()
     command = [sys.executable, "-m", "stages.execution.warm.resident", str(read), str(write)]
     with subprocess.Popen(command, pass_fds=(read, write)) as process:
