@@ -67,6 +67,8 @@ class JobState:
     """Why it ended, if the scheduler reports it: a kind of :mod:`cosmos_rl_core.errors`."""
     reason: str = ""
     """The scheduler's own message."""
+    node_lost: bool = False
+    """Whether it ended with its node, so that the job itself may be well."""
 
     @property
     def killed(self) -> bool:

@@ -204,20 +204,23 @@ class ElasticJob:
             kind = failures[0].kind if failures else state.kind or kind_of(state, log)
             failure = failures[0] if failures else Failure(kind=kind, message=_how(state), retryable=True)
             if kind in LOST:
-                self._lose(worker, failure)
+                self._lose(worker, failure, node_lost=state.node_lost)
             else:
                 self._leave(worker)
                 self._fail(failure)
 
-    def _lose(self, worker: _Worker, failure: Failure) -> None:
-        """Let others have the units of a worker that was lost; fail if that happens to one of them too often."""
+    def _lose(self, worker: _Worker, failure: Failure, *, node_lost: bool = False) -> None:
+        """Let others have the units of a worker that was lost; fail if that happens to one of them too often.
+
+        A worker that was lost with its node says nothing about its units.
+        """
         self._leave(worker)
         with self._handing.guard:
             asked = worker.number in self._handing.asked
-            units = self._handing.units.give_back(worker.number, lost=True)
+            units = self._handing.units.give_back(worker.number, lost=not node_lost)
             losses = {unit: self._handing.units.losses[unit] for unit in units}
         self._lost += 1
-        self._early_losses = 0 if asked else self._early_losses + 1
+        self._early_losses = 0 if asked or node_lost else self._early_losses + 1
         why = first_line(failure.message)
         self._say(f"worker {worker.number} is lost ({failure.kind}: {why}); others make {_named(units)}")
         worst = max(losses, key=lambda unit: losses[unit], default=None)

@@ -193,15 +193,17 @@ class RayJob:
         """Keep what the bridge told. Called by its thread."""
         if self._ended.is_set():
             return
-        for name, text in told.files.items():
-            temporary = self.directory / f"{name}.tmp"
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(self.directory / name)
+        # They may be deleted meanwhile, because nobody waits for this job any more.
+        with suppress(FileNotFoundError):
+            for name, text in told.files.items():
+                temporary = self.directory / f"{name}.tmp"
+                temporary.write_text(text, encoding="utf-8")
+                temporary.replace(self.directory / name)
         for place, text in told.log.items():
             self._logs[place] = self._logs.get(place, b"") + text.encode(errors="surrogateescape")
         self.served_before = self.served_before or told.served_before
         phase: Any = told.phase
-        self._state = JobState(phase, told.exit_code, told.kind, told.reason)
+        self._state = JobState(phase, told.exit_code, told.kind, told.reason, told.node_lost)
         if phase == "ended":
             self._ended.set()
 

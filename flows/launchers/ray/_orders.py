@@ -40,6 +40,7 @@ class Told(Section):
     exit_code: int | None = None
     kind: str | None = None
     reason: str = ""
+    node_lost: bool = False
     files: dict[str, str] = {}
     """Contents of status and error files."""
     log: dict[int, str] = {}

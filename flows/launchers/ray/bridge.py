@@ -151,7 +151,10 @@ class Bridge:
             except RayError as error:
                 hosts = ", ".join(work.gang.hosts) or "the cluster"
                 why = f"a node was lost ({hosts}): {str(error).splitlines()[0]}"
-                self._end(work, Told(id=work.order.id, phase="ended", exit_code=KILLED, kind="killed", reason=why))
+                lost = Told(
+                    id=work.order.id, phase="ended", exit_code=KILLED, kind="killed", reason=why, node_lost=True
+                )
+                self._end(work, lost)
         self._free(f"idle for {IDLE_S:.0f} s", IDLE_S)
         if time.monotonic() - self._processes_s > PROCESSES_S:
             self._processes_s = time.monotonic()
@@ -273,7 +276,8 @@ class Bridge:
         stay: list[Any] = []
         for gang in self._gangs:
             with suppress(RayError):
-                for host, said in zip(gang.hosts, answer([one.processes.remote() for one in gang.nodes]), strict=True):
+                asked = [one.processes.remote() for one in gang.nodes]
+                for host, said in zip(gang.hosts, answer(asked, timeout=ANSWER_S), strict=True):
                     found = Processes.model_validate_json(said).stay
                     stay += [one.model_copy(update={"device": f"{host} {one.device}"}) for one in found]
         return Processes(stay=tuple(stay), ended=tuple(self._ended))

@@ -87,7 +87,7 @@ class Cluster:
     def _ray(self, name: str, *words: str, **environment: str) -> "subprocess.Popen[bytes]":
         command = [*self._inside, sys.executable, "-m", "ray.scripts.scripts", "start", *COMMON, *words]
         given = os.environ | self._environment | environment
-        with (self.folder / f"{name}.log").open("ab") as log:
+        with (self.folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, env=given, start_new_session=True)
 
     def start_head(self) -> "subprocess.Popen[bytes]":
