@@ -56,7 +56,7 @@ def kind_of(state: JobState, log: Sequence[str]) -> str:
 
 
 def exits_of_ranks(log: Sequence[str]) -> set[int]:
-    """Return the exit codes in torchrun's report: those of ranks that ended by themselves, and not by its SIGTERM."""
+    """Return the exit codes in torchrun's report, which lists ranks that ended by themselves, not by its SIGTERM."""
     lines = (match.string[match.end() :] for match in filter(None, map(_PREFIX.match, log[-READ:])))
     return {int(found[1]) for found in map(_EXITED.match, lines) if found is not None}
 

@@ -68,7 +68,7 @@ class JobLauncher:
         return self._config.ranks_on(devices.device_of(stage, self._config, self.devices))
 
     def _how_job(self, job: Job) -> str:
-        """Return the same of a job. Only processes that stay can meet those of other nodes."""
+        """Return how the ranks of a job run. Only processes that stay meet ranks of other nodes."""
         return self._how(job.request.stage) if job.part is None else "resident"
 
     def submit(self, job: Job) -> "LocalJob":

@@ -51,7 +51,7 @@ def divided(ids: list[str], size: int, tile: int, num_groups: int, num_peers: in
 def divided_for_workers(ids: list[str], size: int, tile: int) -> list[list[str]]:
     """Divide samples into :data:`ELASTIC_UNITS` units of at most ``size``, whatever the number of workers.
 
-    The tiles are those of :func:`divided`.
+    They have the tiles of :func:`divided`.
     """
     tile = min(tile, size)
     return cut(ids, min(size // tile, -(-len(ids) // (ELASTIC_UNITS * tile))) * tile)

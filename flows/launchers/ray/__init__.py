@@ -236,7 +236,7 @@ class RayJob:
 
 
 def _on_a_node(launch: LaunchConfig) -> LaunchConfig:
-    """Return the profile by which a node starts processes. Secrets are those of the node, never sent."""
+    """Return the profile by which a node starts processes. It holds no secret: a node has its own."""
     given = json.loads(launch.model_dump_json(exclude={"ray", "slurm", "kubernetes", "elastic", "prices"}))
     plain = variables.plain(os.environ)
     return LaunchConfig.model_validate(given | {"launcher": "local", "environment": plain | launch.environment})

@@ -53,7 +53,6 @@ class Line(Section):
 
     order: Order | None = None
     cancel: str | None = None
-    discard: str | None = None
     show_stacks: str | None = None
     give_back: bool = False
     told: Told | None = None

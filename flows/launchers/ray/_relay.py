@@ -1,4 +1,4 @@
-"""The socket at which workers on a node ask for the units of an elastic stage, carried to that of the launcher."""
+"""The socket at which workers on a node ask for units of an elastic stage. The bridge carries it to the launcher."""
 
 import selectors
 import socket

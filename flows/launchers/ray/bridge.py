@@ -106,7 +106,7 @@ class Bridge:
         if found.order is not None:
             order = found.order
             self._works[order.id] = Work(order, self._gang(Kind.of(order.nodes, order.ranks)))
-        elif (name := found.cancel or found.discard) is not None:
+        elif (name := found.cancel) is not None:
             if (work := self._works.pop(name, None)) is not None:
                 self._stop(work)
             self._say(told=Told(id=name, phase="ended", exit_code=KILLED, reason="it was ended"))
