@@ -124,7 +124,7 @@ def startup_of(entries: Iterable[Entry]) -> Startup:
 
 
 def crews_of(entries: Iterable[Entry]) -> dict[str, Crew]:
-    """Return the workers of all attempts at each elastic stage, by its name. Units count once their artifact is made."""
+    """Return the workers of all attempts at each elastic stage, by its name. Units count when an artifact is made."""
     found: dict[str, Crew] = {}
     for entry in entries:
         if (crew := entry.crew) is not None:
