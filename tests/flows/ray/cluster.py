@@ -99,11 +99,15 @@ class Cluster:
         return began
 
     def start_node(self, number: int, *words: str) -> None:
-        """Start a node whose GPUs have names of their own."""
-        gpus = ",".join(str(2 * number + place) for place in range(2))
+        """Start a node."""
+        gpus = ",".join(self.gpus(number))
         there = (f"--address={HEAD}", f"--node-ip-address=127.0.0.{10 + number}", "--num-cpus=4", "--num-gpus=2")
         self.nodes[number] = self._ray(f"node{number}", *there, *words, CUDA_VISIBLE_DEVICES=gpus)
         _until(lambda: self._says(f"node{number}", "Ray runtime started"))
+
+    def gpus(self, number: int) -> list[str]:
+        """Return the names of a node's GPUs. No other program of this machine locks devices of these names."""
+        return [f"{os.getpid()}{2 * number + place}" for place in range(2)]
 
     def _says(self, name: str, words: str) -> bool:
         return words in (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")

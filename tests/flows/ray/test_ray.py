@@ -141,7 +141,7 @@ def test_ranks_on_two_nodes_meet_where_rank_0_says_and_stay_for_the_next_stage(w
         for name in "ab":
             waves.make(name, [work.request(name)])
         first, second = (work.artifact(name).json("all.json") for name in "ab")
-        assert sorted(devices for devices, *_ in first) == ["0", "1", "2", "3"]
+        assert sorted(devices for devices, *_ in first) == [*work.cluster.gpus(0), *work.cluster.gpus(1)]
         assert len({host for _, host, *_ in first}) == 1
         assert len({parent for *_, parent in first}) == 2
         assert first == second
@@ -167,7 +167,7 @@ def test_workers_are_on_all_nodes_and_a_lost_node_costs_its_units(work: Work) ->
     with closing(work.waves(**elastic)) as waves, ThreadPoolExecutor() as pool:
         making = pool.submit(work.cluster.inside(waves.make), "elastic", [work.request()])
         eventually(lambda: len({device for _, device, _ in work.made()}) == 4)
-        lost = [pid for _, device, pid in work.made() if device in ("2", "3")]
+        lost = [pid for _, device, pid in work.made() if device in work.cluster.gpus(1)]
         work.cluster.lose_node(1)
         eventually(lambda: not any(psutil.pid_exists(int(pid)) for pid in lost))
         (work.cluster.folder / "go on").touch()
