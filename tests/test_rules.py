@@ -58,7 +58,6 @@ READS_ENVIRONMENT = (
     "cosmos_rl_core/storage/s3.py",
     "stages/execution/torch_runtime.py",
     "stages/execution/runner.py",
-    "stages/execution/agent.py",
     "stages/execution/warm/leftovers.py",
 )
 PARTS = "cosmos_rl_core/weights/parts.py"
@@ -67,7 +66,6 @@ TORCH_FREE = (
     "stages.contracts",
     "stages.artifacts.slots",
     "stages.execution.runner",
-    "stages.execution.agent",
     "stages.formats.samples",
     "cosmos_rl_core.pipelines.directories",
     "cosmos_rl_core.parallel.sequence_shares",

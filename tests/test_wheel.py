@@ -163,8 +163,8 @@ def test_the_image_is_made_of_the_wheel(wheel: Path, environment: tuple[Path, Pa
     assert instructions("USER") == ["cosmos"]
 
 
-def test_the_kubernetes_profile_names_the_image_that_the_dockerfile_makes():
-    profile = tomllib.loads((ROOT / "deployments" / "clusters" / "kubernetes.toml").read_text(encoding="utf-8"))
+def test_the_profile_of_pods_names_the_image_that_the_dockerfile_makes():
+    profile = tomllib.loads((ROOT / "deployments" / "clusters" / "ray.toml").read_text(encoding="utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     image = profile["launch"]["kubernetes"]["image"]
     assert image.endswith(f"/{project['name']}:{project['version']}")

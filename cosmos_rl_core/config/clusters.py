@@ -1,8 +1,8 @@
-"""Resources that a stage requests from a cluster: a section for Ray, one for Slurm, one for Kubernetes."""
+"""Nodes of stages: a section for Ray, one for Slurm, one for Kubernetes, and prices."""
 
 from typing import Annotated, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from cosmos_rl_core.config.base import Section
 
@@ -15,41 +15,9 @@ class Nodes(Section):
     nodes: int = Field(default=1, ge=1)
     """Number of machines. Ranks of a distributed stage are spread evenly over them; other stages run on the first."""
     gpus_per_node: int = Field(default=0, ge=0)
-    """Number of GPUs to request on each machine. With Ray: GPUs that a machine has, of which each rank gets one."""
+    """Number of GPUs of each machine, of which each rank gets one."""
     cpus_per_node: int | None = Field(default=None, ge=1)
-    """Number of CPU cores to request on each machine. Default: the scheduler's; with Ray one."""
-
-
-class Resources(Nodes):
-    """Resources of one allocation of a scheduler."""
-
-    time_limit_min: int | None = Field(default=None, ge=1)
-    """Minutes after which the scheduler ends the allocation; its stage is then retried in a new one. Default: the
-    scheduler's."""
-
-
-class SlurmResources(Resources):
-    """Resources of one Slurm job."""
-
-    partition: Name | None = None
-    """Slurm partition. Default: Slurm's default partition."""
-    options: tuple[Annotated[str, Field(pattern=r"^--\S.*$")], ...] = ()
-    """Additional options of ``sbatch``, e.g. ``["--account=mine", "--constraint=h100"]``."""
-    srun_options: tuple[Annotated[str, Field(pattern=r"^--\S.*$")], ...] = ()
-    """Additional options of each stage's ``srun``, e.g. ``["--container-image=/images/cosmos.sqsh"]``."""
-
-
-class KubernetesResources(Resources):
-    """Resources of one Kubernetes Job, or of a JobSet for several nodes."""
-
-    image: str = Field(default="", pattern=r"^\S*$")
-    """Container image with this project installed; every stage needs one."""
-    memory_gb_per_node: int | None = Field(default=None, ge=1)
-    """Memory limit on each node, in GiB; the cluster kills stages that exceed it. Default: no limit."""
-    gpu_resource: Name = "nvidia.com/gpu"
-    """Name of the cluster's GPU resource."""
-    node_selector: dict[str, str] = {}
-    """Labels that nodes must have."""
+    """Number of CPU cores of each machine that a stage has. Default: the scheduler's; with Ray one."""
 
 
 class RayNodes(Nodes):
@@ -61,62 +29,7 @@ class RayNodes(Nodes):
     """Labels that nodes must have (``ray start --labels``), e.g. ``{"ray.io/market-type" = "spot"}``."""
 
 
-_R = TypeVar("_R", bound=Nodes)
-
-
-class Holding(Section):
-    """Settings of the allocations that a flow keeps."""
-
-    hold: bool = True
-    """Keep an allocation for the following stages that request the same resources, so that only the first stage waits.
-    ``false`` requests a new allocation for every stage, without GPUs for stages that need none."""
-    idle_s: float = Field(default=600.0, gt=0)
-    """Seconds after which an idle held allocation ends if no flow contacts it."""
-    query_s: float = Field(default=10.0, gt=0)
-    """Seconds between queries to the scheduler for the state of an allocation; stages are watched without it."""
-
-
-class SlurmConfig(SlurmResources, Holding):
-    """Runs stages as steps of Slurm jobs."""
-
-    work_dir: str | None = Field(default=None, min_length=1)
-    """Directory on a file system that the flow and all nodes share, for logs and for messages between flow and
-    allocation. Default: inside the run's directory, if the store is a directory."""
-    setup: tuple[str, ...] = ()
-    """Lines of shell at the start of the batch script, e.g. ``["module load cuda"]``."""
-    stages: dict[str, SlurmResources] = {}
-    """Other resources of single stages, e.g. ``[launch.slurm.stages.rollout] partition = "l40s"``."""
-
-    def resources_of(self, stage: str) -> SlurmResources:
-        """Return the resources of one stage."""
-        return _merged(self, SlurmResources, self.stages.get(stage))
-
-
-class KubernetesConfig(KubernetesResources, Holding):
-    """Runs stages in the pods of Kubernetes Jobs."""
-
-    namespace: Name = "default"
-    """Namespace of the Jobs."""
-    service_account: Name | None = None
-    """Service account of the pods. Default: the namespace's default account."""
-    secrets: tuple[Name, ...] = ()
-    """Names of secrets whose keys become environment variables, e.g. the store's credentials. Values are never sent."""
-    shared_memory_gb: int = Field(default=16, ge=1)
-    """Size of ``/dev/shm`` in GiB, which ranks of one node use to communicate."""
-    keep_finished_s: int = Field(default=3600, ge=0)
-    """Seconds that ended Jobs and their logs are kept."""
-    stages: dict[str, KubernetesResources] = {}
-    """Other resources of single stages, e.g. ``[launch.kubernetes.stages.rollout] gpus_per_node = 2``."""
-
-    @model_validator(mode="after")
-    def _has_image(self) -> "KubernetesConfig":
-        if not self.image:
-            raise ValueError("launch.kubernetes.image must name an image with this project in it")
-        return self
-
-    def resources_of(self, stage: str) -> KubernetesResources:
-        """Return the resources of one stage."""
-        return _merged(self, KubernetesResources, self.stages.get(stage))
+_R = TypeVar("_R", bound=Section)
 
 
 class RayConfig(RayNodes):
@@ -138,6 +51,87 @@ class RayConfig(RayNodes):
         return _merged(self, RayNodes, self.stages.get(stage))
 
 
+class SlurmNodes(Nodes):
+    """Nodes of a Slurm job."""
+
+    partition: Name | None = None
+    """Slurm partition. Default: Slurm's default partition."""
+    time_limit_min: int | None = Field(default=None, ge=1)
+    """Minutes after which Slurm ends the job. Default: the partition's limit."""
+    options: tuple[Annotated[str, Field(pattern=r"^--\S.*$")], ...] = ()
+    """Additional options of ``sbatch``, e.g. ``["--account=mine", "--constraint=h100"]``."""
+    srun_options: tuple[Annotated[str, Field(pattern=r"^--\S.*$")], ...] = ()
+    """Additional options of each stage's ``srun``, e.g. ``["--container-image=/images/cosmos.sqsh"]``."""
+
+
+class SlurmConfig(SlurmNodes):
+    """Runs stages as steps of the Slurm job in which the flow runs; ``cosmos-flows cluster render slurm`` writes the
+    batch script of this job, or those of the nodes of a Ray cluster (``launcher = "ray"``)."""
+
+    work_dir: str | None = Field(default=None, min_length=1)
+    """Directory on a file system that all nodes share, for Requests and logs of running stages. Default: the run's
+    directory, if the store is a directory."""
+    setup: tuple[str, ...] = ()
+    """Lines of shell at the start of the batch script, e.g. ``["module load cuda"]``."""
+    stages: dict[str, SlurmNodes] = {}
+    """Other settings of single stages, e.g. ``[launch.slurm.stages.update] nodes = 2``; with Ray of the nodes that
+    ``[launch.ray.stages.<name>]`` gives them, e.g. ``partition = "l40s"``."""
+
+    def resources_of(self, stage: str) -> SlurmNodes:
+        """Return the settings of one stage."""
+        return _merged(self, SlurmNodes, self.stages.get(stage))
+
+
+class Volume(Section):
+    """A volume of each pod, with weights or data."""
+
+    claim: Name
+    """Name of a PersistentVolumeClaim of the namespace."""
+    path: str = Field(pattern=r"^/\S*$")
+    """Folder in which containers see it."""
+    read_only: bool = True
+    """Whether pods only read it."""
+
+
+class KubernetesPods(Section):
+    """Pods that are nodes of a Ray cluster."""
+
+    memory_gb_per_node: int | None = Field(default=None, ge=1)
+    """Memory of each pod in GiB; Kubernetes kills a pod that exceeds it. Default: no limit."""
+    gpu_resource: Name = "nvidia.com/gpu"
+    """Name of the cluster's GPU resource."""
+    node_selector: dict[str, str] = {}
+    """Labels that machines must have."""
+    tolerations: tuple[Name, ...] = ()
+    """Keys of taints of machines that pods accept, e.g. ``["nvidia.com/gpu"]``."""
+    min_nodes: int | None = Field(default=None, ge=0)
+    """Number of pods that stay when no stage needs them. Default: the number that a stage needs."""
+
+
+class KubernetesConfig(KubernetesPods):
+    """Pods of the Ray cluster and of the flow that ``cosmos-flows cluster render kuberay`` writes (KubeRay)."""
+
+    image: str = Field(default="", pattern=r"^\S*$")
+    """Container image with this project and its extra ``ray`` installed."""
+    namespace: Name = "default"
+    """Namespace of all objects."""
+    service_account: Name | None = None
+    """Service account of the pods. Default: the namespace's default account."""
+    secrets: tuple[Name, ...] = ()
+    """Names of secrets whose keys become environment variables, e.g. the store's credentials. Values are never sent."""
+    shared_memory_gb: int = Field(default=16, ge=1)
+    """Size of ``/dev/shm`` in GiB, which ranks of one node use to communicate."""
+    volumes: tuple[Volume, ...] = ()
+    """Volumes of all pods."""
+    stages: dict[str, KubernetesPods] = {}
+    """Other settings of the pods that ``[launch.ray.stages.<name>]`` gives single stages, e.g.
+    ``[launch.kubernetes.stages.rollout] node_selector = {gpu = "l40s"}``."""
+
+    def pods_of(self, stage: str) -> KubernetesPods:
+        """Return the settings of the pods of one stage."""
+        return _merged(self, KubernetesPods, self.stages.get(stage))
+
+
 class PricesConfig(Section):
     """Prices of machines, for ``cosmos-flows cost``. Nothing else reads them."""
 
@@ -155,6 +149,6 @@ class PricesConfig(Section):
     """Price of 10^9 bytes to the store."""
 
 
-def _merged(every_stage: Nodes | Holding, kind: type[_R], one_stage: _R | None) -> _R:
+def _merged(every_stage: Section, kind: type[_R], one_stage: _R | None) -> _R:
     own = {} if one_stage is None else one_stage.model_dump(exclude_unset=True)
     return kind.model_validate(every_stage.model_dump(include=set(kind.model_fields)) | own)

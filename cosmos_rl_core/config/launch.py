@@ -9,7 +9,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from cosmos_rl_core.config.base import Section
-from cosmos_rl_core.config.clusters import KubernetesConfig, PricesConfig, RayConfig, SlurmConfig
+from cosmos_rl_core.config.clusters import (
+    KubernetesConfig,
+    KubernetesPods,
+    PricesConfig,
+    RayConfig,
+    SlurmConfig,
+    SlurmNodes,
+)
 from cosmos_rl_core.config.parallelism import Attention, Device, ElasticConfig, Parallelism
 from cosmos_rl_core.errors import ConfigError
 
@@ -47,18 +54,17 @@ def _mode_of(others: dict[str, Any]) -> Literal["cold", "warm"]:
 class LaunchConfig(Section):
     """Processes of a run and their machines. A cluster profile (``deployments/clusters``) replaces this section."""
 
-    launcher: Literal["local", "ray", "slurm", "kubernetes"] = "local"
+    launcher: Literal["local", "ray", "slurm"] = "local"
     """Where processes start: ``local`` on this machine, ``ray`` on the nodes of a Ray cluster (``[launch.ray]``),
-    ``slurm`` (``[launch.slurm]``) or ``kubernetes`` (``[launch.kubernetes]``)."""
+    ``slurm`` as steps of the Slurm job in which the flow runs (``[launch.slurm]``)."""
     ray: RayConfig = RayConfig()
     """Nodes of a Ray cluster."""
     slurm: SlurmConfig = SlurmConfig()
-    """Resources to request from Slurm."""
-    kubernetes: KubernetesConfig | None = None
-    """Resources to request from Kubernetes."""
+    """Steps of stages in a Slurm job, and the batch script of this job or of a Ray cluster."""
+    kubernetes: KubernetesConfig = KubernetesConfig()
+    """Pods of a Ray cluster."""
     python: str | None = Field(default=None, min_length=1)
-    """Path of the Python interpreter of stages, on their machines. Default: the flow's own interpreter, or
-    ``python`` in a container."""
+    """Path of the Python interpreter of stages, on their machines. Default: the flow's own interpreter."""
     environment: dict[Annotated[str, AfterValidator(_free_variable)], str] = {}
     """Additional environment variables of every stage. Not for secrets: the plan of the run shows them."""
     device: Device | None = None
@@ -68,7 +74,7 @@ class LaunchConfig(Section):
     gpus: int | None = Field(default=None, ge=1)
     """Number of GPUs of this machine that stages may use at once. Stages that need more are refused before anything
     starts; stages of one wave that together need more run one after the other. Default: all that the flow sees. Not for
-    Slurm and Kubernetes, which have ``gpus_per_node``."""
+    Ray and Slurm, which have ``gpus_per_node``."""
     device_memory_gb: float | None = Field(default=None, gt=0)
     """Memory of each GPU in GiB, as ``nvidia-smi`` says it; of an H100 with 80 GB 79. A plan refuses stages that need
     more and names a setting that makes them fit. Default: unknown, so that nothing is refused."""
@@ -100,12 +106,11 @@ class LaunchConfig(Section):
     stage_gpus: dict[str, tuple[Annotated[int, Field(ge=0)], ...]] = {}
     """GPUs of single stages, e.g. ``{update = [0, 1], rollout = [2, 3]}``: indices into the flow's devices
     (``CUDA_VISIBLE_DEVICES``). Stages with disjoint sets can run side by side. Default: any free GPU for each
-    process. A stage waits until no other run on this machine uses its devices. With Slurm and Kubernetes only the
-    number of GPUs counts, over all nodes, and each set is a separate allocation."""
+    process. A stage waits until no other run on this machine uses its devices. Not for Ray and Slurm."""
     gpu_limit: str | None = Field(default=None, min_length=1)
     """Name of a global concurrency limit of the Prefect server with one slot per GPU, such as ``gpus`` from
     ``cosmos-flows infra init --gpus N``. Stages wait for as many free slots as they use GPUs, then for the devices.
-    Default: wait for the devices only. Not for Slurm and Kubernetes, which have their own queues."""
+    Default: wait for the devices only. Not for Ray and Slurm, which have their own queues."""
     mode: Literal["cold", "warm"] = Field(default_factory=_mode_of)
     """``cold`` starts a new process for every stage, under torchrun if the stage is distributed. ``warm`` saves that
     time, with the same bits; it is the default where this section names GPUs of this machine and no ``python``. On the
@@ -194,13 +199,14 @@ class LaunchConfig(Section):
         for name in ("gpu_limit", "gpus"):
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} needs launcher = 'local', found {self.launcher!r}")
-        if self.launcher == "ray" and self.stage_gpus:
-            raise ValueError("stage_gpus is given, and Ray chooses the GPUs; leave it out (launch.ray.gpus_per_node)")
+        if self.stage_gpus:
+            raise ValueError(
+                f"stage_gpus needs launcher = 'local', found {self.launcher!r}; each rank gets one of the GPUs of "
+                f"its node (launch.{self.launcher}.gpus_per_node)"
+            )
         mode = "warm" if self.launcher == "ray" else "cold"
         if self.mode != mode:
             raise ValueError(f"launcher = {self.launcher!r} needs mode = {mode!r}")
-        if self.launcher == "kubernetes" and self.kubernetes is None:
-            raise ValueError("launcher = 'kubernetes' needs a table [launch.kubernetes]")
         for stage in ("every stage", *self.cluster.stages, *self._stage_ranks):
             processes, nodes = self.processes_of(stage), self.nodes_of(stage)
             if processes % nodes:
@@ -225,14 +231,9 @@ class LaunchConfig(Section):
         return "resident" if device == "cuda" or self.resident_gb else "forked"
 
     @property
-    def cluster(self) -> RayConfig | SlurmConfig | KubernetesConfig:
+    def cluster(self) -> RayConfig | SlurmConfig:
         """Return the section of the cluster. Only for launchers that have one."""
-        return self.ray if self.launcher == "ray" else self.allocations
-
-    @property
-    def allocations(self) -> SlurmConfig | KubernetesConfig:
-        """Return the section of the scheduler. Only for launchers that have one."""
-        return self.kubernetes if self.launcher == "kubernetes" and self.kubernetes else self.slurm
+        return self.ray if self.launcher == "ray" else self.slurm
 
     def nodes_of(self, stage: str) -> int:
         """Return the number of machines of a distributed stage, or of each worker of an elastic one."""
@@ -283,3 +284,20 @@ class LaunchConfig(Section):
     def side_by_side(self, stage: str) -> int:
         """Return the number of processes that share the work of a stage without torch."""
         return self.stage_processes.get(stage, 1) if stage in SIDE_BY_SIDE else 1
+
+
+def readable(written: dict[str, Any]) -> dict[str, Any]:
+    """Return the section that a plan of any version holds, without what this version has no field for.
+
+    Machines decide no result. A run whose stages were on Kubernetes is shown as one of a machine.
+    """
+    found = _fields(LaunchConfig, written)
+    for name, section, stage in (("slurm", SlurmConfig, SlurmNodes), ("kubernetes", KubernetesConfig, KubernetesPods)):
+        held = found.pop(name, None) or {}
+        stages = {each: _fields(stage, settings) for each, settings in held.get("stages", {}).items()}
+        found[name] = _fields(section, held) | {"stages": stages}
+    return found | ({"launcher": "local"} if found.get("launcher") == "kubernetes" else {})
+
+
+def _fields(section: type[Section], written: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in written.items() if name in section.model_fields}

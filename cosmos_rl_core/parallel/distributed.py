@@ -188,7 +188,7 @@ def require_alike(ranks: list[tuple[str, dict[str, Any]]]) -> None:
     if unlike:
         raise ConfigError(
             f"the ranks of one stage must have equal devices and numerics; {'; '.join(unlike)}. Give the stage nodes "
-            "of one kind, e.g. by launch.slurm.options or launch.kubernetes.node_selector"
+            "of one kind, e.g. by launch.ray.accelerator_type or launch.slurm.options"
         )
 
 

@@ -62,11 +62,14 @@ def _of_launch(launch: LaunchConfig) -> Iterator[Row]:
     yield "launch", launch, not warm, "resident_gb", "mode = 'cold' keeps no process"
     other = f"launcher = {launch.launcher!r}"
     yield "launch", launch, launch.launcher != "ray", "ray", other
-    yield "launch", launch, launch.launcher != "slurm", "slurm", other
-    yield "launch", launch, launch.launcher != "kubernetes", "kubernetes", other
-    if launch.launcher not in ("local", "ray"):
-        held, why = launch.allocations, "hold = false ends allocations at once"
-        yield f"launch.{launch.launcher}", held, not held.hold, "idle_s", why
+    yield "launch", launch, launch.launcher == "local", "slurm", other
+    yield "launch", launch, launch.launcher != "ray", "kubernetes", other
+    for name, settings in {"": launch.slurm, **launch.slurm.stages}.items():
+        place = f"launch.slurm.stages.{name}" if name else "launch.slurm"
+        on_ray, of_job = launch.launcher == "ray", "partition time_limit_min options"
+        yield place, settings, on_ray, "nodes gpus_per_node cpus_per_node srun_options", "launch.ray has the nodes"
+        yield place, settings, not on_ray and bool(name), of_job, "all stages share one job"
+    yield "launch.slurm", launch.slurm, launch.launcher == "ray", "work_dir", "Ray carries what stages need"
 
 
 def _of_init(recipe: Recipe) -> Iterator[Row]:

@@ -37,7 +37,7 @@ _RECORDS = tuple(f"{kind.kind}." for kind in (Manifest, Layout, Invalidated, Dro
 _OF_SLOT = ("attempts/", "logs/", "shards/", f"{AHEAD}/")
 """Folders of a slot: of other attempts than the one that made the artifact, and of markers, which are read."""
 _OF_RUN = (PLAN_FILE, METRICS_FILE, PROGRESS, DERIVED, f"{COMMAND}.json")
-_FOLDERS = ("lease/", ".probe/", "allocations/")
+_FOLDERS = ("lease/", ".probe/", "steps/")
 _NUMBERED = re.compile(
     rf"({LEDGER}|{HEADS})/\d{{5,}}\.json|{LEDGER}/bound-\d{{5,}}\.jsonl|({NUMERICS}|{SCORERS})/[^/]+\.json"
 )

@@ -11,7 +11,6 @@ def misplaced(launch: LaunchConfig) -> list[str]:
     distributed = sorted(name for name, stage in STAGES.items() if stage.distributed)
     several = sorted({*distributed, *SIDE_BY_SIDE})
     elastic = sorted(name for name, stage in STAGES.items() if stage.elastic)
-    kubernetes = {} if launch.kubernetes is None else launch.kubernetes.stages
     return [
         *_unknown("stage_processes", launch.stage_processes, "stage of several processes", several),
         *_unknown("elastic.stages", launch.elastic.stages if launch.elastic else (), "elastic stage", elastic),
@@ -20,7 +19,7 @@ def misplaced(launch: LaunchConfig) -> list[str]:
         *_unknown("stage_time_limits_s", launch.stage_time_limits_s, "stage", sorted(STAGES)),
         *_unknown("ray.stages", launch.ray.stages, "stage", sorted(STAGES)),
         *_unknown("slurm.stages", launch.slurm.stages, "stage", sorted(STAGES)),
-        *_unknown("kubernetes.stages", kubernetes, "stage", sorted(STAGES)),
+        *_unknown("kubernetes.stages", launch.kubernetes.stages, "stage", sorted(STAGES)),
     ]
 
 

@@ -117,7 +117,7 @@ def device_of(stage: str, launch: LaunchConfig, devices: Sequence[str]) -> Devic
     if launch.launcher == "local":
         named = devices or launch.gpus or launch.gpu_limit or launch.stage_gpus
     else:
-        named = launch.stage_gpus.get(stage) or launch.cluster.resources_of(stage).gpus_per_node
+        named = launch.cluster.resources_of(stage).gpus_per_node
     # Forks see no device.
     return "cuda" if named else "cpu" if launch.mode == "warm" else None
 

@@ -6,15 +6,12 @@ is part of no name and no digest.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
-from cosmos_rl_core.config.clusters import KubernetesResources, Nodes
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import Mistakes
-from flows.devices.devices import MIG, VISIBLE, Need, need_of, visible
+from flows.devices.devices import MIG, VISIBLE, Need, device_of, need_of, visible
 from stages.registry import STAGES
 
-N = TypeVar("N", bound=Nodes)
 FEWER = "use fewer processes (launch.processes, launch.stage_processes)"
 
 
@@ -105,16 +102,6 @@ def misfits_of(
     return [*found, *misfits(stages, launch, devices_for(launch, runs_here=runs_here), slots)]
 
 
-def resources_of(stage: str, launch: LaunchConfig) -> Nodes:
-    """Return what a stage asks a scheduler for, with its share of ``stage_gpus`` on each node."""
-    return with_gpus(launch.cluster.resources_of(stage), len(launch.stage_gpus.get(stage, ())))
-
-
-def with_gpus(resources: N, count: int) -> N:
-    """Return resources with ``count`` GPUs over all nodes; 0 leaves them as they are."""
-    return resources.model_copy(update={"gpus_per_node": -(-count // resources.nodes)}) if count else resources
-
-
 def _bounds(launch: LaunchConfig, devices: Sequence[str], slots: int | None) -> list[tuple[int, str]]:
     """Return each number of devices that holds here, with what says it."""
     found: list[tuple[int, str]] = []
@@ -132,15 +119,9 @@ def _fit(stages: Sequence[str], launch: LaunchConfig, count: int | None) -> bool
     if launch.launcher == "local":
         chosen = [index for need in needs for index in need.chosen]
         return len({*chosen}) == len(chosen) and (count is None or sum(need.count for need in needs) <= count)
-    if launch.launcher == "ray" or not launch.allocations.hold:
-        return True
-    # Nothing divides the GPUs of an allocation among the stages in it.
-    shared = [(resources_of(need.stage, launch), need.chosen) for need in needs if _has_gpus(need.stage, launch)]
-    return all(one not in shared[:place] for place, one in enumerate(shared))
-
-
-def _has_gpus(stage: str, launch: LaunchConfig) -> bool:
-    return launch.device == "cuda" or resources_of(stage, launch).gpus_per_node > 0
+    # Nothing divides the GPUs of a Slurm job among the stages in it.
+    on_gpus = [need for need in needs if device_of(need.stage, launch, ()) == "cuda"]
+    return launch.launcher == "ray" or len(on_gpus) <= 1
 
 
 def _too_many(needs: Sequence[Need], bounds: Sequence[tuple[int, str]]) -> list[str]:
@@ -175,18 +156,13 @@ def _of_choice(need: Need, launch: LaunchConfig, devices: Sequence[str]) -> str:
 def _misfits_of_nodes(needs: Sequence[Need], launch: LaunchConfig) -> list[str]:
     found: list[str] = []
     for need in needs:
-        resources = resources_of(need.stage, launch)
+        resources = launch.cluster.resources_of(need.stage)
         distributed = STAGES[need.stage].distributed
         ranks = launch.processes_of(need.stage) // resources.nodes if distributed else 1
         gpus, where = resources.gpus_per_node, f"launch.{launch.launcher}"
-        if ranks > gpus and (gpus or (launch.device == "cuda" and isinstance(resources, KubernetesResources))):
+        if gpus and ranks > gpus:
             found.append(
                 f"{need.stage}: {ranks} processes on each of {resources.nodes} nodes; {where} asks for {gpus} GPUs on "
                 f"each (gpus_per_node); {FEWER}, or ask for more"
-            )
-        elif ranks > 1 and isinstance(resources, KubernetesResources) and "/mig-" in resources.gpu_resource:
-            found.append(
-                f"{need.stage}: {ranks} processes on each node on MIG devices ({where}.gpu_resource = "
-                f"{resources.gpu_resource!r}); ranks cannot meet on them; {FEWER}"
             )
     return found

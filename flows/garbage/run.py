@@ -1,6 +1,5 @@
 """Delete files of a run that no artifact holds."""
 
-import json
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,6 @@ from flows.planning.base import AnyRun
 from flows.planning.steps import read_run
 from flows.post_train import steps
 from stages.artifacts.garbage import garbage
-from stages.execution.mailbox import Mailbox
 
 HOUR_S = 3600.0
 
@@ -45,8 +43,6 @@ class Garbage:
     """Folders of ended flows on this machine."""
     kept: list[Files]
     """Files of attempts that may still run."""
-    ordered: dict[str, str]
-    """Mailbox, by stage, of an allocation that makes or reads the stage. Such a stage keeps all its files."""
     bytes: int
     """Size of what was deleted or would be."""
 
@@ -62,35 +58,27 @@ class Garbage:
                 f"kept {each.files} files, {each.bytes / 1e6:.1f} MB, of {each.name}: a stage that wrote less than "
                 f"{self.older_than_h:g} h ago may still run; --older-than 0 deletes them too"
             )
-        for name, mailbox in self.ordered.items():
-            yield f"kept all of {name}: {mailbox} has an unfinished order; remove the mailbox if its job has ended"
 
 
 def gc(store_url: str, run_id: str, *, superseded: bool, dry_run: bool, older_than_h: float = GRACE_H) -> Garbage:
     """Delete files of the run that no artifact holds; with ``dry_run`` only find them.
 
     A stage may outlive its flow, so an attempt that wrote less than ``older_than_h`` hours ago by the store's clock
-    keeps its files. So does a stage that an allocation has orders for. With ``superseded`` the files of generations
-    that were made again go too. Runs share datasets and this machine's temporary folder: what may be another run's is
-    deleted there once it is older than ``GRACE_H``.
+    keeps its files. With ``superseded`` the files of generations that were made again go too. Runs share datasets and
+    this machine's temporary folder: what may be another run's is deleted there once it is older than ``GRACE_H``.
 
     Raises :class:`LeaseError` while a process works on the run.
     """
     run = read_run(store_url, run_id)
     found: list[Files] = []
     kept: list[Files] = []
-    ordered: dict[str, str] = {}
     with _alone(run) as check:
         before_s = store.clock_s(run.url) - HOUR_S * older_than_h
-        mailboxes = _ordered(run)
         for step in (step for step in steps(run) if step.slot.startswith(run.url)):
-            if step.slot in mailboxes:
-                ordered[step.name] = mailboxes[step.slot]
-            else:
-                free = garbage(step.slot, superseded=superseded, before_s=before_s)
-                check()
-                found += _deleted(step.name, step.slot, free.old, dry_run=dry_run)
-                kept += _files(step.name, free.young.values())
+            free = garbage(step.slot, superseded=superseded, before_s=before_s)
+            check()
+            found += _deleted(step.name, step.slot, free.old, dry_run=dry_run)
+            kept += _files(step.name, free.young.values())
         datasets = store.join(store.absolute(store_url), "dataset")
         longest_s = before_s - HOUR_S * max(0.0, GRACE_H - older_than_h)
         for name, url, end_s in (("", run.url, before_s), (" in dataset/", datasets, longest_s)):
@@ -99,7 +87,7 @@ def gc(store_url: str, run_id: str, *, superseded: bool, dry_run: bool, older_th
             found += _deleted(f"half-written{name}", url, sizes, dry_run=dry_run)
     folders = _folders(run.url, older_than_h, dry_run=dry_run)
     total = sum(each.bytes for each in (*found, *folders))
-    return Garbage(run_id, run.url, not dry_run, older_than_h, found, folders, kept, ordered, total)
+    return Garbage(run_id, run.url, not dry_run, older_than_h, found, folders, kept, total)
 
 
 def _deleted(name: str, url: str, sizes: Mapping[str, int], *, dry_run: bool) -> list[Files]:
@@ -133,21 +121,6 @@ def _alone(run: AnyRun) -> Iterator[Callable[[], None]]:
             require_nobody(PATIENCE_S)
             check = require_nobody
         yield check
-
-
-def _ordered(run: AnyRun) -> dict[str, str]:
-    """Return the slots that unfinished orders of the run's allocations make or read, with the mailbox of each."""
-    places = {run.url, run.recipe.launch.slurm.work_dir or run.url}
-    found: dict[str, str] = {}
-    for root in (store.join(store.absolute(place), "allocations") for place in places):
-        for mailbox in (Mailbox(store.join(root, name)) for name in store.names(root)):
-            for order in mailbox.orders().orders:
-                if mailbox.returncode(order) is None:
-                    # Not parsed as a Request: another run's may name plugins that are not imported here.
-                    request = json.loads(order.request)
-                    read = [source["url"] for role in request["inputs"].values() for source in role]
-                    found |= dict.fromkeys([request["slot"], *read], mailbox.url)
-    return found
 
 
 def _folders(run_url: str, older_than_h: float, *, dry_run: bool) -> list[Files]:

@@ -1,4 +1,4 @@
-"""The interface of launchers: submit, poll, read, cancel and re-attach jobs."""
+"""The interface of launchers: submit, poll, read and cancel jobs, none of which outlives its flow."""
 
 import signal
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from stages.execution.execution import Execution
 KILLING = {code for number in (signal.SIGKILL, signal.SIGTERM) for code in (-number, 128 + number)}
 """Exit codes of processes that a scheduler or the kernel ended. A shell, or srun, adds 128 to the signal."""
 
-Phase = Literal["waiting", "running", "ending", "ended"]
+Phase = Literal["waiting", "running", "ended"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Job:
 
     @cached_property
     def name(self) -> str:
-        """Return the stage and the Request's digest, equal in every flow that makes the same Request."""
+        """Return the stage and the Request's digest."""
         return f"{self.request.stage}-{digest(self.request.model_dump(mode='json'))[:20]}"
 
     @property
@@ -58,15 +58,15 @@ class Job:
 
 @dataclass(frozen=True)
 class JobState:
-    """State of a job or of an allocation."""
+    """State of a job."""
 
     phase: Phase
     exit_code: int | None = None
     """Exit code of an ended job, the runner's or torchrun's; the negative number of a signal that ended it."""
     kind: str | None = None
-    """Why it ended, if the scheduler reports it: a kind of :mod:`cosmos_rl_core.errors`."""
+    """Why it ended, if the launcher knows it: a kind of :mod:`cosmos_rl_core.errors`."""
     reason: str = ""
-    """The scheduler's own message."""
+    """The launcher's own message."""
     node_lost: bool = False
     """Whether it ended with its node, so that the job itself may be well."""
 
@@ -108,7 +108,7 @@ class RunningJob(Protocol):
 
 
 class JobLauncher(Protocol):
-    """A place where jobs run: this machine, Slurm or Kubernetes."""
+    """A place where jobs run: this machine, the nodes of a Slurm job, or those of a Ray cluster."""
 
     devices: Sequence[str]
     """Devices of this machine that stages get; none where a scheduler gives them."""
@@ -138,9 +138,6 @@ class JobLauncher(Protocol):
         Launchers without elastic stages raise ``NotImplementedError``.
         """
         ...
-
-    def reattach(self, job: Job) -> RunningJob | None:
-        """Return the job if an earlier flow submitted it and it has not ended, else None."""
 
     def processes(self) -> Processes:
         """Return the processes that stay between jobs on this machine."""

@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +34,15 @@ def module(python: str, name: str) -> list[str]:
     return [python, "-P", "-m", name]
 
 
-def start_cold(job: Job, request: Path, log: Path, launch: LaunchConfig, share: Share | None) -> Process:
-    """Start a new interpreter, under torchrun if the stage is distributed. Its processes keep the locks of a share."""
-    python = launch.python or sys.executable
-    command = stage_command(job.request.stage, str(request), python, launch)
+def python_of(launch: LaunchConfig) -> str:
+    """Return the path of the interpreter of new processes."""
+    return launch.python or sys.executable
+
+
+def start(
+    command: Sequence[str], python: str, log: Path, environment: Mapping[str, str], share: Share | None = None
+) -> Process:
+    """Start a command that ends with this process. Its processes keep the locks of a share."""
     with log.open("ab") as file:
         hold(file)
         return subprocess.Popen(
@@ -44,8 +50,15 @@ def start_cold(job: Job, request: Path, log: Path, launch: LaunchConfig, share: 
             stdin=subprocess.DEVNULL if share is None else share.file,
             stdout=file,
             stderr=file,
-            env=environment_here(launch) | _shown(job, share),
+            env=environment,
         )
+
+
+def start_cold(job: Job, request: Path, log: Path, launch: LaunchConfig, share: Share | None) -> Process:
+    """Start a new interpreter, under torchrun if the stage is distributed. Its processes keep the locks of a share."""
+    python = python_of(launch)
+    command = stage_command(job.request.stage, str(request), python, launch)
+    return start(command, python, log, environment_here(launch) | _shown(job, share), share)
 
 
 def start_ahead(folder: Path, log: Path, launch: LaunchConfig, job: Job, share: Share | None) -> Process:
@@ -60,15 +73,7 @@ def start_ahead(folder: Path, log: Path, launch: LaunchConfig, job: Job, share: 
         command, shown = ranks_command(stage, ahead, python, launch), _shown(job, share)
     else:
         command, shown = [*ahead, "--processes", str(launch.side_by_side(stage))], {VISIBLE: ""}
-    with log.open("ab") as file:
-        hold(file)
-        return subprocess.Popen(
-            [*module(python, PROCESSES), *command],
-            stdin=subprocess.DEVNULL if share is None else share.file,
-            stdout=file,
-            stderr=file,
-            env=environment_here(launch) | shown,
-        )
+    return start(command, python, log, environment_here(launch) | shown, share)
 
 
 def stage_command(

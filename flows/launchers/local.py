@@ -1,7 +1,4 @@
-"""Stages on this machine: new processes, under torchrun if they are distributed; forks; or processes that stay.
-
-No process outlives the flow, so there is nothing to re-attach.
-"""
+"""Stages on this machine: new processes, under torchrun if they are distributed; forks; or processes that stay."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -125,9 +122,6 @@ class JobLauncher:
     def processes(self) -> Processes:
         """Return the processes that stay between jobs."""
         return self._residents.processes()
-
-    def reattach(self, job: Job) -> None:
-        """Return None: no process outlives its flow."""
 
     def close(self) -> None:
         """End the processes that stay, and the fork server if there is one."""

@@ -1,164 +1,129 @@
-"""Slurm: an allocation is a batch job, and a stage is a step of it.
+"""Stages as steps of the Slurm job in which the flow runs: the commands of one machine behind ``srun``.
 
-The agent runs on the job's first node and starts each stage with ``srun``. The ranks meet by torchrun's rendezvous.
-Slurm restarts nothing: a retry is a new attempt. Accounting is optional, because the queue still lists a job for some
-minutes after its end.
+For several nodes and for containers, without Ray. The flow runs on the first node of the job, for example in the batch
+script that ``cosmos-flows cluster render slurm`` writes. Its end, however it comes, ends its steps.
 """
 
 import os
-import re
-import shlex
-import subprocess
+import secrets
+import shutil
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 
-from cosmos_rl_core.config.clusters import SlurmResources
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.errors import ConfigError, UnavailableError
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.process_trees import Watched
+from cosmos_rl_core.processes import PARENT
 from cosmos_rl_core.storage import store
-from flows.launchers import variables
-from flows.launchers._allocations import AllocatedJobs, Allocation, agent_command, wait_until_gone
+from flows.devices.devices import Need
+from flows.devices.staying import Processes
+from flows.devices.waiting import Waiting
 from flows.launchers._base import Job, JobState
-from flows.launchers._processes import stage_command
-from stages.execution.mailbox import Mailbox
+from flows.launchers._processes import environment_here, python_of, stage_command, start
+from stages.artifacts.request import REQUEST, Request
 from stages.registry import STAGES
 
-COMMAND_TIMEOUT_S = 120.0
-SITE_EXPORT = "SBATCH_EXPORT"
-"""Environment variable of ``sbatch``: what batch jobs inherit from the environment that submits them."""
-STATES = {
-    "PENDING CONFIGURING": JobState("waiting"),
-    "REQUEUED REQUEUE_HOLD REQUEUE_FED SPECIAL_EXIT RESV_DEL_HOLD": JobState("waiting"),
-    "RUNNING SUSPENDED STOPPED RESIZING": JobState("running"),
-    "COMPLETING SIGNALING STAGE_OUT": JobState("ending"),
-    "TIMEOUT DEADLINE NODE_FAIL BOOT_FAIL": JobState("ended", kind="killed"),
-    "PREEMPTED CANCELLED REVOKED UNKNOWN": JobState("ended", kind="killed"),
-    "OUT_OF_MEMORY": JobState("ended", kind="out_of_memory"),
-}
-"""Slurm's states of jobs. In any other state the job has crashed."""
-AWAY = re.compile(
-    "unable to contact|socket timed out|connection refused|temporarily|communication|not responding", re.IGNORECASE
-)
-"""Words in error messages of Slurm's commands when the controller does not answer."""
+STEPS = "steps"
+"""Folder of a run with the Requests, logs and error files of its steps."""
+LOG = "log.txt"
+END_GRACE_S = 30.0
+"""Wait in seconds for ``srun`` to end its step on every node."""
+JOB, NODES, NODE = "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NODEID"
+"""Variables that Slurm sets for a batch script."""
 
 
-class JobLauncher(AllocatedJobs):
+class JobLauncher:
     """See :class:`flows.launchers._base.JobLauncher`."""
 
+    devices: Sequence[str] = ()
+
     def __init__(self, run_url: str, config: LaunchConfig) -> None:
-        work_dir = config.slurm.work_dir
-        root = store.join(store.absolute(work_dir or run_url), "allocations")
-        if not Mailbox(root).is_shared:
+        self._config = config
+        self._root = store.join(store.absolute(config.slurm.work_dir or run_url), STEPS)
+        if "://" in self._root:
             advice = "set launch.slurm.work_dir to a directory that all nodes share"
-            raise ConfigError(f"{root} is not a directory; {advice}")
-        super().__init__(store.absolute(run_url), config, root, Slurm(config))
+            raise ConfigError(f"{self._root} is not a directory; {advice}")
+        if os.environ.get(NODE) != "0" or JOB not in os.environ or shutil.which("srun") is None:
+            raise ConfigError(
+                "launcher = 'slurm' starts steps of the Slurm job on whose first node the flow runs; this is none "
+                f"({JOB} = {os.environ.get(JOB)}, {NODE} = {os.environ.get(NODE)}). Submit the flow in a batch script: "
+                "cosmos-flows cluster render slurm"
+            )
+        asked = max(config.nodes_of(stage) for stage in STAGES)
+        if asked > (has := int(os.environ[NODES])):
+            raise ConfigError(
+                f"a stage needs {asked} nodes, and the Slurm job {os.environ[JOB]} has {has}; submit one with more "
+                "(sbatch --nodes), or use fewer (launch.slurm.nodes)"
+            )
 
+    def reserve(self, requests: Sequence[Request], waiting: Waiting) -> nullcontext[None]:
+        """Return at once: the job has its nodes."""
+        return nullcontext()
 
-class Slurm:
-    """See :class:`flows.launchers._allocations.Scheduler`. An id is a job's number."""
+    def taken_beside(self, need: Need) -> None:
+        """Return None: here nothing runs at the same time as a wave."""
 
-    agents_per_node = False
+    def give_back(self) -> None:
+        """Do nothing: nothing is kept between stages but the job itself."""
 
-    def __init__(self, config: LaunchConfig) -> None:
-        self._config, self._settings = config, config.slurm
-        self._python = config.python or sys.executable
-
-    def find(self, allocation: Allocation) -> str | None:
-        """Return the number of the job of this name, among those of this user."""
-        options = "--me --noheader --states PENDING,CONFIGURING,RUNNING,SUSPENDED --format %A"
-        found = sorted(_slurm(f"squeue {options} --name {allocation.name}").split(), key=int)
-        return found[0] if found else None
-
-    def start(self, allocation: Allocation) -> str:
-        """Submit the job with ``sbatch``."""
-        # With several clusters, --parsable adds the cluster's name.
-        printed = _slurm("sbatch --parsable", script=self.script(allocation))
-        return printed.strip().partition(";")[0]
-
-    def script(self, allocation: Allocation) -> str:
-        """Return the batch script of an allocation."""
-        resources = allocation.resources
-        assert isinstance(resources, SlurmResources)
-        options = {
-            "job-name": allocation.name,
-            "output": allocation.mailbox.path("allocation.log"),
-            "partition": resources.partition,
-            "nodes": resources.nodes,
-            "ntasks-per-node": 1,
-            "cpus-per-task": resources.cpus_per_node,
-            "gres": f"gpu:{resources.gpus_per_node}" if resources.gpus_per_node else None,
-            "time": resources.time_limit_min,
-        }
-        lines = [f"--{name}={value}" for name, value in options.items() if value is not None]
-        lines.append(f"--export={','.join(_exported())}")
-        lines += ["--open-mode=append", "--no-requeue", *resources.options]
-        agent = agent_command(self._python, allocation)
-        directives = [f"#SBATCH {line}" for line in lines]
-        commands = [*self._settings.setup, f"exec {shlex.join(agent)}"]
-        return "\n".join(["#!/bin/bash", *directives, *commands, ""])
-
-    def command(self, job: Job, allocation: Allocation, order: str) -> list[str]:
-        """Return ``srun`` of torchrun on every node, or of one process on the first."""
-        resources = self._settings.resources_of(job.request.stage)
-        nodes = str(allocation.resources.nodes if STAGES[job.request.stage].distributed else 1)
-        step = ["srun", "--overlap", "--nodes", nodes, "--ntasks", nodes, "--ntasks-per-node", "1"]
-        # A step gets the agent's whole environment.
+    def submit(self, job: Job) -> "Step":
+        """Start torchrun on every node of a stage, or one process on the first."""
+        config, stage = self._config, job.request.stage
+        nodes = str(config.nodes_of(stage) if STAGES[stage].distributed else 1)
+        step = ["srun", "--overlap", "--nodes", nodes, "--ntasks", nodes, "--ntasks-per-node", "1", "--relative", "0"]
         step += ["--export=ALL", "--job-name", job.name, "--kill-on-bad-exit=1", "--cpu-bind=none"]
-        step += resources.srun_options
-        # The rendezvous is on the first node, where the agent is.
-        stage, request = job.request.stage, "{directory}/request.json"
-        return [*step, *stage_command(stage, request, self._python, self._config, "{host}", order)]
+        step += config.slurm.resources_of(stage).srun_options
+        name = f"{job.name}-{secrets.token_hex(4)}"
+        folder = Path(self._root, name)
+        folder.mkdir(parents=True)
+        request = folder / REQUEST
+        request.write_text(job.request.model_dump_json(indent=1), encoding="utf-8")
+        job.execution.write(request)
+        here = os.uname().nodename
+        python, environment = python_of(config), environment_here(config, alone=nodes == "1")
+        # On the nodes Slurm's daemon is the parent. If srun is killed, that ends the step.
+        command = ["env", "-u", PARENT, *step, *stage_command(stage, str(request), python, config, here, name)]
+        return Step(folder, Watched(start(command, sys.executable, folder / LOG, environment)))
 
-    def state(self, allocation: Allocation) -> JobState:
-        """Return the state in the queue, or in accounting if the queue no longer lists the job."""
-        queue = f"squeue --noheader --jobs {allocation.id} --states all --format %T|%r"
-        name, _, why = _slurm(queue, unless="Invalid job id").strip().partition("|")
-        if not name:
-            accounting = f"sacct --noheader --parsable2 --allocations --jobs {allocation.id}"
-            # "CANCELLED by 1000"
-            words = _slurm(f"{accounting} --format State", unless="disabled").split()
-            name = words[0] if words else "UNKNOWN"
-        because = f" ({why})" if why not in ("", "None") else ""
-        found = (state for names, state in STATES.items() if name in names.split())
-        state = next(found, JobState("ended", kind="crash"))
-        return replace(state, reason=f"Slurm job {allocation.id} is {name}{because}")
+    def join(self, job: Job) -> None:
+        """Raise ``NotImplementedError``: elastic stages need processes of one machine, or Ray."""
+        raise NotImplementedError
 
-    def end(self, allocation: Allocation) -> None:
-        """Cancel the job and wait until no node runs it."""
-        _slurm(f"scancel --quiet {allocation.id}", unless="Invalid job id")
-        job = f"Slurm job {allocation.id}"
-        wait_until_gone(lambda: self.state(allocation).phase == "ended", job)
+    def processes(self) -> Processes:
+        """Return nothing: no process stays between stages."""
+        return Processes()
 
-
-def _exported() -> list[str]:
-    """Return what a batch job inherits of the flow's environment: what the site chose, and what stages need."""
-    site = os.environ.get(SITE_EXPORT, "ALL")
-    return [*([] if site in ("NONE", "NIL") else [site]), *variables.passed(os.environ)] or [site]
+    def close(self) -> None:
+        """Do nothing: the job ends with the batch script."""
 
 
-def _slurm(command: str, script: str | None = None, unless: str | None = None) -> str:
-    """Return what a Slurm command prints; nothing if it fails with ``unless`` in its message."""
-    program, *options = command.split()
-    # This variable would override the script's own line.
-    environment = {name: value for name, value in os.environ.items() if name != SITE_EXPORT}
-    try:
-        done = subprocess.run(
-            [program, *options],
-            input=script,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_TIMEOUT_S,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise ConfigError(f"launcher = 'slurm' needs {program}, which is not installed") from error
-    except subprocess.TimeoutExpired as error:
-        why = f"{program} did not answer within {COMMAND_TIMEOUT_S:g} s"
-        raise UnavailableError(why) from error
-    if done.returncode == 0 or (unless is not None and unless in done.stderr):
-        return done.stdout
-    message = f"{command}: {done.stderr.strip()}"
-    if AWAY.search(done.stderr) or program != "sbatch":
-        raise UnavailableError(message)
-    raise ConfigError(f"{message}. The batch script was:\n{script}")
+@dataclass
+class Step:
+    """See :class:`flows.launchers._base.RunningJob`."""
+
+    directory: Path
+    process: Watched
+    served_before = False
+
+    def poll(self) -> JobState:
+        """Return the state of ``srun``."""
+        code = self.process.poll()
+        return JobState("running") if code is None else JobState("ended", code)
+
+    def log(self) -> bytes:
+        """Return the log of all ranks."""
+        return (self.directory / LOG).read_bytes()
+
+    def show_stacks(self) -> None:
+        """Do nothing: Slurm would send the signal to torchrun too, which it ends."""
+
+    def cancel(self) -> None:
+        """End the step on all nodes by SIGTERM, and ``srun`` if that takes too long."""
+        self.process.end(END_GRACE_S)
+
+    def discard(self) -> None:
+        """Delete the folder."""
+        shutil.rmtree(self.directory, ignore_errors=True)

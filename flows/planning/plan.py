@@ -8,6 +8,7 @@ from typing import Any
 
 from cosmos_rl_core import outside_plugins, seeds, shipped
 from cosmos_rl_core.canonical import differences, digest
+from cosmos_rl_core.config.launch import readable
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import SnapshotOptions
@@ -288,6 +289,7 @@ def every_plan(store_url: str, run_id: str) -> list[Plan]:
     body = unseal(data, PLAN, url)
     # A run can be inspected with an edited plugin; the stages refuse it.
     outside_plugins.use(body.get("plugins", []), verify=False)
+    body["recipe"]["launch"] = readable(body["recipe"].get("launch", {}))
     plan = parsed(_kind_of(body), body, url)
     if plan.run_id != run_id:
         wanted = f"restore the one of {run_id!r} from a copy"

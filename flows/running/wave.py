@@ -189,16 +189,12 @@ class Waves:
 
     def _start(self, requests: Sequence[Request], asked_s: float, at_the_end: ExitStack) -> Iterator[RunningStage]:
         jobs = [Job(request, self.execution_of(request), request.slot in self._fresh) for request in requests]
-        # Before anything is submitted, because an allocation ends orders that its flow does not repeat.
-        left = [(job, self._jobs.reattach(job)) for job in jobs]
-        for job, started in sorted(left, key=lambda pair: pair[1] is None):
+        for job in jobs:
             begun_s = time.monotonic()
-            if started is None and self.config.elastic_of(job.request.stage):
+            if self.config.elastic_of(job.request.stage):
                 started = ElasticJob(job, self._jobs, self.config, self._most_workers(jobs, job), self.display.note)
-            elif started is None:
-                started = self._jobs.submit(job)
             else:
-                self.display.note(f"{job.request.stage}: continues the job of an earlier flow")
+                started = self._jobs.submit(job)
             at_the_end.callback(started.discard)
             yield RunningStage(job.request, started, self.display.note, asked_s=asked_s, begun_s=begun_s)
 

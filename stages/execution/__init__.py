@@ -1,1 +1,1 @@
-"""Processes of stages: the runner, what keeps stages warm, the agent of an allocation, and their files."""
+"""Processes of stages: the runner, what keeps stages warm, and their files."""

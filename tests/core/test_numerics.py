@@ -90,7 +90,7 @@ def test_ranks_on_unlike_devices_are_refused_by_rank_and_device():
     assert str(error.value) == (
         "the ranks of one stage must have equal devices and numerics; "
         f"rank 2 ({L40S} on n2) differs from rank 0 ({H100} on n1): device: '{H100}' -> '{L40S}'. "
-        "Give the stage nodes of one kind, e.g. by launch.slurm.options or launch.kubernetes.node_selector"
+        "Give the stage nodes of one kind, e.g. by launch.ray.accelerator_type or launch.slurm.options"
     )
     assert error.value.exit_code == 64
 

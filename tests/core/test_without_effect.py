@@ -21,7 +21,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "sft": {"type": "sft", "dataset": MEDIA},
 }
 SLURM = {"launcher": "slurm", "slurm": {"partition": "a"}}
-KUBERNETES = {"launcher": "kubernetes", "kubernetes": {"image": "a"}}
+OTHER = {"stages": {"update": {"partition": "b"}}}
+RAY = {"launcher": "ray", "kubernetes": {"image": "a"}}
 
 
 def recipe(kind: str, *settings: tuple[str, Any]) -> dict[str, Any]:
@@ -48,8 +49,9 @@ CASES: list[tuple[str, tuple[tuple[str, Any], ...], str]] = [
     ("nft", (("launch.slurm", {"partition": "a"}),), "launch.slurm"),
     ("nft", (("launch.kubernetes", {"image": "a"}),), "launch.kubernetes"),
     ("nft", (("launch", SLURM | {"kubernetes": {"image": "a"}}),), "launch.kubernetes"),
-    ("nft", (("launch", KUBERNETES | {"slurm": {"partition": "a"}}),), "launch.slurm"),
-    ("nft", (("launch", SLURM | {"slurm": {"hold": False, "idle_s": 5.0}}),), "launch.slurm.idle_s"),
+    ("nft", (("launch", RAY | {"slurm": {"nodes": 2}}),), "launch.slurm.nodes"),
+    ("nft", (("launch", RAY | {"slurm": {"work_dir": "/x"}}),), "launch.slurm.work_dir"),
+    ("nft", (("launch", SLURM | {"slurm": OTHER}),), "launch.slurm.stages.update.partition"),
     ("nft", (("launch.dp_shard_size", 8),), "launch.dp_shard_size = 8"),
     ("nft", ((f"{TRAIN}.optm_decay_ratio", 0.5),), "train.optm_decay_ratio"),
     ("nft", ((f"{TRAIN}.optm_min_lr_factor", 0.0),), "train.optm_min_lr_factor"),
@@ -100,7 +102,7 @@ EFFECTIVE: list[tuple[str, tuple[tuple[str, Any], ...]]] = [
     ("nft", (("launch.mode", "cold"), ("launch.python", "/bin/python3"))),
     ("nft", (("launch.mode", "warm"), ("launch.resident_gb", 1.0), ("launch.tf32", True))),
     ("nft", (("launch", SLURM),)),
-    ("nft", (("launch", KUBERNETES),)),
+    ("nft", (("launch", RAY | {"slurm": OTHER}),)),
     ("nft", (("launch.processes", 2), ("launch.dp_shard_size", 2))),
     (
         "nft",
@@ -159,7 +161,7 @@ def test_a_cluster_profile_is_held_to_the_same(tmp_path: Path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "deployments/clusters").glob("*.toml")), ids=lambda path: path.stem)
 def test_every_profile_that_ships_is_taken(path: Path):
-    assert launch_of(str(path)).launcher in ("local", "ray", "slurm", "kubernetes")
+    assert launch_of(str(path)).launcher in ("local", "ray", "slurm")
 
 
 @pytest.mark.parametrize("path", SHIPPED_RECIPES, ids=lambda path: path.stem)

@@ -60,22 +60,29 @@ PartitionName=other Nodes=n2 MaxTime=INFINITE State=UP
 """
 
 
-def jobs(*options: str) -> list[list[str]]:
-    """Number, name, partition and state of what is in the queue."""
-    said = _call("squeue", "--noheader", "--format", "%A %j %P %T", "--sort", "i", *options)
-    return [line.split() for line in said.splitlines()]
+def steps(job: str) -> list[str]:
+    """Names of the steps of a job that run, without those that every job has."""
+    said = _call("squeue", "--steps", "--jobs", job, "--noheader", "--format", "%j")
+    return [name for name in said.split() if name not in ("extern", "batch", "interactive")]
 
 
-def script_of(job: str) -> str:
-    """The batch script of a job, as Slurm keeps it."""
-    return _call("scontrol", "write", "batch_script", job, "-")
+@contextlib.contextmanager
+def allocation(nodes: int) -> Iterator[dict[str, str]]:
+    """Have a job; yields the variables that it sets on its first node, and that lead ``srun`` to it."""
+    asked = ["salloc", "--no-shell", f"--nodes={nodes}", "--ntasks-per-node=1", "--job-name=flow"]
+    said = subprocess.run(asked, check=True, capture_output=True, text=True).stderr
+    job = said.rpartition("job allocation ")[2].strip()
+    try:
+        yield {"SLURM_JOB_ID": job, "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_NODEID": "0"}
+    finally:
+        cancel(job)
 
 
-def cancel_all() -> None:
-    """Leave nothing of a test."""
-    _call("scancel", "--me")
+def cancel(job: str) -> None:
+    """End a job, and wait until it is gone."""
+    _call("scancel", job)
     deadline_s = time.monotonic() + STARTUP_S
-    while jobs() and time.monotonic() < deadline_s:
+    while _call("squeue", "--noheader", "--me", "--format", "%A").split() and time.monotonic() < deadline_s:
         time.sleep(0.1)
 
 

@@ -80,7 +80,7 @@ def test_what_is_left_over_is_no_fault_and_not_listed(forger: Forger):
         put(forger, f"{ROLLOUT}/{name}")
     for name in (
         "lease/1.json", "lease/1.count", "lease/1.released", "lease/1.stop", ".probe/written", "progress.json",
-        "allocations/x/orders.json", f".plan.json.{'0' * 16}", f"{ROLLOUT}/.manifest.1.json.{'0' * 16}",
+        "steps/rollout-1-2/request.json", f".plan.json.{'0' * 16}", f"{ROLLOUT}/.manifest.1.json.{'0' * 16}",
         "heads/00001.0123456789abcdef.sig", f"{attempt(forger, ROLLOUT)}/media/.00000.tar.{'0' * 16}", "command.json",
     ):  # fmt: skip
         put(forger, name)

@@ -56,17 +56,9 @@ def slurm(**settings: object) -> LaunchConfig:
         (JUDGES, EIGHT, 4, [[0], [1]]),
         (JUDGES, slurm(), None, [[0], [1]]),
         (["reward", "judge", "reward"], slurm(), None, [[0, 1, 2]]),
-        (JUDGES, slurm(slurm={"nodes": 2, "gpus_per_node": 8, "hold": False}), None, [[0, 1]]),
         (JUDGES, slurm(slurm={"nodes": 2}), None, [[0, 1]]),
         (JUDGES, slurm(slurm={"nodes": 2}, device="cuda"), None, [[0], [1]]),
         (["update", "rollout"], slurm(), None, [[0], [1]]),
-        (
-            ["update", "rollout"],
-            slurm(slurm={"nodes": 2, "gpus_per_node": 8, "stages": {"rollout": {"partition": "l40s"}}}),
-            None,
-            [[0, 1]],
-        ),
-        (["update", "rollout"], slurm(processes=2, stage_gpus={"update": [0, 1], "rollout": [2, 3]}), None, [[0, 1]]),
     ],
 )
 def test_a_wave_is_made_in_turns_that_fit_in_its_order(
@@ -136,19 +128,6 @@ def test_nodes_that_ask_for_fewer_gpus_than_they_start_processes_are_refused():
     assert fitting.misfits(["rollout"], slurm(), None) == []
     # GPUs may come from options of sbatch.
     assert fitting.misfits(["rollout"], slurm(slurm={"nodes": 2}, device="cuda"), None) == []
-    pods = {"image": "x", "nodes": 2}
-    for given, refused in (({}, True), ({"gpus_per_node": 8}, False)):
-        config = launch(launcher="kubernetes", device="cuda", processes=16, kubernetes=pods | given)
-        assert bool(fitting.misfits(["rollout"], config, None)) == refused
-    parts = pods | {"gpus_per_node": 8, "gpu_resource": "nvidia.com/mig-1g.10gb"}
-    (mistake,) = fitting.misfits(["rollout"], launch(launcher="kubernetes", processes=16, kubernetes=parts), None)
-    assert "8 processes on each node on MIG devices" in mistake
-
-
-def test_gpus_of_a_stage_are_counted_over_its_nodes():
-    config = slurm(stage_gpus={"update": list(range(16))})
-    assert fitting.resources_of("update", config).gpus_per_node == 8
-    assert fitting.resources_of("rollout", config).gpus_per_node == 8
 
 
 @pytest.mark.parametrize(

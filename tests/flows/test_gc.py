@@ -24,7 +24,6 @@ from flows.planning.steps import read_run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import REQUEST
 from stages.artifacts.slots import input_of
-from stages.execution.mailbox import Mailbox, Order, Orders
 from stages.execution.outcome import failure_of, read_failures
 from tests.flows.by_hand import make_one, whole_run
 from tests.hand_made import begin, commit, make_run, report, rewards
@@ -158,27 +157,6 @@ def test_a_generation_that_was_ended_lately_may_still_be_read(recipe, tmp_path):
     written(f"{slot}/invalidated.1.json", 100.0)
     assert collect(run, superseded=True, older_than_h=GRACE_H)[-1] == "freed 0.0 MB"
     assert store.size(old) is None
-
-
-def test_nothing_goes_of_what_an_allocation_is_to_make_or_reads(recipe, tmp_path):
-    run = whole_run(recipe, tmp_path)
-    request = requests.update(run, 1)
-    places = [
-        litter(run.slots.iteration(1, "update")),
-        litter(run.slots.iteration(1, "rollout")),
-        litter(run.slots.policy(0)),
-    ]
-    mailbox = f"{run.url}/allocations/cosmos-1"
-    order = Order(id="update-1", name="update", request=request.model_dump_json(), execution="{}", command=("true",))
-    Mailbox(mailbox).write(Orders(beat=1, orders=(order,)))
-    said = collect(run)
-    assert [line.split()[0] for line in said[:2]] == ["policy", "freed"]
-    kept = [line.partition(":")[0] for line in said[2:]]
-    assert {"kept all of iteration-0001/update", "kept all of iteration-0001/rollout"} <= set(kept)
-    assert all(f"{mailbox} has an unfinished order" in line for line in said[2:])
-    assert [store.size(place) for place in places] == [len(LITTER), len(LITTER), None]
-    store.write(f"{mailbox}/update-1/returncode.0", b"0")
-    assert [line.split()[0] for line in collect(run)] == ["iteration-0001/rollout", "iteration-0001/update", "freed"]
 
 
 GC = """

@@ -129,7 +129,7 @@ def test_its_waves_fit_the_devices_of_every_profile_that_it_is_valid_for(path: P
             for places in fitting.turns(stages, launch, launch.gpus):
                 count = sum(need_of(stages[place], launch).count for place in places)
                 assert launch.gpus is None or count <= launch.gpus
-    assert {"eight-gpus", "local", "slurm", "kubernetes"} <= {*valid}
+    assert {"eight-gpus", "local", "slurm"} <= {*valid}
 
 
 def test_a_plan_shows_the_judges_that_take_turns(inputs: Inputs, tmp_path: Path):

@@ -80,7 +80,7 @@ def test_its_waves_fit_the_devices_of_every_profile_that_it_is_valid_for(path: P
         assert fitting.misfits(KIND.stages(plan.recipe), launch, None) == []
         for wave in post_train(run):
             assert launch.gpus is None or sum(need_of(step.kind, launch).count for step in wave.steps) <= launch.gpus
-    assert {"four-gpus-sharded", "eight-gpus-sharded", "local", "slurm", "kubernetes"} <= {*valid}
+    assert {"four-gpus-sharded", "eight-gpus-sharded", "local", "slurm"} <= {*valid}
 
 
 @by_name

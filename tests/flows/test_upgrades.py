@@ -12,7 +12,7 @@ from flows.library.states import states
 from flows.operations.rerun import rerun
 from flows.operations.upgrades import settled
 from flows.planning import requests
-from flows.planning.plan import Settings, freeze, plan_of, read_plan
+from flows.planning.plan import PLAN, PLAN_FILE, Settings, freeze, plan_of, read_plan
 from flows.planning.run import Run
 from flows.planning.steps import read_run
 from flows.planning.versions import newest
@@ -187,3 +187,18 @@ def test_a_plan_of_a_newer_form_is_refused_in_plain_words(finished):
     assert asked.exit_code == 65
     assert asked.stderr.startswith(f"{url} does not hold what this version reads there")
     assert "a setting of tomorrow" in asked.stderr
+
+
+def test_a_run_of_the_launchers_that_are_gone_is_read_and_shown(finished):
+    """Its plan has fields that this version has not: machines decide no result."""
+    url = store.join(finished.url, PLAN_FILE)
+    body = unseal(store.read(url), PLAN, url)
+    held = {"hold": False, "idle_s": 600.0, "query_s": 10.0, "stages": {"update": {"nodes": 2, "time_limit_min": 9}}}
+    gone = {"launcher": "kubernetes", "slurm": held, "kubernetes": {"image": "x", "nodes": 2} | held}
+    body["recipe"]["launch"] |= gone
+    store.remove(url)
+    store.write(url, seal(PLAN, body))
+    launch = read_plan(finished.store_url, "hand").recipe.launch
+    assert (launch.launcher, launch.kubernetes.image) == ("local", "x")
+    assert launch.slurm.stages["update"].nodes == 2
+    assert CliRunner().invoke(cli.app, ["status", "hand", "--store", finished.store_url]).exit_code == 0

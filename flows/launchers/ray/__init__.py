@@ -82,9 +82,6 @@ class JobLauncher:
         """Ask the cluster for a node for another worker."""
         return self.submit(job)
 
-    def reattach(self, job: Job) -> None:
-        """Return None: no process outlives its flow."""
-
     def processes(self) -> Processes:
         """Return the processes that stay on the nodes between jobs."""
         return Processes() if self._bridge is None else self._bridge.processes
