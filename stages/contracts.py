@@ -35,6 +35,7 @@ class Index(StageConfig):
     """One part of a dataset: what is new in its sources, and what has gone, since the parts before it."""
 
     name = "index"
+    elastic = True
     version = 2
     torch = False
     inputs = {"parts": "many"}

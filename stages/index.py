@@ -4,8 +4,7 @@ Media and captions are known by the digests of their bytes. Files with an unchan
 a medium is decoded than its facts need.
 """
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -23,12 +22,16 @@ from stages.artifacts.layouts import Check, cut
 from stages.artifacts.request import Request
 from stages.execution.context import Context, Ranks
 from stages.formats import parts
-from stages.formats.tables import to_parquet
+from stages.formats.tables import from_parquet, to_parquet
 
-Rows = list[dict[str, Any]]
+Row = dict[str, Any]
 SAME = "the same medium and caption as "
 """Begin of the reason why an item is left out whose medium is already there under its caption."""
 CHANGED = "the files of the dataset have changed since this index was planned; start it again"
+KEY = ["medium", "prompt_id"]
+"""Columns by which an item is a duplicate."""
+NOTHING: Row = {name: 0 if kind in ("int64", "float64") else None for name, kind in parts.INDEXED.items()}
+"""Facts of what cannot be used."""
 THREADS = 8
 """Units read at once: most of the time is spent in reading and hashing, which release the interpreter lock."""
 
@@ -52,17 +55,17 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
     changed = [unit for unit in stamps if unit in read]
     rows = _read(context, sources, changed, config)
     old: Any = before.items[before.items["unit"].isin([*changed, *gone])]
-    known = {*old["item"]}
     if config.duplicates == "drop":
-        rows = _without_duplicates(rows, before.items.drop(old.index), known)
+        rows = _without_duplicates(rows, before.items.drop(old.index), old["item"])
     standing: Any = before.left_out[~before.left_out["unit"].isin([*changed, *gone])]
-    left_out = [*standing.to_dict("records"), *(row for row in rows if row["reason"])]
-    found = {row["item"]: row for row in rows if not row["reason"]}
-    removed: Any = old.loc[~old["item"].isin([*found]), ["item", "unit", "name"]]
-    new = [row for item, row in found.items() if item not in known]
+    left_out: Any = pd.concat([standing, rows.loc[rows["reason"] != "", [*parts.LEFT_OUT]]], ignore_index=True)
+    used: Any = rows[rows["reason"] == ""]
+    found = used.drop_duplicates("item")
+    removed: Any = old.loc[~old["item"].isin(found["item"]), ["item", "unit", "name"]]
+    new: Any = found[~found["item"].isin(old["item"])]
     _refuse_too_many(left_out, len(before.items) - len(removed) + len(new), config.max_left_out)
     attempt = context.attempt
-    attempt.put(config.ITEMS, to_parquet(parts.items_table(_first_of_each(new, before))))
+    attempt.put(config.ITEMS, to_parquet(parts.items_table(_with_firsts(new, before))))
     attempt.put(config.REMOVED, to_parquet(removed.sort_values("item", ignore_index=True)))
     attempt.put(config.LEFT_OUT, to_parquet(parts.left_out_table(left_out)))
     attempt.put(config.STAMPS, to_parquet(pd.DataFrame({"unit": [*stamps], "stamp": [*stamps.values()]})))
@@ -81,46 +84,61 @@ def _same(before: parts.Parts, touched: set[str]) -> set[str]:
     return {*before.left_out.loc[before.left_out["reason"].str.startswith(SAME), "unit"]}
 
 
-def _read(context: Context[Ranks], sources: Mapping[str, Source], units: list[str], config: contracts.Index) -> Rows:
-    """Return the rows of all changed units, each shard read or adopted from an earlier attempt."""
-    layout: list[list[str]] = context.layout({"units": cut(units, config.units_per_shard)})["units"]
-    rows: Rows = []
-    for number, shard in enumerate(layout):
-        context.progress("indexing", sum(map(len, layout[:number])), len(units))
-        name, check = f"{contracts.RECORDS}rows/{number:05d}.json", _has(shard)
+def _read(
+    context: Context[Ranks], sources: Mapping[str, Source], units: list[str], config: contracts.Index
+) -> pd.DataFrame:
+    """Return a row an item of all changed units, each shard read or adopted from an earlier attempt. Collective."""
+    shards = _cut(sources, units, config.units_per_shard)
+    # The names of all units would be a file of many megabytes. A digest tells the same.
+    context.layout({"units": [[digest(shard)] for shard in shards]})
+    names = [f"{contracts.RECORDS}rows/{number:05d}.parquet" for number in range(len(shards))]
+    done = 0
+    for number in context.units(len(shards)):
+        shard, check = shards[number], _has(shards[number])
+        context.progress("indexing", done, len(units))
         if not context.attempt.adopt(number, check):
             with ThreadPoolExecutor(THREADS) as pool:
                 made = [row for found in pool.map(lambda unit: _rows(sources, unit, config), shard) for row in found]
-            context.attempt.finish(number, {name: canonical_json(made)}, check)
-        rows += json.loads(context.attempt.read(name))
+            context.attempt.finish(number, {names[number]: to_parquet(parts.table_of(made, parts.INDEXED))}, check)
+        done += len(shard)
     context.progress("indexing", len(units), len(units))
-    return rows
+    tables = [from_parquet(context.attempt.read(name)) for name in names]
+    return pd.concat([parts.table_of((), parts.INDEXED), *tables], ignore_index=True)
+
+
+def _cut(sources: Mapping[str, Source], units: Sequence[str], size: int) -> list[list[str]]:
+    """Divide units into shards: by ``size`` files of one item each, or by a few files of many."""
+    ones, many = list[str](), list[str]()
+    for unit in units:
+        source, _ = _sources.place_of(sources, unit)
+        (many if getattr(source, "many", False) else ones).append(unit)
+    return [*cut(ones, size), *cut(many, THREADS)]
 
 
 def _has(units: list[str]) -> Check:
     """Check that a shard holds rows of exactly these units."""
 
     def check(files: dict[str, bytes]) -> str | None:
-        found = {row["unit"] for data in files.values() for row in json.loads(data)}
+        found = {unit for data in files.values() for unit in from_parquet(data)["unit"]}
         return None if found == {*units} else "it has rows of other units"
 
     return check
 
 
-def _rows(sources: Mapping[str, Source], unit: str, config: contracts.Index) -> Rows:
+def _rows(sources: Mapping[str, Source], unit: str, config: contracts.Index) -> list[Row]:
     """Return a row an item of a unit; a unit that cannot be used is one row with the reason."""
     source, name = _sources.place_of(sources, unit)
     try:
         found = [_row(source, unit, item, config) for item in source.items(name)]
     except ItemError as error:
-        return [{"unit": unit, "name": name, "reason": str(error)}]
+        return [NOTHING | {"unit": unit, "name": name, "reason": str(error)}]
     except FileNotFoundError as error:
         raise DatasetError(f"{CHANGED} ({error})") from error
-    return found or [{"unit": unit, "name": name, "reason": "no item"}]
+    return found or [NOTHING | {"unit": unit, "name": name, "reason": "no item"}]
 
 
-def _row(source: Source, unit: str, item: Item, config: contracts.Index) -> dict[str, Any]:
-    row: dict[str, Any] = {"unit": unit, "name": item.name, "reason": ""}
+def _row(source: Source, unit: str, item: Item, config: contracts.Index) -> Row:
+    row = NOTHING | {"unit": unit, "name": item.name, "reason": ""}
     try:
         with closing(source.open(item.name)) as file:
             facts = probe(file, item.kind)
@@ -133,7 +151,7 @@ def _row(source: Source, unit: str, item: Item, config: contracts.Index) -> dict
     return row | {"reason": "; ".join(_misfits(row, config))}
 
 
-def _misfits(row: dict[str, Any], config: contracts.Index) -> Iterator[str]:
+def _misfits(row: Row, config: contracts.Index) -> Iterator[str]:
     """Yield why an item is not used, though its files are whole."""
     (height, width), frames = config.min_size, config.min_frames
     if row["height"] < height or row["width"] < width:
@@ -156,43 +174,36 @@ def _too_long(frames: int, fps: float, most_s: float) -> Iterator[str]:
         yield f"{frames / fps:.2f} s, expected at most {most_s:g} s"
 
 
-def _without_duplicates(rows: Rows, standing: Any, known: set[str]) -> Rows:
+def _without_duplicates(rows: Any, standing: Any, known: Any) -> Any:
     """Return the rows, with a reason in each whose medium is already there under the same caption.
 
     ``standing`` are the items that are not read again. Of rows, those of ``known`` items come first: what is there
     stays.
     """
-    first = {_key(row): _place(row) for row in standing.to_dict("records")}
-    rows = sorted(rows, key=lambda row: row.get("item") not in known)
-    for row in rows:
-        if not row["reason"] and (other := first.setdefault(_key(row), _place(row))) != _place(row):
-            row["reason"] = f"{SAME}{other}"
-    return rows
+    rows = rows.assign(new=~rows["item"].isin(known)).sort_values("new", kind="stable", ignore_index=True)
+    used, there = rows[rows["reason"] == ""], standing.drop_duplicates(KEY, keep="last")
+    both = pd.concat([there, used], keys=["standing", "rows"])
+    place = both["unit"].str.partition("/")[0] + "/" + both["name"]
+    first = place.groupby([both["medium"], both["prompt_id"].fillna("")]).transform("first")
+    same = first[first != place].get("rows", pd.Series(dtype="string"))
+    rows.loc[same.index, "reason"] = SAME + same
+    return rows.drop(columns="new")
 
 
-def _key(row: dict[str, Any]) -> tuple[str, str]:
-    return row["medium"], row["prompt_id"] if isinstance(row["prompt_id"], str) else ""
+def _with_firsts(new: Any, before: parts.Parts) -> Any:
+    """Add whether a row is the first with its medium, and the first with its caption, over all parts."""
+    firsts: dict[str, Any] = {}
+    for name, column in (("new_medium", "medium"), ("new_prompt", "prompt_id")):
+        firsts[name] = ~new[column].isin(before.all_items[column].dropna()) & ~new[column].duplicated()
+    return new.assign(**firsts)
 
 
-def _place(row: dict[str, Any]) -> str:
-    """Return the source and the name of an item."""
-    return f"{row['unit'].partition('/')[0]}/{row['name']}"
-
-
-def _first_of_each(rows: Iterable[dict[str, Any]], before: parts.Parts) -> Iterator[dict[str, Any]]:
-    """Add to each row whether it is the first with its medium and with its caption, over all parts."""
-    media, prompts = {*before.all_items["medium"]}, {*before.all_items["prompt_id"]}
-    for row in rows:
-        yield row | {"new_medium": row["medium"] not in media, "new_prompt": row["prompt_id"] not in prompts}
-        media.add(row["medium"])
-        prompts.add(row["prompt_id"])
-
-
-def _refuse_too_many(left_out: Rows, used: int, limit: float) -> None:
-    left_out = [row for row in left_out if not row["reason"].startswith(SAME)]
+def _refuse_too_many(left_out: Any, used: int, limit: float) -> None:
+    left_out = left_out[~left_out["reason"].str.startswith(SAME)]
     total = used + len(left_out)
     if len(left_out) > limit * total:
-        shown = "".join(f"\n  {row['name']}: {row['reason']}" for row in left_out[:10])
+        rows = zip(left_out["name"][:10], left_out["reason"][:10], strict=True)
+        shown = "".join(f"\n  {name}: {reason}" for name, reason in rows)
         more = f"\n  and {len(left_out) - 10} more" if len(left_out) > 10 else ""
         raise DatasetError(
             f"{len(left_out)} of {total} items cannot be used, more than max_left_out = {limit:g} allows; mend or "

@@ -65,6 +65,7 @@ ELASTIC_STAGES = (
     "validate",
     "reward",
     "judge",
+    "index",
     "embed",
     "encode",
     "caption",

@@ -97,7 +97,10 @@ class Item(NamedTuple):
 
 
 class Source(Protocol):
-    """Files of media and captions, in units that change as a whole: the files of an item, or a shard of items."""
+    """Files of media and captions, in units that change as a whole: the files of an item, or a shard of items.
+
+    A source whose units are shards of many items may say so by ``many = True``: few of them are read at once.
+    """
 
     def stamps(self) -> dict[str, str]:
         """Return a stamp of each unit, by its name. Reads no file: a unit with an equal stamp counts as unchanged."""

@@ -65,6 +65,8 @@ def _prompts(folder: "_Folder") -> Iterator[tuple[str, dict[str, Any]]]:
 class Source:
     """Rows with media. A unit is an Arrow file; an item is named by the file and the number of its row."""
 
+    many = True
+
     def __init__(self, options: Options):
         self._options = options
         self._places: dict[str, dict[str, tuple[int, int] | None]] = {}

@@ -111,6 +111,8 @@ class Source:
     A tar that is not on a disk is copied to a temporary file, once if its items are read in its order.
     """
 
+    many = True
+
     def __init__(self, options: Options):
         self._options = options
         self._tars: _shard_urls.Places = {}

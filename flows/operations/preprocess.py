@@ -25,7 +25,7 @@ from stages.artifacts.records import store_of
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import input_of, named_manifest, standing_manifest
 from stages.artifacts.snapshots import Snapshot
-from stages.formats.parts import Parts, items_table
+from stages.formats.parts import NO_ITEMS, Parts
 from stages.formats.tables import read_table
 
 SHOWN = 20
@@ -51,7 +51,7 @@ class Added:
     def changes(self) -> tuple[Any, Any]:
         """Return the items that are new and those that have gone, against the snapshot before."""
         if self.index is None:
-            return items_table(()), items_table(())
+            return NO_ITEMS, NO_ITEMS
         part = Artifact(input_of(self.index.slot))
         items, removed = (read_table(part, name) for name in (contracts.Index.ITEMS, contracts.Index.REMOVED))
         if not self.replaced:

@@ -29,6 +29,8 @@ COLUMNS = {
     "new_prompt": "bool",
 }
 """Columns of ``items.parquet`` and their types."""
+INDEXED: dict[str, str] = {name: kind for name, kind in COLUMNS.items() if kind != "bool"} | {"reason": "string"}
+"""Columns of what was read of each item, and their types. ``reason`` says why it is not used, if it is not."""
 LEFT_OUT: dict[str, str] = dict.fromkeys(("unit", "name", "reason"), "string")
 """Columns of ``left_out.parquet`` and their types."""
 CAPTIONS: dict[str, str] = dict.fromkeys(
@@ -41,14 +43,22 @@ REFUSED: dict[str, str] = dict.fromkeys(("item", *LEFT_OUT), "string")
 _ORDER = ["unit", "name"]
 
 
-def items_table(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
+NO_ITEMS = pd.DataFrame(columns=[*COLUMNS]).astype(COLUMNS)
+"""A table without items."""
+
+
+def items_table(found: Any) -> pd.DataFrame:
     """Return the table of items, sorted by unit and name."""
-    return table_of(rows, COLUMNS).sort_values(_ORDER, ignore_index=True)
+    return _sorted(found, COLUMNS)
 
 
-def left_out_table(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
+def left_out_table(found: Any) -> pd.DataFrame:
     """Return the table of what is left out, sorted by unit and name."""
-    return table_of(rows, LEFT_OUT).sort_values(_ORDER, ignore_index=True)
+    return _sorted(found, LEFT_OUT)
+
+
+def _sorted(found: Any, columns: dict[str, str]) -> pd.DataFrame:
+    return found[[*columns]].astype(columns).sort_values(_ORDER, ignore_index=True)
 
 
 def table_of(rows: Iterable[dict[str, Any]], columns: dict[str, str]) -> pd.DataFrame:
@@ -89,7 +99,7 @@ class Parts:
         ``new_medium`` and ``new_prompt`` say which items are the first with their medium and with their caption.
         """
         tables = [read_table(one, Index.ITEMS).assign(part=number) for number, one in enumerate(self.artifacts)]
-        found: Any = pd.concat(tables or [items_table(()).assign(part=0)], ignore_index=True)
+        found: Any = pd.concat(tables or [NO_ITEMS.assign(part=0)], ignore_index=True)
         found["captioner"] = pd.Series(pd.NA, index=found.index, dtype="string")
         if not self.captions:
             return found
@@ -135,7 +145,7 @@ class Parts:
     def left_out(self) -> Any:
         """Return what is left out after the last part, with the reasons."""
         if not self.artifacts:
-            return left_out_table(())
+            return table_of((), LEFT_OUT)
         found: Any = read_table(self.artifacts[-1], Index.LEFT_OUT)
         if not self.captions:
             return found

@@ -1,7 +1,5 @@
 """Tables of artifacts, as parquet files."""
 
-import io
-
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,9 +9,10 @@ from stages.artifacts.artifact import Artifact
 
 def to_parquet(frame: pd.DataFrame) -> bytes:
     """Return a table as the bytes of a parquet file; equal tables give equal bytes."""
-    buffer = io.BytesIO()
-    frame.to_parquet(buffer, index=False, engine="pyarrow")
-    return buffer.getvalue()
+    buffer = pa.BufferOutputStream()
+    # Pages end where the pieces end that a table was put together of.
+    pq.write_table(pa.Table.from_pandas(frame, preserve_index=False).combine_chunks(), buffer)
+    return buffer.getvalue().to_pybytes()
 
 
 def from_parquet(data: bytes) -> pd.DataFrame:

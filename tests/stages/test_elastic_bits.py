@@ -29,6 +29,7 @@ ELASTIC = sorted(name for name, stage in STAGES.items() if stage.elastic)
 CUT: dict[str, dict[str, Any]] = {
     "validate": {"batch_size": 2},
     "vlm_evaluate": {"conversations_per_shard": 1},
+    "index": {"units_per_shard": 1},
     "caption": {"media_per_shard": 1, "max_left_out": 1.0},
     "describe": {"media_per_shard": 1, "max_left_out": 1.0},
 }
@@ -133,6 +134,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Request]:
     for number in MEDIA:
         image(folder / "pictures" / f"{number:04d}.png", number)
     dataset = Dataset(folder / "pictures", folder, captioned=False)
+    found["index"] = dataset.request()
     dataset.make()
     for name in ("caption", "describe"):
         config = found[name].config.model_copy(update={"sources": dataset.sources})

@@ -98,11 +98,11 @@ class Cluster:
         _until(lambda: self._says("head", "Ray runtime started"))
         return began
 
-    def start_node(self, number: int, *words: str) -> None:
-        """Start a node."""
+    def start_node(self, number: int, *words: str, **environment: str) -> None:
+        """Start a node with more words of ``ray start`` and more variables."""
         gpus = ",".join(self.gpus(number))
         there = (f"--address={HEAD}", f"--node-ip-address=127.0.0.{10 + number}", "--num-cpus=4", "--num-gpus=2")
-        self.nodes[number] = self._ray(f"node{number}", *there, *words, CUDA_VISIBLE_DEVICES=gpus)
+        self.nodes[number] = self._ray(f"node{number}", *there, *words, CUDA_VISIBLE_DEVICES=gpus, **environment)
         _until(lambda: self._says(f"node{number}", "Ray runtime started"))
 
     def gpus(self, number: int) -> list[str]:
