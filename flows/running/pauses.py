@@ -10,8 +10,11 @@ from prefect.client.schemas.responses import SetStateStatus
 from prefect.context import FlowRunContext
 from prefect.events import emit_event
 from prefect.exceptions import Pause
+from prefect.input import RunInput
+from prefect.input.run_input import keyset_from_base_key
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Suspended
+from pydantic import Field
 
 from cosmos_rl_core.errors import StageError
 from flows.devices.waiting import Waiting
@@ -21,6 +24,13 @@ ASK_S = 2.0
 """Interval in seconds at which a paused flow run asks whether it was resumed."""
 SUSPENDED = "cosmos-flows.suspended"
 """Event that the process of a suspended flow run ends and sends no further heartbeat."""
+
+
+class Resume(RunInput):
+    """Resume of a run that waits for somebody."""
+
+    who: str = Field(title="Who lets the run go on", pattern=r"\S", max_length=100)
+    why: str = Field(title="Why", pattern=r"\S", max_length=1000)
 
 
 def stop_if_suspended() -> None:
@@ -56,13 +66,18 @@ def wait_while_paused(waiting: Waiting) -> None:
 def suspend(evidence: str, message: str) -> None:
     """Suspend the flow run without a time limit and raise Prefect's ``Pause``: its process has to end.
 
-    Returns if it has no deployment, whose worker could resume it, or if the server does not answer.
+    Resume then asks for what :class:`Resume` has. Returns if the flow run has no deployment, whose worker could resume
+    it, or if the server does not answer.
     """
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or context.flow_run.deployment_id is None:
         return
     state = Suspended(message=message, pause_key=f"{evidence} {uuid4()}")
+    form = keyset_from_base_key(f"resume-{uuid4()}")
+    state.state_details.run_input_keyset = {**form}
     try:
+        # First, because Prefect refuses Resume without the form.
+        Resume.save(form, context.flow_run.id)
         with get_client(sync_client=True) as client:
             result = client.set_flow_run_state(context.flow_run.id, state)
     except httpx.HTTPError:
@@ -72,8 +87,8 @@ def suspend(evidence: str, message: str) -> None:
         raise Pause(state=result.state)
 
 
-def resumed(evidence: str) -> str | None:
-    """Return in words who resumed the flow run after it was suspended on this evidence; None if nobody did.
+def resumed(evidence: str) -> tuple[str, str] | None:
+    """Return in words who resumed the flow run after it was suspended on this evidence, and why; None if nobody did.
 
     A retry, and an automation that sets another state, is no Resume. If the server does not answer, nobody did.
     """
@@ -83,13 +98,18 @@ def resumed(evidence: str) -> str | None:
     try:
         with get_client(sync_client=True) as client:
             states = client.read_flow_run_states(context.flow_run.id)
+        ordered = sorted(states, key=lambda state: state.timestamp)
+        for state, following in pairwise(ordered):
+            asked = state.name == "Suspended" and (state.state_details.pause_key or "").startswith(evidence)
+            if asked and following.name == "Resuming":
+                by = f"Resume of the flow run {context.flow_run.name} in Prefect"
+                # Flow runs of earlier versions had no form.
+                if (form := state.state_details.run_input_keyset) is None:
+                    return by, ""
+                said = Resume.model_validate_json(client.read_flow_run_input(context.flow_run.id, form["response"]))
+                return f"{said.who.strip()} by {by}", said.why.strip()
     except httpx.HTTPError:
         return None
-    ordered = sorted(states, key=lambda state: state.timestamp)
-    for state, following in pairwise(ordered):
-        asked = state.name == "Suspended" and (state.state_details.pause_key or "").startswith(evidence)
-        if asked and following.name == "Resuming":
-            return f"Resume of the flow run {context.flow_run.name} in Prefect"
     return None
 
 

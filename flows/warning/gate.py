@@ -32,8 +32,8 @@ def _judge(run: AnyRun, warned: Warned, on_trip: OnTrip, note: Callable[[str], N
     decided = warned.decision
     if decided is not None and decided.lets_pass and not _asks_now(run, warned, on_trip):
         return
-    if decided is not None and decided.word == "suspended" and (who := pauses.resumed(warned.evidence)) is not None:
-        note(f"iteration {warned.k}: {decide(warned.manifest, 'approved', warned.tripped, who)}")
+    if decided is not None and decided.word == "suspended" and (said := pauses.resumed(warned.evidence)) is not None:
+        note(f"iteration {warned.k}: {decide(warned.manifest, 'approved', warned.tripped, *said)}")
         return
     said = "\n  ".join([f"iteration {warned.k} exceeds its limits:", *warned.tripped, f"samples: {warned.page}"])
     if on_trip == "mark":

@@ -119,6 +119,11 @@ class Deployed(Flows):
         sent = {"id": str(uuid4()), "occurred": datetime.now(UTC).isoformat()}
         self.ask("POST", "/events", [sent | {"event": event, "resource": {"prefect.resource.id": resource}}])
 
+    def resume(self, flow_run: str, **form: str) -> str:
+        """Resume a flow run, with what its form asks for; returns what the server made of it."""
+        answer = self.ask("POST", f"/flow_runs/{flow_run}/resume", {"run_input": form} if form else None)
+        return answer["status"]
+
     def logs(self, flow_run: str) -> str:
         """What the flow run logged so far, as people read it."""
         query = {"logs": {"flow_run_id": {"any_": [flow_run]}}, "sort": "TIMESTAMP_ASC"}

@@ -68,13 +68,17 @@ def test_a_deployment_is_suspended_until_resume_or_an_approval_and_a_retry_stops
     deployed.wait(flow_run, "PAUSED")
     assert [one.word for one in decided(deployed, 1)] == ["suspended"]
     assert not (deployed.root / "iterations/0001/update").exists()
-    deployed.ask("POST", f"/flow_runs/{flow_run}/resume")
+    # The form asks who and why.
+    assert [deployed.resume(flow_run), deployed.resume(flow_run, who="anna", why=" ")] == ["REJECT", "REJECT"]
+    assert deployed.resume(flow_run, who="anna", why="the signs can be read") == "ACCEPT"
     assert eventually(lambda: (deployed.root / "iterations/0002/warn/decisions").exists(), TIMEOUT_S)
     deployed.wait(flow_run, "PAUSED")
     last = decided(deployed, 1)[-1]
-    assert (last.word, "Resume of the flow run" in last.by) == ("approved", True)
+    assert (last.word, last.note) == ("approved", "the signs can be read")
+    assert last.by.startswith("anna by Resume of the flow run")
+    assert "anna by Resume" in deployed.command("status")
     deployed.command("approve")
-    deployed.ask("POST", f"/flow_runs/{flow_run}/resume")
+    assert deployed.resume(flow_run, who="anna", why="approved already") == "ACCEPT"
     deployed.wait(flow_run, "COMPLETED")
     assert [one.word for one in decided(deployed, 2)] == ["suspended", "approved"]
     assert "@" in decided(deployed, 2)[-1].by
