@@ -15,7 +15,7 @@ from cosmos_rl_core.recipes.dataset import DatasetConfig, read_dataset
 from flows.defaults import store_of
 from flows.devices.fitting import misfits_of
 from flows.operations import preprocess as operation
-from flows.running import gpus, pauses
+from flows.running import events, gpus, pauses
 from flows.running.display import Display
 from flows.running.launch import launch
 from flows.running.progress import INTERVAL_S, Reporter, slowest_of
@@ -106,6 +106,7 @@ def preprocess(
                 make(name, request)
             shown.note(operation.described(snapshot, added))
     if added is not None:
+        events.dataset_prepared(store, snapshot)
         words = f"Snapshot {snapshot.number} of {config.name}"
         create_table_artifact([operation.table_row(added)], key=_key(config.name), description=words)
     return operation.described(snapshot, added)

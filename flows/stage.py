@@ -18,7 +18,7 @@ from flows.operations.rerun import rerun
 from flows.planning.base import AnyRun
 from flows.planning.steps import Step, find, read_run
 from flows.post_train import steps
-from flows.running import gpus
+from flows.running import events, gpus
 from flows.running.launch import launch
 from flows.session.session import Place, RunId, ends_in_state, working_on
 from flows.warning.gate import pass_gate
@@ -80,7 +80,7 @@ def run(
         judges = [one for one in every if step.kind == "update" and (one.kind, one.k) == ("warn", step.k)]
         for judge in judges:
             pass_gate(opened, launch(waves, judge.name, judge.request()), waves.display.note)
-        launch(waves, step.name, step.request())
+        events.policies_committed(opened, waves.begun, launch(waves, step.name, step.request()))
         # Imported here because it needs pandas, and Prefect imports this file again to cancel a flow run.
         importlib.import_module("flows.session.recording").record(opened, waves.display.note)
     return "; ".join([f"{step.name} is made", *_renew_page(run_id, store)])

@@ -12,6 +12,7 @@ from flows.auditing.checks.faults import SHOWN, Findings
 from flows.checking.checks import BEFORE_A_PLAN
 from flows.defaults import store_of
 from flows.planning.plan import PLAN_FILE, run_url
+from flows.running import events
 from flows.session.session import Place, RunId, ends_in_state
 
 
@@ -37,10 +38,12 @@ def audit(
     store = store_of(store)
     names = [run_id] if run_id else _runs(store)
     found = {name: _audited(store, name, head, quick=quick) for name in names}
-    faults = [fault for one in found.values() for fault in one.faults]
-    if faults:
-        listed = [f"  {fault.file} {fault.field}: {fault.what}" for fault in faults[:SHOWN]]
-        raise ArtifactError("\n".join([f"{counted(len(faults), 'fault')} in {counted(len(names), 'run')}", *listed]))
+    faults = {name: [f"{one.file} {one.field}: {one.what}" for one in found[name].faults] for name in names}
+    for name in filter(faults.get, names):
+        events.audit_failed(store, name, faults[name])
+    if every := [fault for some in faults.values() for fault in some]:
+        listed = [f"  {fault}" for fault in every[:SHOWN]]
+        raise ArtifactError("\n".join([f"{counted(len(every), 'fault')} in {counted(len(names), 'run')}", *listed]))
     size = sum(one.size for one in found.values())
     return f"nothing is wrong with {counted(len(names), 'run')}, {size / 1e6:.1f} MB"
 

@@ -111,6 +111,7 @@ def _attempt(waves: Waves, name: str, requests: Sequence[Request]) -> Any:
         missing = [request for request, manifest in zip(requests, found, strict=True) if manifest is None]
         if missing:
             asked_s = time.monotonic()
+            waves.begun.update(request.slot for request in missing)
             pauses.wait_while_paused(waves.waiting())
             waves.make(name, missing, asked_s, partial(gpus.taken, launch=waves.config, waiting=waves.waiting()))
             found = [standing_manifest(request) for request in requests]

@@ -4,10 +4,13 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 
+from cosmos_rl_core.errors import BudgetError
 from cosmos_rl_core.processes import without_garbage
 from flows.ledger.budget import Budget
+from flows.ledger.ledger import Ledger
 from flows.planning.base import AnyRun
 from flows.reporting.derived import Deriving
+from flows.running import events
 from flows.running.wave import Waves
 from flows.session.observers import Observer, told
 from flows.session.standing import Ended, Standing
@@ -51,6 +54,19 @@ def _derives(deriving: Deriving, done: Tell, stood: Tell, *, always: bool) -> Ob
     return Observer(after=lambda _, asked, made: done(asked, made), stood=tell)
 
 
+def _keeps_to_budget(run: AnyRun, ledger: Ledger) -> Observer:
+    budget = Budget(run, ledger)
+
+    def check(wave: str, requests: Sequence[Request]) -> None:
+        try:
+            budget.check(wave, requests)
+        except BudgetError as error:
+            events.budget_reached(run, str(error))
+            raise
+
+    return Observer(before=check)
+
+
 @contextmanager
 def observers_of(run: AnyRun, waves: Waves, deriving: Deriving) -> Iterator[list[Observer]]:
     """Open what follows a run, in the order in which it is told of a wave: numbers, report, Prefect, warnings.
@@ -67,7 +83,7 @@ def observers_of(run: AnyRun, waves: Waves, deriving: Deriving) -> Iterator[list
         tracker = open_ones.enter_context(tracking.Tracker(run, note))
         pages = open_ones.enter_context(writing.Pages(run, note))
         board = showing.board_of(note)
-        found = [] if waves.ledger is None else [Observer(before=Budget(run, waves.ledger).check)]
+        found = [] if waves.ledger is None else [_keeps_to_budget(run, waves.ledger)]
         found.append(Observer(after=lambda _, asked, made: deriving.add(_told(asked, made))))
         found.append(_derives(deriving, tracker.done, tracker.stood, always=tracker.sends))
         found.append(Observer(before=lambda *_: pages.begin()))
@@ -82,6 +98,7 @@ def observers_of(run: AnyRun, waves: Waves, deriving: Deriving) -> Iterator[list
                     stood=lambda name, _, made: shown.stood(name, made),
                 )
             )
+        found.append(Observer(after=lambda _, asked, made: events.policies_committed(run, waves.begun, made)))
         # Last, because it may stop the run.
         found.append(Observer(after=lambda name, asked, made: pass_gate(run, made, note)))
         yield found

@@ -32,7 +32,7 @@ from flows.planning.base import AnyPlan, AnyRun
 from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import run_of
 from flows.reporting.derived import Deriving
-from flows.running import gpus, pauses
+from flows.running import events, gpus, pauses
 from flows.running.display import Display
 from flows.running.launch import grouped, launch, taken
 from flows.running.progress import Reporter
@@ -45,7 +45,7 @@ from flows.session.standing import Ended, Standing
 from flows.showing.lost_tasks import lost_tasks_ended
 from flows.showing.short_errors import log_messages_only
 from flows.terminal import commands
-from flows.watching.judged import held_out_lines, result_line
+from flows.watching.judged import held_out_lines, held_out_numbers, result_line
 from stages.artifacts.slots import one_look
 
 P = ParamSpec("P")
@@ -221,7 +221,11 @@ def train(settings: Settings, algorithm: str | None) -> str:
         with one_look():
             for line in held_out_lines(run):
                 note(line)
-            result = result_line(run)
+            numbers = held_out_numbers(run)
+            result = result_line(run, numbers)
+    # Now that the lease is free.
+    if waves.begun:
+        events.run_finished(run, result, numbers)
     return result
 
 

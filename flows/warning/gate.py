@@ -7,9 +7,9 @@ from cosmos_rl_core.errors import ApprovalError, WarningError
 from flows.planning.base import AnyRun
 from flows.planning.steps import find
 from flows.post_train import steps
-from flows.running import pauses
+from flows.running import events, pauses
 from flows.terminal.commands import about, to_go_on
-from flows.warning.decisions import decide
+from flows.warning.decisions import Word, decide
 from flows.warning.warnings import Warned
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.slots import standing_manifest
@@ -37,18 +37,25 @@ def _judge(run: AnyRun, warned: Warned, on_trip: OnTrip, note: Callable[[str], N
         return
     said = "\n  ".join([f"iteration {warned.k} exceeds its limits:", *warned.tripped, f"samples: {warned.page}"])
     if on_trip == "mark":
-        decide(warned.manifest, "marked", warned.tripped, BY_RECIPE)
+        _decide(run, warned, "marked")
         note(said)
     elif on_trip == "stop":
-        decide(warned.manifest, "stopped", warned.tripped, BY_RECIPE)
+        _decide(run, warned, "stopped")
         change = "to go on all the same, change early_warning in the recipe"
         change += f", or: {command}" if (command := to_go_on(run, "stopped")) else ""
         raise WarningError(f"{said}\n  the run is stopped (early_warning.on_trip = 'stop'); {change}")
     else:
-        decide(warned.manifest, "suspended", warned.tripped, BY_RECIPE)
+        _decide(run, warned, "suspended")
         command = about(run.store_url, "approve", run.plan.run_id)
         go_on = f"look at them, then `{command}`, or Resume in Prefect, lets the run go on"
         raise ApprovalError.on(warned.evidence, f"{said}\n  the run is suspended; {go_on}")
+
+
+def _decide(run: AnyRun, warned: Warned, word: Word) -> None:
+    """Decide by the recipe, and emit an event unless that was decided before."""
+    decide(warned.manifest, word, warned.tripped, BY_RECIPE)
+    if warned.decision is None or warned.decision.word != word:
+        events.warning_tripped(run, warned.k, warned.tripped, word, warned.page)
 
 
 def _asks_now(run: AnyRun, warned: Warned, on_trip: OnTrip) -> bool:

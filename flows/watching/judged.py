@@ -1,6 +1,6 @@
 """The last lines of a run: what was measured on held-out data before and after, from the newest manifests."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cosmos_rl_core.errors import counted
@@ -35,11 +35,8 @@ def held_out_lines(run: AnyRun) -> list[str]:
     return lines
 
 
-def result_line(run: AnyRun) -> str:
-    """Return before and after of the number that ranks policies, then of held-out rewards and loss.
-
-    Such as ``ocr 0.615 -> 0.786``; if nothing is held out, how many iterations there were.
-    """
+def held_out_numbers(run: AnyRun) -> dict[str, tuple[float, float]]:
+    """Return before and after of the number that ranks policies, then of held-out rewards and loss, by name."""
     found: dict[str, tuple[Any, ...]] = {}
     if (ends := _ends(run)) is not None:
         found[ends[0].by] = tuple(end.figure for end in ends)
@@ -48,8 +45,12 @@ def result_line(run: AnyRun) -> str:
     losses = tuple(manifest.summary["loss"] for manifest in _made(run, "validate"))
     if losses and None not in losses:
         found.setdefault(LOSS, losses)
-    names = {by: by if by == LOSS else by.removeprefix("held-out ") for by in found}
-    changes = [f"{names[by]} {before:.3f} -> {after:.3f}" for by, (before, after) in found.items()]
+    return {by if by == LOSS else by.removeprefix("held-out "): (ends[0], ends[1]) for by, ends in found.items()}
+
+
+def result_line(run: AnyRun, numbers: Mapping[str, tuple[float, float]]) -> str:
+    """Return the numbers in a line, such as ``ocr 0.615 -> 0.786``; without any, how many iterations there were."""
+    changes = [f"{by} {before:.3f} -> {after:.3f}" for by, (before, after) in numbers.items()]
     return ", ".join(changes) or f"{counted(run.recipe.train.num_iterations, 'iteration')}, nothing held out"
 
 

@@ -124,6 +124,12 @@ class Deployed(Flows):
         answer = self.ask("POST", f"/flow_runs/{flow_run}/resume", {"run_input": form} if form else None)
         return answer["status"]
 
+    def events(self, flow_run: str, prefix: str) -> list[dict[str, Any]]:
+        """Events of a flow run whose names begin so, in order, as far as they have arrived."""
+        related = {"id": [f"prefect.flow-run.{flow_run}"]}
+        wanted = {"event": {"prefix": [prefix]}, "any_resource": related, "order": "ASC"}
+        return self.ask("POST", "/events/filter", {"filter": wanted, "limit": 50})["events"]
+
     def logs(self, flow_run: str) -> str:
         """What the flow run logged so far, as people read it."""
         query = {"logs": {"flow_run_id": {"any_": [flow_run]}}, "sort": "TIMESTAMP_ASC"}
