@@ -31,6 +31,8 @@ class FaultyProxy(ThreadingHTTPServer):
         """What happens to the next requests instead, one each."""
         self.always: Callable[[Exchange], None] = Exchange.pass_on
         """What happens to all others."""
+        self.tunnels = True
+        """Whether websockets are passed on; else refused."""
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Connections that a fault has closed are no news."""
@@ -46,7 +48,7 @@ class Exchange(BaseHTTPRequestHandler):
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.server.asked.append(self.command)
         if self.headers.get("Upgrade", "").lower() == "websocket":
-            self.tunnel()
+            (Exchange.tunnel if self.server.tunnels else unavailable)(self)
             return
         fault = self.server.faults.pop(0) if self.server.faults else self.server.always
         fault(self)
@@ -68,7 +70,7 @@ class Exchange(BaseHTTPRequestHandler):
         return answer.status, [h for h in answer.getheaders() if h[0].lower() != "transfer-encoding"], body
 
     def tunnel(self) -> None:
-        """Pass bytes on in both directions until one side closes: websockets never fail."""
+        """Pass bytes on in both directions until one side closes: those that are open never fail."""
         host, _, port = self.server.target.partition(":")
         with socket.create_connection((host, int(port))) as target:
             lines = [self.requestline, *(f"{name}: {value}" for name, value in self.headers.items()), "", ""]
