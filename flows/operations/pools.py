@@ -1,18 +1,15 @@
-"""Set-up of a Prefect server for deployments: work pool, queues, GPU limit and automation."""
+"""Set-up of a Prefect server for deployments: work pool, queues, GPU limit and automations."""
 
 from collections import ChainMap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
 
 from cosmos_rl_core.errors import ConfigError
-from flows.running import tags
-from flows.running.pauses import SUSPENDED
+from flows.operations.automations import Wanted, put_automations
 
 POOL = "cosmos"
 QUEUES = {"checks": 1, "training": 2}
@@ -21,13 +18,6 @@ GPUS = "gpus"
 """Global concurrency limit with a slot a GPU. A cluster profile names it in ``gpu_limit``; see
 :mod:`flows.running.gpus`."""
 DEFAULT_GPUS = 8
-ZOMBIES = "cosmos: crash flow runs without a heartbeat"
-SILENCE = timedelta(seconds=90)
-"""Three heartbeats: deployments set ``PREFECT_FLOWS_HEARTBEAT_FREQUENCY = 30``."""
-ENDED = ("Completed", "Failed", "Cancelled", "Crashed", "Suspended", "Paused")
-"""States without a process, and ``Paused``, whose process sends heartbeats."""
-WAITING = ("Scheduled", "Late", "Pending", "AwaitingRetry", "AwaitingConcurrencySlot", "Resuming")
-"""States that wait for a worker, for the first time or again, and have no process yet."""
 
 
 @dataclass(frozen=True)
@@ -41,29 +31,29 @@ class Objects:
     limit: str
     slots: int
     """Slots of the limit."""
-    automation: str
+    automations: list[str]
 
     def lines(self) -> Iterator[str]:
         """Yield a line about each."""
         yield f"work pool {self.pool!r} of type {self.pool_type}"
         yield from (f"queue {name!r} with priority {priority}" for name, priority in self.queues.items())
         yield f"global concurrency limit {self.limit!r} of {self.slots}"
-        yield f"automation {self.automation!r}"
+        yield from (f"automation {name!r}" for name in self.automations)
 
 
-def set_up(gpus: int | None, pool_type: str) -> Objects:
+def set_up(gpus: int | None, pool_type: str, wanted: Wanted | None = None) -> Objects:
     """Create missing objects and correct different ones. Safe to repeat.
 
     With ``gpus`` None an existing limit stays unchanged. Raises :class:`ConfigError` if the pool exists with another
-    type, or the server has no such type.
+    type, or the server has no such type, block or deployment.
     """
     with get_client(sync_client=True) as client:
         _pool(client, pool_type)
         for name, priority in QUEUES.items():
             _queue(client, name, priority)
         limit = _limit(client, gpus)
-        _automation(client)
-    return Objects(POOL, pool_type, QUEUES, GPUS, limit, ZOMBIES)
+        automations = put_automations(client, wanted or Wanted())
+    return Objects(POOL, pool_type, QUEUES, GPUS, limit, automations)
 
 
 def _pool(client: SyncPrefectClient, kind: str) -> None:
@@ -99,31 +89,3 @@ def _limit(client: SyncPrefectClient, gpus: int | None) -> int:
             gpus = DEFAULT_GPUS
     client.upsert_global_concurrency_limit_by_name(GPUS, gpus)
     return gpus
-
-
-def _automation(client: SyncPrefectClient) -> None:
-    heartbeat = "prefect.flow-run.heartbeat"
-    states = (f"prefect.flow-run.{state}" for state in (*ENDED, *WAITING))
-    trigger = {
-        "type": "event",
-        "posture": "Proactive",
-        "after": [heartbeat],
-        "expect": [heartbeat, SUSPENDED, *states],
-        "match": {"prefect.resource.id": "prefect.flow-run.*"},
-        "match_related": {"prefect.resource.id": f"prefect.tag.{tags.PROJECT}"},
-        "for_each": ["prefect.resource.id"],
-        "threshold": 1,
-        "within": SILENCE,
-    }
-    crash = {"type": "change-flow-run-state", "name": "Crashed", "state": "CRASHED", "force": False}
-    wanted = {
-        "name": ZOMBIES,
-        "description": "A running flow run of cosmos-flows sends no heartbeats: its process and its worker have ended.",
-        "trigger": trigger,
-        "actions": [crash | {"message": "no heartbeat; a retry resumes the run"}],
-    }
-    automation = AutomationCore.model_validate(wanted)
-    if found := client.read_automations_by_name(ZOMBIES):
-        client.update_automation(found[0].id, automation)
-    else:
-        client.create_automation(automation)

@@ -27,6 +27,8 @@ WARNING_TRIPPED = f"{PREFIX}.warning.tripped"
 BUDGET_REACHED = f"{PREFIX}.budget.reached"
 AUDIT_FAILED = f"{PREFIX}.audit.failed"
 RUN_FINISHED = f"{PREFIX}.run.finished"
+FILES_CHANGED = f"{PREFIX}.files-changed"
+"""Emitted by whatever adds files to a dataset."""
 FIRST = 10
 """Faults that an event names."""
 

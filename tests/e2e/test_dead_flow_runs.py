@@ -13,7 +13,7 @@ from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Paused, Running, Suspended
 
-from flows.operations import pools
+from flows.operations import automations, pools
 from flows.running import pauses
 from flows.running.tags import PROJECT
 from tests.e2e.flow_process import eventually
@@ -33,7 +33,7 @@ def anybody() -> None:
 def client(prefect_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[SyncPrefectClient]:
     """Of a server with the automation, which loses its patience sooner."""
     with temporary_settings({PREFECT_API_URL: prefect_environment["PREFECT_API_URL"]}):
-        monkeypatch.setattr(pools, "SILENCE", timedelta(seconds=SILENCE_S))
+        monkeypatch.setattr(automations, "SILENCE", timedelta(seconds=SILENCE_S))
         pools.set_up(None, "process")
         with get_client(sync_client=True) as client:
             yield client

@@ -367,6 +367,10 @@ def test_a_dataset_is_prepared_by_hand_and_by_an_event(deployed: Deployed, tmp_p
     (row,) = json.loads(artifact_of(deployed, "dataset-tiny")["data"])
     assert (row["new"], row["changed"], row["removed"], row["damaged"], row["bytes"] > 0) == (32, 0, 0, 0, True)
     assert artifact_of(deployed, "dataset-tiny-progress")["data"] == 100
+    wait_until(deployed, lambda: deployed.events(made, "prefect.asset.materialization.succeeded"))
+    (asset,) = deployed.events(made, "prefect.asset.materialization.succeeded")
+    assert asset["resource"]["prefect.resource.id"] == f"file://{tmp_path}/dataset/tiny"
+    deployed.start_command("flows", "infra", "init", "--prepare", "preprocess/local").finish()
     by_event = {"deployments": {"id": {"any_": [deployed.deployment("preprocess/local")["id"]]}}}
     (schedule,) = deployed.deployment("preprocess/local")["schedules"]
     assert not schedule["active"]

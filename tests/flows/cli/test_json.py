@@ -151,4 +151,4 @@ def test_captions_in_files_are_counted(tmp_path):
 
 
 def test_objects_of_a_server_have_the_keys_of_the_page():
-    require_keys(vars(Objects("cosmos", "process", {"checks": 1}, "gpus", 8, "crashes")), "infra init")
+    require_keys(vars(Objects("cosmos", "process", {"checks": 1}, "gpus", 8, ["crashes"])), "infra init")
