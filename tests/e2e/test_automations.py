@@ -1,24 +1,30 @@
-"""Automations that ``infra init`` makes, on a real server with a real worker: each does what its name says."""
+"""Automations that ``infra init`` makes, on a real server: each does what its name says. No worker, no stage."""
 
-import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
+from prefect import flow
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
+from prefect.events.worker import EventsWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Paused, Running, Suspended
+from prefect.utilities.callables import parameter_schema
 
-from tests.e2e.deployed import TIMEOUT_S, Deployed
-from tests.e2e.flow_process import AFTER_LAST_UPDATE, RUN_ID, Flows, eventually
+from cosmos_rl_core.errors import ConfigError
+from flows.auditing.flow import audit
+from flows.operations import pools
+from flows.operations.automations import Wanted
+from flows.running import events
+from flows.running.tags import PROJECT
+from tests.e2e.flow_process import RUN_ID, Flows, eventually
 
-pytestmark = pytest.mark.slow
-WRONG = 64
+HAPPENS_S = 120.0
+"""The server has one process for all."""
 BLOCK = "custom-webhook/ops"
-USES = ("--message", BLOCK, "--audit", "audit/runs")
-SUSPENDS = ["early_warning.limits=[{ reward = 'ocr', above = 0.65 }]", "early_warning.on_trip=suspend"]
-"""Means of the three iterations are 0.5625, 0.6875 and 0.625."""
 
 
 class Receiver(BaseHTTPRequestHandler):
@@ -36,62 +42,93 @@ class Receiver(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def received() -> Iterator[tuple[str, list[str]]]:
-    """An address, and the messages that were sent to it."""
+def block() -> Iterator[Callable[[], list[str]]]:
+    """Saves a block that sends messages, and returns those that it has sent."""
     messages: list[str] = []
     handler = type("Handler", (Receiver,), {"received": messages})
+
+    def save() -> list[str]:
+        text = {"text": "{{subject}}\n{{body}}"}
+        url = f"http://127.0.0.1:{server.server_port}"
+        CustomWebhookNotificationBlock(name="ops", url=url, json_data=text, headers={}, cookies={}).save("ops")
+        return messages
+
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", messages
+        yield save
         server.shutdown()
 
 
 @pytest.fixture
-def deployed(prefect_environment: dict[str, str], tmp_path: Path) -> Iterator[Deployed]:
-    """A worker with all deployments; the automations go with it."""
-    deployed = Deployed(tmp_path / "deployed", prefect_environment)
-    deployed.set_up(gpus=2)
-    before = {one["id"] for one in deployed.ask("POST", "/automations/filter")}
-    yield deployed
-    for one in deployed.ask("POST", "/automations/filter"):
-        if one["id"] not in before:
-            deployed.ask("DELETE", f"/automations/{one['id']}")
-    deployed.close()
+def client(prefect_environment: dict[str, str]) -> Iterator[SyncPrefectClient]:
+    """Of a server whose only automations are those of the test."""
+    url = prefect_environment["PREFECT_API_URL"]
+    with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
+        remove_automations(client)
+        yield client
+        remove_automations(client)
+        pools.set_up(None, "process")
 
 
-def init(deployed: Deployed, *options: str, expect: int = 0) -> str:
-    return deployed.start_command("flows", "infra", "init", *options).finish(expect)
+def remove_automations(client: SyncPrefectClient) -> None:
+    for one in client.read_automations():
+        client.delete_automation(one.id)
 
 
-def test_a_message_is_sent_when_a_run_waits_and_an_audit_follows_its_end(
-    deployed: Deployed, reference: Flows, received: tuple[str, list[str]]
+@flow(name="anybody")
+def anybody() -> None:
+    """A flow that never begins."""
+
+
+def test_names_that_the_server_does_not_know_are_listed_with_those_that_it_knows(client: SyncPrefectClient):
+    client.create_deployment(client.create_flow(audit), "runs")
+    wanted = Wanted("slack-webhook/team", "audit/nobody", ("local", "preprocess/nobody"))
+    with pytest.raises(ConfigError) as refused:
+        pools.set_up(None, "process", wanted)
+    said = str(refused.value)
+    assert "no block that sends messages 'slack-webhook/team'; known: " in said
+    assert "no deployment of the flow 'audit' 'audit/nobody'; known: audit/runs; make it with `prefect " in said
+    assert all(f"no deployment of the flow 'preprocess' {name!r}" in said for name in wanted.prepare)
+    assert client.read_automations() == []
+
+
+def test_a_message_is_sent_once_when_a_flow_run_waits_for_people(
+    client: SyncPrefectClient, block: Callable[[], list[str]]
 ):
-    address, messages = received
-    said = init(deployed, "--message", BLOCK, "--audit", "audit/nobody", "--prepare", "local", expect=WRONG)
-    assert f"there is no block that sends messages {BLOCK!r}; known: none" in said
-    assert "there is no deployment of the flow 'audit' 'audit/nobody'; known: audit/runs" in said
-    assert "known: preprocess/local, preprocess/tiny, preprocess/web" in said
-    with temporary_settings({PREFECT_API_URL: deployed.environment["PREFECT_API_URL"]}):
-        text = {"text": "{{subject}}\n{{body}}"}
-        CustomWebhookNotificationBlock(name="ops", url=address, json_data=text, headers={}, cookies={}).save("ops")
-    for _ in range(2):
-        assert f"automation 'cosmos: a message by {BLOCK} when a flow run waits for people'" in init(deployed, *USES)
-    names = [one["name"] for one in deployed.ask("POST", "/automations/filter")]
-    assert len(names) == len({*names})
-    shutil.copytree(reference.store, deployed.store)
-    deployed.forget("iterations/0001/update", "iterations/0002", *AFTER_LAST_UPDATE)
-    flow_run = deployed.schedule("nft/tiny-nft", deployed.parameters(overrides=SUSPENDS))
-    deployed.wait(flow_run, "PAUSED")
-    assert eventually(lambda: messages, TIMEOUT_S)
-    (message,) = messages
-    assert "is Suspended" in message
-    assert "iteration 1 exceeds its limits" in message
-    assert f"flow-run/{flow_run}" in message
-    assert deployed.resume(flow_run, who="anna", why="signs can be read") == "ACCEPT"
-    deployed.wait(flow_run, "COMPLETED")
-    audits = {"deployments": {"id": {"any_": [deployed.deployment("audit/runs")["id"]]}}}
-    assert eventually(lambda: deployed.ask("POST", "/flow_runs/filter", audits), TIMEOUT_S)
-    (audit,) = deployed.ask("POST", "/flow_runs/filter", audits)
-    assert audit["parameters"].items() >= {"run_id": RUN_ID, "store": deployed.store}.items()
-    assert "nothing is wrong with 1 run" in deployed.wait(audit["id"], "COMPLETED")["message"]
-    assert len(messages) == 1
+    messages = block()
+    pools.set_up(None, "process", Wanted(message=BLOCK))
+    made = pools.set_up(None, "process", Wanted(message=BLOCK)).automations
+    assert sorted(made) == sorted(one.name for one in client.read_automations())
+    foreign, suspended, paused = (
+        client.create_flow_run(anybody, tags=[tag], state=Running()) for tag in ("theirs", PROJECT, PROJECT)
+    )
+    client.set_flow_run_state(foreign.id, Suspended(), force=True)
+    client.set_flow_run_state(suspended.id, Suspended(message="iteration 1 exceeds its limits"), force=True)
+    assert eventually(lambda: messages, HAPPENS_S)
+    client.set_flow_run_state(paused.id, Paused(), force=True)
+    assert eventually(lambda: len(messages) > 1, HAPPENS_S)
+    first, second = messages
+    assert f"{suspended.name} is Suspended\\niteration 1 exceeds its limits\\n" in first
+    assert f"flow-run/{suspended.id}" in first
+    assert f"{paused.name} is Paused\\n\\n" in second
+
+
+def test_a_run_that_is_finished_is_audited(client: SyncPrefectClient, reference: Flows):
+    schema = parameter_schema(audit).model_dump_for_openapi()
+    deployment = client.create_deployment(
+        client.create_flow(audit), "runs", parameter_openapi_schema=schema, enforce_parameter_schema=True
+    )
+    pools.set_up(None, "process", Wanted(audit="audit/runs"))
+    made_by = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
+
+    @flow(name="finishes")
+    def finishes() -> None:
+        events.run_finished(reference.planned, "ocr 0.615 -> 0.820", {"ocr": (0.615, 0.820)})
+
+    finishes()
+    EventsWorker.instance().wait_until_empty()
+    assert eventually(lambda: client.read_flow_runs(deployment_filter=made_by), HAPPENS_S)
+    (found,) = client.read_flow_runs(deployment_filter=made_by)
+    assert found.parameters == {"run_id": RUN_ID, "store": reference.store}
+    # No worker of another test shall take it.
+    client.delete_flow_run(found.id)

@@ -25,6 +25,7 @@ from cosmos_rl_core.recipes.reading import read_values
 from cosmos_rl_core.storage import store
 from flows.operations import pools
 from flows.planning.plan import Settings, plan_of
+from flows.running.events import FILES_CHANGED
 from flows.running.tags import PROJECT, tags_of
 from tests.e2e.deployed import FILE, TIMEOUT_S, Deployed
 from tests.e2e.flow_process import (
@@ -367,22 +368,19 @@ def test_a_dataset_is_prepared_by_hand_and_by_an_event(deployed: Deployed, tmp_p
     (row,) = json.loads(artifact_of(deployed, "dataset-tiny")["data"])
     assert (row["new"], row["changed"], row["removed"], row["damaged"], row["bytes"] > 0) == (32, 0, 0, 0, True)
     assert artifact_of(deployed, "dataset-tiny-progress")["data"] == 100
-    wait_until(deployed, lambda: deployed.events(made, "prefect.asset.materialization.succeeded"))
-    (asset,) = deployed.events(made, "prefect.asset.materialization.succeeded")
-    assert asset["resource"]["prefect.resource.id"] == f"file://{tmp_path}/dataset/tiny"
+    key = f"file://{tmp_path}/dataset/tiny"
+    wait_until(deployed, lambda: key in str(deployed.events(made, "prefect.asset.materialization.succeeded")))
     deployed.start_command("flows", "infra", "init", "--prepare", "preprocess/local").finish()
     by_event = {"deployments": {"id": {"any_": [deployed.deployment("preprocess/local")["id"]]}}}
     (schedule,) = deployed.deployment("preprocess/local")["schedules"]
     assert not schedule["active"]
     assert deployed.ask("POST", "/flow_runs/filter", by_event) == []
-    event = "cosmos-flows.files-changed"
-    deployed.emit(event, "cosmos-flows.dataset.other")
-    deployed.prefect("event", "emit", event, "--resource-id", "cosmos-flows.dataset.local")
+    deployed.emit(FILES_CHANGED, "cosmos-flows.dataset.other")
+    deployed.prefect("event", "emit", FILES_CHANGED, "--resource-id", "cosmos-flows.dataset.local")
     wait_until(deployed, lambda: deployed.ask("POST", "/flow_runs/filter", by_event))
     (flow_run,) = deployed.ask("POST", "/flow_runs/filter", by_event)
     # There is no such folder.
-    deployed.wait(flow_run["id"], "FAILED")
-    assert "no folder at datasets/clips" in deployed.state(flow_run["id"])["message"]
+    assert "no folder at datasets/clips" in deployed.wait(flow_run["id"], "FAILED")["message"]
 
 
 def artifact_of(deployed: Deployed, key: str) -> dict[str, Any]:
