@@ -32,14 +32,14 @@ DEPLOY = 'make it with `prefect --no-prompt deploy --all --prefect-file "$(cosmo
 
 @dataclass(frozen=True)
 class Wanted:
-    """What people want automations to use, by the names that Prefect shows."""
+    """Block and deployments for automations, by the names that Prefect shows."""
 
     message: str | None = None
-    """Block that sends a message when a flow run waits for people, such as ``slack-webhook/team``."""
+    """Sends a message when a flow run waits for people, such as ``slack-webhook/team``."""
     audit: str | None = None
-    """Deployment that audits each run when it is finished."""
+    """Audits each run when it is finished."""
     prepare: Sequence[str] = ()
-    """Deployments that prepare a dataset when its files have changed."""
+    """Each prepares its dataset when its files have changed."""
 
 
 def put_automations(client: SyncPrefectClient, wanted: Wanted) -> list[str]:
