@@ -8,6 +8,7 @@ would run on a machine without Ray. They stay between stages. If flow or bridge 
 import importlib.util
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -32,6 +33,8 @@ from flows.launchers.ray._orders import Line, Order, Settings, Told, line
 from stages.artifacts.request import Request
 from stages.registry import STAGES
 
+HEAD_TIMEOUT_S = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""Variable with the seconds after which Ray ends a driver whose head does not answer."""
 CANCEL_S = 90.0
 """Wait for nodes to end a job, in seconds; then the bridge is ended, and everything on the nodes with it."""
 CLOSE_S = 60.0
@@ -100,25 +103,25 @@ class Bridge:
         self.jobs: dict[str, RayJob] = {}
         self.failed: dict[str, Any] | None = None
         """Kind and message of the error by which it ended."""
+        self._ray = launch.ray
         self._guard = threading.Lock()
         self._process = subprocess.Popen(
             [*module(sys.executable, PROCESSES), *module(sys.executable, "flows.launchers.ray.bridge")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            env=os.environ | {PARENT: str(os.getpid())},
+            env=os.environ | {PARENT: str(os.getpid()), HEAD_TIMEOUT_S: str(math.ceil(launch.ray.head_timeout_s))},
             # Ctrl-C reaches the whole process group, but the launcher ends this process.
             start_new_session=True,
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._orders, self._lines = self._process.stdin, self._process.stdout
-        ray = launch.ray
         settings = Settings(
             run_url=run_url,
-            address=ray.address,
-            head_timeout_s=ray.head_timeout_s,
-            nodes_timeout_s=ray.nodes_timeout_s,
+            address=launch.ray.address,
+            head_timeout_s=launch.ray.head_timeout_s,
+            nodes_timeout_s=launch.ray.nodes_timeout_s,
             launch=_on_a_node(launch).model_dump_json(),
         )
         self._write(settings.model_dump_json().encode() + b"\n")
@@ -151,10 +154,16 @@ class Bridge:
 
     def lost(self) -> JobState:
         """Return the state of the jobs of a bridge that has ended."""
-        kind, why = "unavailable", "the bridge to the Ray cluster ended; its output is above"
         if self.failed is not None:
-            kind, why = self.failed["kind"], self.failed["message"]
-        return JobState("ended", KILLED, kind, why)
+            return JobState("ended", KILLED, self.failed["kind"], self.failed["message"])
+        return JobState(
+            "ended",
+            KILLED,
+            "unavailable",
+            f"the bridge to the Ray cluster at {self._ray.address} ended, and its output is above. It ends if the head "
+            f"does not answer for {self._ray.head_timeout_s:g} s, or is a new one; as soon as a cluster answers there, "
+            "the same command continues",
+        )
 
     def end(self) -> None:
         """Kill the bridge. Ray ends what it has on the nodes."""

@@ -38,6 +38,8 @@ SOON_S = 2.0
 """Wait for nodes, in seconds, of which nothing is said."""
 REASON_S = 40.0
 """Wait for the error of another node, in seconds, while the known ones only report a lost rank."""
+HEAD_S = 5.0
+"""Interval in seconds at which the head is asked whether it is there."""
 PROCESSES_S = 5.0
 """Interval in seconds at which the processes that stay are told."""
 
@@ -317,6 +319,13 @@ def _reached(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
 
 
+def _ask_head() -> None:
+    """Ask the head from time to time. If it does not answer, or has another cluster, Ray ends this process."""
+    while True:
+        ray.nodes()
+        time.sleep(HEAD_S)
+
+
 def _read(lines: "queue.Queue[Line | None]") -> None:
     for each in sys.stdin.buffer:
         lines.put(Line.model_validate_json(each))
@@ -339,6 +348,7 @@ def main() -> int:
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
     try:
         _joined(settings)
+        threading.Thread(target=_ask_head, daemon=True).start()
         bridge = Bridge(settings, lines, say)
         try:
             bridge.serve()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import ParamSpec, TypeVar
@@ -41,13 +41,12 @@ class Cluster:
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder, self._environment = folder, environment
-        # Ray's sockets lie deep in it, and their paths must be short.
-        self._ray_folder = TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
+        self._ray_folders: list[TemporaryDirectory[str]] = []
         self._network = subprocess.Popen(["unshare", "-n", "sleep", "infinity"])
         _until(self._own_network)
         subprocess.run([*self._inside, "ip", "link", "set", "lo", "up"], check=True)
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
-        self.head = self.start_head()
+        self.head = self._head()
 
     def _own_network(self) -> bool:
         return os.readlink(f"/proc/{self._network.pid}/ns/net") != os.readlink("/proc/self/ns/net")
@@ -77,12 +76,29 @@ class Cluster:
         return entered
 
     def lose_node(self, number: int) -> None:
-        """Kill the daemons of a node, as its loss does. What they started ends by itself."""
+        """Kill the daemon of a node, as its loss does. What it started ends by itself."""
         command = self.nodes.pop(number)
-        daemons = [one for one in psutil.Process(command.pid).children() if "raylet" in one.name()]
-        for daemon in daemons:
-            daemon.kill()
+        for daemon in psutil.Process(command.pid).children():
+            if "raylet" in daemon.name():
+                daemon.kill()
         command.wait(60)
+
+    def lose_head(self) -> None:
+        """Kill the head and all that runs on its machine."""
+        everything = psutil.Process(self.head.pid).children(recursive=True)
+        for one in everything:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        self.head.wait(60)
+
+    def start_again(self) -> None:
+        """Start a new head and as many nodes as before, at the addresses of those that were lost."""
+        numbers = [*self.nodes]
+        for number in numbers:
+            end(self.nodes.pop(number))
+        self.head = self._head()
+        for number in numbers:
+            self.start_node(number)
 
     def _ray(self, name: str, *words: str, **environment: str) -> "subprocess.Popen[bytes]":
         command = [*self._inside, sys.executable, "-m", "ray.scripts.scripts", "start", *COMMON, *words]
@@ -90,11 +106,13 @@ class Cluster:
         with (self.folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, env=given, start_new_session=True)
 
-    def start_head(self) -> "subprocess.Popen[bytes]":
+    def _head(self) -> "subprocess.Popen[bytes]":
         """Start the head, and wait until it answers."""
+        # Ray's sockets lie deep in it, and their paths must be short.
+        self._ray_folders.append(TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True))
         host, _, port = HEAD.partition(":")
         words = ("--head", f"--node-ip-address={host}", f"--port={port}", "--num-cpus=0", "--num-gpus=0")
-        began = self._ray("head", *words, "--include-dashboard=false", f"--temp-dir={self._ray_folder.name}")
+        began = self._ray("head", *words, "--include-dashboard=false", f"--temp-dir={self._ray_folders[-1].name}")
         _until(lambda: self._says("head", "Ray runtime started"))
         return began
 
@@ -118,7 +136,8 @@ class Cluster:
             end(one)
         self._network.kill()
         self._network.wait()
-        self._ray_folder.cleanup()
+        for folder in self._ray_folders:
+            folder.cleanup()
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:

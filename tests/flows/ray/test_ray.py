@@ -1,138 +1,32 @@
 """Stages on a real Ray cluster of two nodes: gangs, workers, what is lost, and what cannot be had."""
 
-import json
-import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import StageError
-from flows.running.display import Display
-from flows.running.wave import Waves
-from stages.artifacts.artifact import Artifact
-from stages.artifacts.request import Request
-from stages.artifacts.slots import input_of
-from stages.contracts import Embed, ModelRef
-from tests.flows.ray import cluster
-from tests.flows.ray.cluster import HEAD, Cluster, needs_ray
+from tests.flows.ray.at_work import COUNT, ROOT, Work, at_work, config, eventually
+from tests.flows.ray.cluster import Cluster, needs_ray
 
 pytestmark = [needs_ray, pytest.mark.xdist_group("ray"), pytest.mark.processes]
-ROOT = Path(__file__).parents[3]
-COUNT = 6
-PATIENCE_S = 120.0
-"""On a busy machine."""
-STAGE = """
-import json, os, signal, sys, time, types
-from pathlib import Path
-
-HERE = Path(__file__).parent
-
-
-def once(name):
-    try:
-        (HERE / name).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
-
-
-def run(request, context):
-    work = json.loads((HERE / "work").read_text())
-    # A rank on the CPU hides the device that it was given.
-    given = dict(each.split("=", 1) for each in Path("/proc/self/environ").read_text().split("\\0") if "=" in each)
-    facts = [given["CUDA_VISIBLE_DEVICES"], os.environ.get("COSMOS_RL_MEETING_HOST"), os.getpid(), os.getppid()]
-    if work.get("gang"):
-        everyone = context.ranks.gather(facts)
-        if context.ranks.rank == work.get("kill") and once("killed"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        context.ranks.gather(0)
-        if context.ranks.rank == 0:
-            context.attempt.put_json("all.json", everyone)
-        return
-    layout = context.layout({"items": [[str(n)] for n in range(6)]})["items"]
-    for n in context.units(len(layout)):
-        context.progress("making", n, len(layout))
-        if context.attempt.adopt(n):
-            continue
-        (HERE / f"made.{n}.{facts[0]}.{os.getpid()}").touch()
-        while work.get("wait") and not (HERE / "go on").exists():
-            time.sleep(0.05)
-        context.attempt.finish(n, {f"items/{n}.json": json.dumps(n).encode()})
-    values = [json.loads(context.attempt.read(f"items/{n}.json")) for n in context.own(len(layout))]
-    if context.ranks.rank == 0:
-        context.attempt.put_json("all.json", values)
-
-
-stage = types.ModuleType("stage")
-stage.run = run
-sys.modules["stages.embed"] = stage
-"""
 
 
 @pytest.fixture(scope="module")
 def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two nodes, whose processes take the stage from a folder."""
-    folder = tmp_path_factory.mktemp("ray")
-    (folder / "sitecustomize.py").write_text(STAGE, encoding="utf-8")
-    with cluster.running(folder, (0, 1), PYTHONPATH=f"{folder}:{ROOT}") as found, found.entered():
+    with at_work(tmp_path_factory.mktemp("ray"), (0, 1)) as found:
         yield found
-
-
-class Work:
-    """Requests in a folder of one test."""
-
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
-        self.cluster, self.folder = cluster, folder
-        for left in (*cluster.folder.glob("made.*"), *(cluster.folder / name for name in ("killed", "go on"))):
-            left.unlink(missing_ok=True)
-
-    def waves(self, **options: Any) -> Waves:
-        """A flow's waves."""
-        return Waves(str(self.folder / "run"), config(**options), Display())
-
-    def request(self, name: str = "one") -> Request:
-        """A stage that imports no model."""
-        embed = Embed(model=ModelRef(path="none", adapter="none", digest="none"), prompts=(), max_prompt_length=1)
-        return Request(stage="embed", slot=str(self.folder / "run" / name), seed=0, config=embed)
-
-    def asks(self, **work: Any) -> None:
-        """What the stage shall do."""
-        (self.cluster.folder / "work").write_text(json.dumps(work), encoding="utf-8")
-
-    def artifact(self, name: str = "one") -> Artifact:
-        return Artifact(input_of(self.request(name).slot))
-
-    def made(self) -> list[list[str]]:
-        """Unit, device and process of each beginning of a unit."""
-        return [path.name.split(".")[1:] for path in self.cluster.folder.glob("made.*")]
 
 
 @pytest.fixture
 def work(ray_cluster: Cluster, tmp_path: Path) -> Work:
     return Work(ray_cluster, tmp_path)
-
-
-def config(**options: Any) -> LaunchConfig:
-    """Ranks on the CPU, each with a pretended GPU."""
-    ray = {"address": HEAD, "gpus_per_node": 2} | options.pop("ray", {})
-    fixed = {"launcher": "ray", "device": "cpu", "resident_gb": 1, "ray": ray, "retry_delay_s": 0}
-    return LaunchConfig.model_validate(fixed | {"environment": {"GLOO_SOCKET_IFNAME": "lo"}} | options)
-
-
-def eventually(happened: Any) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not happened():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
 
 
 def test_ranks_on_two_nodes_meet_where_rank_0_says_and_stay_for_the_next_stage(work: Work) -> None:
@@ -219,7 +113,7 @@ def test_nothing_of_a_killed_flow_is_left(work: Work) -> None:
 
 def test_the_flow_imports_no_ray() -> None:
     code = "import sys, flows.launchers.ray; assert 'ray' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=dict(os.environ))
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_settings_that_contradict_ray_are_refused() -> None:
