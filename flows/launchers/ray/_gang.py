@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cosmos_rl_core.config.clusters import RayNodes
@@ -63,10 +63,9 @@ class Kind:
         kind = "".join(f", {name} = {value}" for name, value in facts if value)
         return f"{self.nodes} node{'s' * (self.nodes > 1)} with {each}{' each' if self.nodes > 1 else ''}{kind}"
 
-    def has_room(self, nodes: Sequence[dict[str, Any]]) -> bool:
-        """Return whether a cluster of these nodes could hold the gang if nobody else used it."""
-        fit = [node for node in nodes if node["Alive"] and self._fits(node)]
-        return len(fit) >= self.nodes
+    def fitting(self, nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the nodes of a cluster that are of this kind, whoever uses them."""
+        return [node for node in nodes if node["Alive"] and self._fits(node)]
 
     def _fits(self, node: dict[str, Any]) -> bool:
         has, labels = node["Resources"], node.get("Labels") or {}
@@ -87,31 +86,46 @@ class Gang:
     busy: bool = True
     idle_since_s: float = 0.0
     """When it became idle by the monotonic clock."""
+    ids: list[str] = field(default_factory=list[str])
+    """Ray's names of the nodes, once they are reserved."""
+    _group: Any = None
 
-    def __post_init__(self) -> None:
+    def reserve(self) -> None:
+        """Ask the cluster for the nodes."""
         spread = "STRICT_SPREAD" if self.kind.nodes > 1 else "PACK"
         labels = [dict(self.kind.labels)] * self.kind.nodes
         self._group = placement_group(
             [self.kind.bundle] * self.kind.nodes, strategy=spread, bundle_label_selector=labels
         )
 
-    def has_begun(self) -> bool:
-        """Return whether the nodes are reserved; start the actors as soon as they are. Raises ``RayError``."""
-        if not self.nodes and self._group.wait(0):
-            actor = ray.remote(Node)
-            for place in range(self.kind.nodes):
-                strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place)
-                self.nodes.append(
-                    actor.options(
-                        num_cpus=self.kind.cpus,
-                        num_gpus=self.kind.gpus,
-                        max_restarts=0,
-                        max_concurrency=CALLS,
-                        scheduling_strategy=strategy,
-                    ).remote(self.run_url, self.launch)
-                )
-            self.hosts = self._hosts()
-        return bool(self.nodes)
+    def is_reserved(self) -> bool:
+        """Return whether the nodes are reserved."""
+        if not self.ids and self._group is not None and self._group.wait(0):
+            self.ids = [*placement_group_table(self._group)["bundles_to_node_id"].values()]
+        return bool(self.ids)
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Return whether the cluster was asked for the nodes."""
+        return self._group is not None
+
+    def begin(self) -> None:
+        """Start the actors, if they have not begun. Raises ``RayError``."""
+        if self.nodes:
+            return
+        actor = ray.remote(Node)
+        for place in range(self.kind.nodes):
+            strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=place)
+            self.nodes.append(
+                actor.options(
+                    num_cpus=self.kind.cpus,
+                    num_gpus=self.kind.gpus,
+                    max_restarts=0,
+                    max_concurrency=CALLS,
+                    scheduling_strategy=strategy,
+                ).remote(self.run_url, self.launch)
+            )
+        self.hosts = self._hosts()
 
     def _hosts(self) -> list[str]:
         """Return the addresses of the nodes. Raises :class:`ConfigError` if an actor cannot start there."""
@@ -130,8 +144,9 @@ class Gang:
         for node in self.nodes:
             with suppress(RayError):
                 ray.kill(node)
-        with suppress(RayError):
-            remove_placement_group(self._group)
+        if self._group is not None:
+            with suppress(RayError):
+                remove_placement_group(self._group)
 
 
 def carry_units(node: Any, folder: Path, ended: threading.Event) -> None:

@@ -25,8 +25,10 @@ from cosmos_rl_core.processes import die_with_parent
 from flows.devices.staying import Processes
 from flows.launchers._base import KILLING
 from flows.launchers._resident import IDLE_S, MEETING_FILE
+from flows.launchers.ray._checks import Checks, paths_in
 from flows.launchers.ray._gang import CLOSE_S, Gang, Kind, answer, carry_units
 from flows.launchers.ray._orders import Line, Order, Settings, Told, line
+from stages.artifacts.request import Request
 from stages.execution.execution import Execution
 from stages.execution.outcome import Failure
 
@@ -68,6 +70,9 @@ class Work:
 
     order: Order
     gang: Gang
+    stage: str
+    paths: tuple[str, ...]
+    """Files and folders that its settings name."""
     asked_s: float = field(default_factory=time.monotonic)
     parts: list[Part] = field(default_factory=list[Part])
     failed_s: float | None = None
@@ -83,6 +88,7 @@ class Bridge:
         self._settings, self._lines, self._say = settings, lines, say
         self._works: dict[str, Work] = {}
         self._gangs: list[Gang] = []
+        self._checks = Checks(settings.run_url, settings.launch)
         self._processes_s = 0.0
         self._ended: list[str] = []
 
@@ -107,7 +113,9 @@ class Bridge:
     def _take(self, found: Line) -> None:
         if found.order is not None:
             order = found.order
-            self._works[order.id] = Work(order, self._gang(Kind.of(order.nodes, order.ranks)))
+            request = Request.model_validate_json(order.request)
+            paths = paths_in(request.config.model_dump(mode="json"))
+            self._works[order.id] = Work(order, self._gang(Kind.of(order.nodes, order.ranks)), request.stage, paths)
         elif (name := found.cancel) is not None:
             if (work := self._works.pop(name, None)) is not None:
                 self._stop(work)
@@ -165,10 +173,10 @@ class Bridge:
     def _begin(self, work: Work) -> None:
         """Start a job as soon as its nodes are reserved."""
         order = work.order
-        if not work.gang.has_begun() and not self._takes_idle(work):
-            self._wait(work)
+        if not self._has_nodes(work):
             return
         gang = work.gang
+        gang.begin()
         count = len(gang.nodes)
         here = order.ranks // count
         for place, node in enumerate(gang.nodes):
@@ -181,6 +189,17 @@ class Bridge:
         if units is not None:
             carry_units(gang.nodes[0], Path(units), work.units_ended)
         self._say(told=Told(id=order.id, phase="running"))
+
+    def _has_nodes(self, work: Work) -> bool:
+        """Return whether nodes are reserved for a job. They are checked before: all that it may get, then its own."""
+        if not work.gang.is_reserved() and not self._takes_idle(work):
+            if work.gang.is_asked_for:
+                self._wait(work)
+            elif self._checks.passed(work.gang.kind.fitting(ray.nodes()), work.stage, work.paths):
+                work.gang.reserve()
+            return False
+        own = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] in work.gang.ids]
+        return self._checks.passed(own, work.stage, work.paths)
 
     def _takes_idle(self, work: Work) -> bool:
         """Let a job that waits have a gang of its kind that has become idle meanwhile; return whether there is one."""
@@ -199,7 +218,7 @@ class Bridge:
         reason = f"waits for {kind}"
         if any(not gang.busy for gang in self._gangs):
             self._free("another stage needed nodes")
-        elif waits_s > SOON_S and not kind.has_room(ray.nodes()):
+        elif waits_s > SOON_S and len(kind.fitting(ray.nodes())) < kind.nodes:
             has = _described(ray.nodes())
             reason += f"; the cluster has {has}"
             if waits_s > self._settings.nodes_timeout_s:

@@ -89,9 +89,9 @@ class Work:
         """A flow's waves."""
         return Waves(str(self.folder / "run"), config(**options), Display())
 
-    def request(self, name: str = "one") -> Request:
+    def request(self, name: str = "one", model: str = "none") -> Request:
         """A stage that imports no model."""
-        embed = Embed(model=ModelRef(path="none", adapter="none", digest="none"), prompts=(), max_prompt_length=1)
+        embed = Embed(model=ModelRef(path=model, adapter="none", digest="none"), prompts=(), max_prompt_length=1)
         return Request(stage="embed", slot=str(self.folder / "run" / name), seed=0, config=embed)
 
     def asks(self, **work: Any) -> None:

@@ -100,8 +100,8 @@ class Cluster:
         for number in numbers:
             self.start_node(number)
 
-    def _ray(self, name: str, *words: str, **environment: str) -> "subprocess.Popen[bytes]":
-        command = [*self._inside, sys.executable, "-m", "ray.scripts.scripts", "start", *COMMON, *words]
+    def _ray(self, name: str, *words: str, before: Sequence[str] = (), **environment: str) -> "subprocess.Popen[bytes]":
+        command = [*self._inside, *before, sys.executable, "-m", "ray.scripts.scripts", "start", *COMMON, *words]
         given = os.environ | self._environment | environment
         with (self.folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, env=given, start_new_session=True)
@@ -116,11 +116,12 @@ class Cluster:
         _until(lambda: self._says("head", "Ray runtime started"))
         return began
 
-    def start_node(self, number: int, *words: str, **environment: str) -> None:
-        """Start a node with more words of ``ray start`` and more variables."""
+    def start_node(self, number: int, *words: str, before: Sequence[str] = (), **environment: str) -> None:
+        """Start a node, with more words for ``ray start``, or by a command that comes before it."""
         gpus = ",".join(self.gpus(number))
         there = (f"--address={HEAD}", f"--node-ip-address=127.0.0.{10 + number}", "--num-cpus=4", "--num-gpus=2")
-        self.nodes[number] = self._ray(f"node{number}", *there, *words, CUDA_VISIBLE_DEVICES=gpus, **environment)
+        shown = environment | {"CUDA_VISIBLE_DEVICES": gpus}
+        self.nodes[number] = self._ray(f"node{number}", *there, *words, before=before, **shown)
         _until(lambda: self._says(f"node{number}", "Ray runtime started"))
 
     def gpus(self, number: int) -> list[str]:
