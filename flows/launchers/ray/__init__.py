@@ -103,14 +103,18 @@ class Bridge:
         self.jobs: dict[str, RayJob] = {}
         self.failed: dict[str, Any] | None = None
         """Kind and message of the error by which it ended."""
-        self._ray = launch.ray
+        self._head_timeout_s = launch.ray.head_timeout_s
+        self._address = launch.ray.address
+        # So Ray itself does, too.
+        if self._address == "auto":
+            self._address = os.environ.get("RAY_ADDRESS") or self._address
         self._guard = threading.Lock()
         self._process = subprocess.Popen(
             [*module(sys.executable, PROCESSES), *module(sys.executable, "flows.launchers.ray.bridge")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            env=os.environ | {PARENT: str(os.getpid()), HEAD_TIMEOUT_S: str(math.ceil(launch.ray.head_timeout_s))},
+            env=os.environ | {PARENT: str(os.getpid()), HEAD_TIMEOUT_S: str(math.ceil(self._head_timeout_s))},
             # Ctrl-C reaches the whole process group, but the launcher ends this process.
             start_new_session=True,
         )
@@ -119,8 +123,8 @@ class Bridge:
         self._orders, self._lines = self._process.stdin, self._process.stdout
         settings = Settings(
             run_url=run_url,
-            address=launch.ray.address,
-            head_timeout_s=launch.ray.head_timeout_s,
+            address=self._address,
+            head_timeout_s=self._head_timeout_s,
             nodes_timeout_s=launch.ray.nodes_timeout_s,
             launch=_on_a_node(launch).model_dump_json(),
         )
@@ -160,8 +164,8 @@ class Bridge:
             "ended",
             KILLED,
             "unavailable",
-            f"the bridge to the Ray cluster at {self._ray.address} ended, and its output is above. It ends if the head "
-            f"does not answer for {self._ray.head_timeout_s:g} s, or is a new one; as soon as a cluster answers there, "
+            f"the bridge to the Ray cluster at {self._address} ended, and its output is above. It ends if the head "
+            f"does not answer for {self._head_timeout_s:g} s, or is a new one; as soon as a cluster answers there, "
             "the same command continues",
         )
 

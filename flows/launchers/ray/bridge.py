@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import ray
-from ray.exceptions import RayError
+from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
+from ray.exceptions import AuthenticationError, RayError, RpcError
 
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError, UnavailableError
 from cosmos_rl_core.process_trees import KILLED
@@ -319,7 +320,12 @@ def _joined(settings: Settings) -> None:
             _reached(settings.address)
             ray.init(address=settings.address, log_to_driver=False, include_dashboard=False)
             return
-        except (OSError, TimeoutError) as error:
+        except AuthenticationError as error:
+            raise ConfigError(
+                f"the Ray cluster at {settings.address} does not take this process: {str(error).partition('. ')[0]}. "
+                "Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH to a file with the token of the cluster"
+            ) from error
+        except (OSError, TimeoutError, RpcError) as error:
             # Ray says so, too, if there is no cluster at an address that a person mistyped.
             if time.monotonic() > deadline_s:
                 raise UnavailableError(
@@ -332,10 +338,11 @@ def _joined(settings: Settings) -> None:
 
 
 def _reached(address: str) -> None:
-    """Raise ``OSError`` if nothing listens there: Ray itself would ask for minutes."""
+    """Raise ``OSError`` if nothing listens there, ``RayError`` if it refuses: to join, Ray would ask for minutes."""
     host, _, port = address.rpartition(":")
     if port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
+        GcsClient(address=address)
 
 
 def _ask_head() -> None:

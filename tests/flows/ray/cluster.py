@@ -21,6 +21,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 CLONE_NEWNET = 0x40000000
 START_S = 120.0
+TRIES = 3
 MISSING = [name for name in ("unshare", "nsenter", "ip") if shutil.which(name) is None]
 CANNOT = (
     f"not installed: {', '.join(MISSING)}"
@@ -101,10 +102,18 @@ class Cluster:
             self.start_node(number)
 
     def _ray(self, name: str, *words: str, before: Sequence[str] = (), **environment: str) -> "subprocess.Popen[bytes]":
+        """Start a daemon. On a busy machine Ray may give it up after 30 s; then once more."""
         command = [*self._inside, *before, sys.executable, "-m", "ray.scripts.scripts", "start", *COMMON, *words]
         given = os.environ | self._environment | environment
-        with (self.folder / f"{name}.log").open("wb") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log, env=given, start_new_session=True)
+        for _ in range(TRIES):
+            with (self.folder / f"{name}.log").open("wb") as log:
+                began = subprocess.Popen(command, stdout=log, stderr=log, env=given, start_new_session=True)
+            _until(lambda began=began: self._has_begun(name) or began.poll() is not None)
+            if began.poll() is None:
+                return began
+            with suppress(ProcessLookupError):
+                os.killpg(began.pid, signal.SIGKILL)
+        raise AssertionError((self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace"))
 
     def _head(self) -> "subprocess.Popen[bytes]":
         """Start the head, and wait until it answers."""
@@ -112,9 +121,7 @@ class Cluster:
         self._ray_folders.append(TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True))
         host, _, port = HEAD.partition(":")
         words = ("--head", f"--node-ip-address={host}", f"--port={port}", "--num-cpus=0", "--num-gpus=0")
-        began = self._ray("head", *words, "--include-dashboard=false", f"--temp-dir={self._ray_folders[-1].name}")
-        _until(lambda: self._says("head", "Ray runtime started"))
-        return began
+        return self._ray("head", *words, "--include-dashboard=false", f"--temp-dir={self._ray_folders[-1].name}")
 
     def start_node(self, number: int, *words: str, before: Sequence[str] = (), **environment: str) -> None:
         """Start a node, with more words for ``ray start``, or by a command that comes before it."""
@@ -122,14 +129,13 @@ class Cluster:
         there = (f"--address={HEAD}", f"--node-ip-address=127.0.0.{10 + number}", "--num-cpus=4", "--num-gpus=2")
         shown = environment | {"CUDA_VISIBLE_DEVICES": gpus}
         self.nodes[number] = self._ray(f"node{number}", *there, *words, before=before, **shown)
-        _until(lambda: self._says(f"node{number}", "Ray runtime started"))
 
     def gpus(self, number: int) -> list[str]:
         """Return the names of a node's GPUs. No other program of this machine locks devices of these names."""
         return [f"{os.getpid()}{2 * number + place}" for place in range(2)]
 
-    def _says(self, name: str, words: str) -> bool:
-        return words in (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+    def _has_begun(self, name: str) -> bool:
+        return "Ray runtime started" in (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
     def close(self) -> None:
         """End all of it."""
@@ -164,9 +170,8 @@ def running(folder: Path, nodes: Sequence[int], **environment: str) -> Iterator[
         cluster.close()
 
 
-def _until(happened: object) -> None:
+def _until(happened: Callable[[], object]) -> None:
     deadline_s = time.monotonic() + START_S
-    assert callable(happened)
     while not happened():
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
