@@ -42,11 +42,13 @@ def run(request, context):
     facts = [given["CUDA_VISIBLE_DEVICES"], os.environ.get("COSMOS_RL_MEETING_HOST"), os.getpid(), os.getppid()]
     if work.get("gang"):
         everyone = context.ranks.gather(facts)
+        (HERE / f"made.rank.{facts[0]}.{os.getpid()}").touch()
+        time.sleep(work.get("seconds", 0))
         if context.ranks.rank == work.get("kill") and once("killed"):
             os.kill(os.getpid(), signal.SIGKILL)
         context.ranks.gather(0)
         if context.ranks.rank == 0:
-            context.attempt.put_json("all.json", everyone)
+            context.attempt.put_json("all.json", everyone if work.get("facts") else len(everyone))
         return
     layout = context.layout({"items": [[str(n)] for n in range(6)]})["items"]
     for n in context.units(len(layout)):
@@ -54,6 +56,7 @@ def run(request, context):
         if context.attempt.adopt(n):
             continue
         (HERE / f"made.{n}.{facts[0]}.{os.getpid()}").touch()
+        time.sleep(work.get("seconds", 0))
         while work.get("wait") and not (HERE / "go on").exists():
             time.sleep(0.05)
         context.attempt.finish(n, {f"items/{n}.json": json.dumps(n).encode()})
