@@ -52,6 +52,12 @@ class InfraCommands(LazyGroup):
     modules = {"": ("flows.cli.infra.init", "flows.cli.infra.check")}
 
 
+class ClusterCommands(LazyGroup):
+    """Commands for clusters."""
+
+    modules = {"": ("flows.cli.infra.render",)}
+
+
 class Commands(LazyGroup):
     """All commands by the titles that the help lists them under."""
 
@@ -98,6 +104,7 @@ for name, commands, panel, words in (
     ("data", DataCommands, DATA, "Look at datasets, delete what nothing reads, write captions."),
     ("reward-service", RewardCommands, DATA, "Serve rewards: `reward-service rewards.toml`, or a command."),
     ("infra", InfraCommands, KEEP, "Set up and check Prefect, GPUs and services."),
+    ("cluster", ClusterCommands, KEEP, "Write what makes the cluster of a profile."),
 ):
     app.add_typer(typer.Typer(cls=commands, no_args_is_help=True, help=words), name=name, rich_help_panel=panel)
 

@@ -31,7 +31,8 @@ SlurmctldHost=localhost(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+# A job that is requeued begins when the credentials of its first time have expired.
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CryptoType=crypto/munge
 SlurmctldPort={ports[0]}
 StateSaveLocation={folder}/state
@@ -40,7 +41,7 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
-CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+CommunicationParameters={listens}
 SlurmdParameters=config_overrides
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -50,11 +51,12 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1
 KillWait=2
 ReturnToService=2
 MpiDefault=none
+GresTypes=gpu
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
-NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=16 State=UNKNOWN
-NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=16 State=UNKNOWN
+NodeName=n1 NodeHostname=localhost NodeAddr={addresses[0]} Port={ports[1]} CPUs=16 Gres=gpu:2 State=UNKNOWN
+NodeName=n2 NodeHostname=localhost NodeAddr={addresses[1]} Port={ports[2]} CPUs=16 Gres=gpu:2 State=UNKNOWN
 PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 PartitionName=other Nodes=n2 MaxTime=INFINITE State=UP
 """
@@ -91,14 +93,18 @@ def _call(*command: str) -> str:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[Path]:
-    """Yields the path of ``slurm.conf`` while the cluster runs."""
+def running(folder: Path, *, own_network: bool = False) -> Iterator[Path]:
+    """Yields the path of ``slurm.conf`` while the cluster runs. In a network of its own nodes have two addresses."""
     (folder / "state").mkdir()
     key = folder / "munge.key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o600)
     conf = folder / "slurm.conf"
-    conf.write_text(CONF.format(folder=folder, ports=_free_ports(3)), encoding="utf-8")
+    addresses = ("127.0.0.11", "127.0.0.12") if own_network else ("127.0.0.1", "127.0.0.1")
+    listens = "EnableIPv4" if own_network else "NoInAddrAny,NoCtldInAddrAny"
+    values = {"folder": folder, "ports": _free_ports(3), "addresses": addresses, "listens": listens}
+    conf.write_text(CONF.format_map(values), encoding="utf-8")
+    (folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n", encoding="utf-8")
     munge = ["--force", f"--socket={folder}/munge.socket", f"--key-file={key}", f"--pid-file={folder}/munged.pid"]
     munge += [f"--log-file={folder}/munged.log", f"--seed-file={folder}/munge.seed"]
     environment = os.environ | {"SLURM_CONF": str(conf), "PATH": f"{os.environ['PATH']}:/usr/sbin"}

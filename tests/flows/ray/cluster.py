@@ -1,6 +1,5 @@
 """A real Ray cluster of several nodes on this machine, in a network of its own, since Ray listens on every address."""
 
-import ctypes
 import importlib.util
 import os
 import shutil
@@ -9,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import ParamSpec, TypeVar
@@ -17,9 +16,10 @@ from typing import ParamSpec, TypeVar
 import psutil
 import pytest
 
+from tests.flows.network import Network
+
 P = ParamSpec("P")
 R = TypeVar("R")
-CLONE_NEWNET = 0x40000000
 START_S = 120.0
 TRIES = 3
 MISSING = [name for name in ("unshare", "nsenter", "ip") if shutil.which(name) is None]
@@ -43,29 +43,13 @@ class Cluster:
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder, self._environment = folder, environment
         self._ray_folders: list[TemporaryDirectory[str]] = []
-        self._network = subprocess.Popen(["unshare", "-n", "sleep", "infinity"])
-        _until(self._own_network)
-        subprocess.run([*self._inside, "ip", "link", "set", "lo", "up"], check=True)
+        self._network = Network()
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
         self.head = self._head()
 
-    def _own_network(self) -> bool:
-        return os.readlink(f"/proc/{self._network.pid}/ns/net") != os.readlink("/proc/self/ns/net")
-
-    @property
-    def _inside(self) -> list[str]:
-        return ["nsenter", "-t", str(self._network.pid), "-n"]
-
-    @contextmanager
-    def entered(self) -> Iterator[None]:
+    def entered(self) -> AbstractContextManager[None]:
         """Be in the cluster's network, with this thread and what it starts."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        with open("/proc/thread-self/ns/net") as before, open(f"/proc/{self._network.pid}/ns/net") as there:
-            assert libc.setns(there.fileno(), CLONE_NEWNET) == 0
-            try:
-                yield
-            finally:
-                assert libc.setns(before.fileno(), CLONE_NEWNET) == 0
+        return self._network.entered()
 
     def inside(self, work: Callable[P, R]) -> Callable[P, R]:
         """Return work as a thread of its own does it in this network."""
@@ -103,7 +87,16 @@ class Cluster:
 
     def _ray(self, name: str, *words: str, before: Sequence[str] = (), **environment: str) -> "subprocess.Popen[bytes]":
         """Start a daemon. On a busy machine Ray may give it up after 30 s; then once more."""
-        command = [*self._inside, *before, sys.executable, "-m", "ray.scripts.scripts", "start", *COMMON, *words]
+        command = [
+            *self._network.inside,
+            *before,
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            *COMMON,
+            *words,
+        ]
         given = os.environ | self._environment | environment
         for _ in range(TRIES):
             with (self.folder / f"{name}.log").open("wb") as log:
@@ -141,8 +134,7 @@ class Cluster:
         """End all of it."""
         for one in (*self.nodes.values(), self.head):
             end(one)
-        self._network.kill()
-        self._network.wait()
+        self._network.close()
         for folder in self._ray_folders:
             folder.cleanup()
 
