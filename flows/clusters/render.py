@@ -71,6 +71,7 @@ def kuberay(profile: str, launch: LaunchConfig, command: Sequence[str]) -> list[
         on_cpus=KubernetesPods(),
         profile=shipped.path_of(profile, "cluster profile").read_text(encoding="utf-8"),
         command=list(command),
+        environment=launch.environment,
         ray_version=_ray_version(),
     )
     return [File(f"{NAME}.yaml", text)]

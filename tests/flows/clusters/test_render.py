@@ -23,6 +23,7 @@ launcher = "ray"
 device = "cuda"
 processes = 4
 stage_processes = { update = 6 }
+environment = { HF_HOME = "/weights/hf" }
 elastic = { min = 1, max = 5, stages = ["rollout", "evaluate"] }
 [launch.ray]
 nodes = 2
@@ -106,6 +107,7 @@ def test_the_flow_is_a_pod_without_gpus_that_has_the_profile_and_joins_with_the_
     pod = job["spec"]["template"]
     (flow,) = pod["spec"]["containers"]
     assert flow["args"] == COMMAND
+    assert {"name": "HF_HOME", "value": "/weights/hf"} in flow["env"]
     assert [*flow["resources"]["limits"]] == ["cpu", "memory"]
     assert pod["metadata"]["labels"] == policy["spec"]["podSelector"]["matchLabels"]
     # The script that joins: what it starts gets the words of the command, one by one.
