@@ -21,6 +21,8 @@ from flows.clusters.kinds import kinds_of
 
 NAME = "cosmos-flows"
 """Name of the job, of the cluster, and beginning of the names of files."""
+LEAST_MIN = 15
+"""Shortest job in minutes. It is warned 5 minutes before its end, and would begin again at once."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,9 @@ def _slurm_mistakes(launch: LaunchConfig, command: Sequence[str]) -> Iterator[st
         yield f"the command {shlex.join(command)} is given to the batch script: sbatch {NAME}.sbatch COMMAND"
     if launch.launcher == "local":
         yield "launcher = 'local' needs no batch script; set launcher = 'slurm', or 'ray' for several kinds of nodes"
+    for place, nodes in (("", launch.slurm), *((f"stages.{stage}.", nodes) for stage, nodes in own.items())):
+        if (limit := nodes.time_limit_min) is not None and limit < LEAST_MIN:
+            yield f"launch.slurm.{place}time_limit_min = {limit}: Slurm warns 5 minutes before; give {LEAST_MIN}"
     if launch.launcher == "ray":
         yield from kinds.mistakes_in(launch, "slurm", {stage: launch.slurm.resources_of(stage) for stage in own})
 

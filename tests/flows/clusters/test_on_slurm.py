@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,16 @@ setup = ["export CUDA_VISIBLE_DEVICES=$$-$SLURMD_NODENAME-0,$$-$SLURMD_NODENAME-
 options = ["--nodelist=n1"]
 [launch.slurm.stages.rollout]
 options = ["--nodelist=n2"]
+"""
+
+BOTH_NODES = """
+import os, time, ray
+ray.init(log_to_driver=False)
+while sum(node["Alive"] for node in ray.nodes()) < 2:
+    time.sleep(0.5)
+begun = os.environ.get("SLURM_RESTART_COUNT", "0")
+print("both nodes, time", begun, flush=True)
+time.sleep(0 if begun == "1" else 3600)
 """
 
 
@@ -143,23 +154,43 @@ def test_a_run_on_two_nodes_goes_on_after_a_warning(conf: Path, tmp_path: Path):
     assert (tmp_path / "store" / "runs" / "short" / "report" / "index.html").is_file()
 
 
+@contextmanager
+def ray_jobs(folder: Path) -> Iterator[Jobs]:
+    """Jobs in a network of their own."""
+    network = Network()
+    (folder / "slurm").mkdir()
+    try:
+        with network.entered(), slurm.running(folder / "slurm", own_network=True) as conf:
+            yield Jobs(folder, conf, ON_RAY)
+    finally:
+        network.close()
+
+
 @needs_ray
 @pytest.mark.slow
 def test_a_flow_has_a_ray_cluster_that_jobs_of_other_nodes_join(tmp_path: Path):
-    network = Network()
-    (tmp_path / "slurm").mkdir()
-    try:
-        with network.entered(), slurm.running(tmp_path / "slurm", own_network=True) as conf:
-            jobs = Jobs(tmp_path, conf, ON_RAY)
-            job = jobs.run("--run-id", "short")
-            others = jobs.submit("cosmos-flows-rollout.sbatch", job)
-            cluster = jobs.folder / f"cosmos-flows-ray-{job}"
-            jobs.wait((cluster / "address").exists, job)
-            assert (cluster.stat().st_mode & 0o777, len((cluster / "token").read_text())) == (0o700, 45)
-            jobs.wait(lambda: jobs.state(job) == "COMPLETED", job)
-            jobs.wait(lambda: jobs.state(others) == "COMPLETED", others)
-            assert not cluster.exists()
-            assert "Ray runtime started" in jobs.log(others, "cosmos-flows-rollout")
-    finally:
-        network.close()
+    with ray_jobs(tmp_path) as jobs:
+        job = jobs.run("--run-id", "short")
+        others = jobs.submit("cosmos-flows-rollout.sbatch", job)
+        cluster = jobs.folder / f"cosmos-flows-ray-{job}"
+        jobs.wait((cluster / "address").exists, job)
+        assert (cluster.stat().st_mode & 0o777, len((cluster / "token").read_text())) == (0o700, 45)
+        jobs.wait(lambda: jobs.state(job) == "COMPLETED", job)
+        jobs.wait(lambda: jobs.state(others) == "COMPLETED", others)
+        assert not cluster.exists()
+        assert "Ray runtime started" in jobs.log(others, "cosmos-flows-rollout")
     assert (tmp_path / "store" / "runs" / "short" / "report" / "index.html").is_file()
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_warned_cluster_begins_again_and_its_nodes_join_again(tmp_path: Path):
+    with ray_jobs(tmp_path) as jobs:
+        job = jobs.submit("cosmos-flows.sbatch", "python", "-c", BOTH_NODES)
+        others = jobs.submit("cosmos-flows-rollout.sbatch", job)
+        jobs.wait(lambda: "both nodes, time 0\n" in jobs.log(job), job)
+        jobs.call("scancel", "--signal=USR1", "--batch", job)
+        jobs.wait(lambda: jobs.state(job) == "COMPLETED", job)
+        assert "both nodes, time 1\n" in jobs.log(job)
+        jobs.wait(lambda: jobs.state(others) == "COMPLETED", others)
+        assert jobs.log(others, "cosmos-flows-rollout").count("Ray runtime started") == 2

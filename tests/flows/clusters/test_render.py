@@ -168,7 +168,7 @@ def test_a_job_of_slurm_has_what_the_largest_stage_needs(tmp_path: Path):
 def test_all_mistakes_of_a_profile_are_told_at_once(tmp_path: Path):
     wrong = RAY.replace('image = "mine:1"', "").replace("[launch.ray]", '[launch.ray]\naddress = "here:1"')
     wrong = wrong.replace("min_nodes = 0", "min_nodes = 9") + "[launch.kubernetes.stages.update]\nmin_nodes = 1\n"
-    wrong += "[launch.slurm.stages.rolout]\npartition = 'l4'\n"
+    wrong += "[launch.slurm.stages.rolout]\npartition = 'l4'\ntime_limit_min = 4\n"
     with pytest.raises(ConfigError) as error:
         render("kuberay", profile(tmp_path, wrong), [])
     for words in (
@@ -183,6 +183,7 @@ def test_all_mistakes_of_a_profile_are_told_at_once(tmp_path: Path):
     for words in (
         "sbatch cosmos-flows.sbatch COMMAND",
         "launch.slurm.stages.rolout names no stage; known: ",
+        "launch.slurm.stages.rolout.time_limit_min = 4: Slurm warns 5 minutes before; give 15",
     ):
         assert words in str(error.value)
 
