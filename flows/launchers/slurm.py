@@ -1,7 +1,6 @@
 """Stages as steps of the Slurm job in which the flow runs: the commands of one machine behind ``srun``.
 
-For several nodes and for containers, without Ray. The flow runs on the first node of the job, for example in the batch
-script that ``cosmos-flows cluster render slurm`` writes. Its end, however it comes, ends its steps.
+For several nodes and for containers, without Ray. The flow runs on the first node; its end ends its steps.
 """
 
 import os
@@ -26,9 +25,8 @@ from flows.launchers._processes import environment_here, python_of, stage_comman
 from stages.artifacts.request import REQUEST, Request
 from stages.registry import STAGES
 
-STEPS = "steps"
-"""Folder of a run with the Requests, logs and error files of its steps."""
-LOG = "log.txt"
+STEPS, LOG = "steps", "log.txt"
+"""Folder of a run for the Requests, logs and error files of its steps; name of a log."""
 END_GRACE_S = 30.0
 """Wait in seconds for ``srun`` to end its step on every node."""
 JOB, NODES, NODE = "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NODEID"
@@ -44,20 +42,15 @@ class JobLauncher:
         self._config = config
         self._root = store.join(store.absolute(config.slurm.work_dir or run_url), STEPS)
         if "://" in self._root:
-            advice = "set launch.slurm.work_dir to a directory that all nodes share"
-            raise ConfigError(f"{self._root} is not a directory; {advice}")
-        if os.environ.get(NODE) != "0" or JOB not in os.environ or shutil.which("srun") is None:
+            raise ConfigError(f"{self._root}: set launch.slurm.work_dir to a directory that all nodes share")
+        job, node, asked = os.environ.get(JOB), os.environ.get(NODE), max(map(config.nodes_of, STAGES))
+        if job is None or node != "0":
             raise ConfigError(
                 "launcher = 'slurm' starts steps of the Slurm job on whose first node the flow runs; this is none "
-                f"({JOB} = {os.environ.get(JOB)}, {NODE} = {os.environ.get(NODE)}). Submit the flow in a batch script: "
-                "cosmos-flows cluster render slurm"
+                f"({JOB} = {job}, {NODE} = {node}). Submit a batch script: cosmos-flows cluster render slurm"
             )
-        asked = max(config.nodes_of(stage) for stage in STAGES)
         if asked > (has := int(os.environ[NODES])):
-            raise ConfigError(
-                f"a stage needs {asked} nodes, and the Slurm job {os.environ[JOB]} has {has}; submit one with more "
-                "(sbatch --nodes), or use fewer (launch.slurm.nodes)"
-            )
+            raise ConfigError(f"a stage needs {asked} nodes, the Slurm job {job} has {has}; mend launch.slurm.nodes")
 
     def reserve(self, requests: Sequence[Request], waiting: Waiting) -> nullcontext[None]:
         """Return at once: the job has its nodes."""
@@ -67,7 +60,7 @@ class JobLauncher:
         """Return None: here nothing runs at the same time as a wave."""
 
     def give_back(self) -> None:
-        """Do nothing: nothing is kept between stages but the job itself."""
+        """Do nothing: the job keeps its nodes."""
 
     def submit(self, job: Job) -> "Step":
         """Start torchrun on every node of a stage, or one process on the first."""
@@ -76,16 +69,13 @@ class JobLauncher:
         step = ["srun", "--overlap", "--nodes", nodes, "--ntasks", nodes, "--ntasks-per-node", "1", "--relative", "0"]
         step += ["--export=ALL", "--job-name", job.name, "--kill-on-bad-exit=1", "--cpu-bind=none"]
         step += config.slurm.resources_of(stage).srun_options
-        name = f"{job.name}-{secrets.token_hex(4)}"
-        folder = Path(self._root, name)
+        folder = Path(self._root, f"{job.name}-{secrets.token_hex(4)}")
         folder.mkdir(parents=True)
-        request = folder / REQUEST
-        request.write_text(job.request.model_dump_json(indent=1), encoding="utf-8")
+        (request := folder / REQUEST).write_text(job.request.model_dump_json(indent=1), encoding="utf-8")
         job.execution.write(request)
-        here = os.uname().nodename
-        python, environment = python_of(config), environment_here(config, alone=nodes == "1")
+        here, python, environment = os.uname().nodename, python_of(config), environment_here(config, alone=nodes == "1")
         # On the nodes Slurm's daemon is the parent. If srun is killed, that ends the step.
-        command = ["env", "-u", PARENT, *step, *stage_command(stage, str(request), python, config, here, name)]
+        command = ["env", "-u", PARENT, *step, *stage_command(stage, str(request), python, config, here, folder.name)]
         return Step(folder, Watched(start(command, sys.executable, folder / LOG, environment)))
 
     def join(self, job: Job) -> None:

@@ -65,8 +65,8 @@ def test_equal_bytes_read_back_count_as_ours(store_url):
     assert store.put_if_absent(url, b"same")
 
 
-def test_one_of_many_threads_wins_and_the_losers_see_its_bytes(store_url):
-    url = store.join(store_url, "race")
+def test_one_of_many_threads_wins_and_the_losers_see_its_bytes(racing_url):
+    url = store.join(racing_url, "race")
     start = threading.Barrier(8)
 
     def contend(number):

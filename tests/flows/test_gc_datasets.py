@@ -269,9 +269,9 @@ def test_the_command(pictures: Path, store_url: str, main):
     assert (code, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
     assert lines[0] == ["artifacts", "files", "MB"]
-    assert lines[1] == ["would", "delete", "index", "2", "16", "0.0"]
-    assert lines[2] == ["kept", "index", "2", "16", "0.0"]
-    assert out.splitlines()[3:] == ["would remove snapshots of clips: 1 to 2", "would free 0.0 MB"]
+    assert lines[1] == ["would", "delete", "index", "2", "16", "0.1"]
+    assert lines[2] == ["kept", "index", "2", "16", "0.1"]
+    assert out.splitlines()[3:] == ["would remove snapshots of clips: 1 to 2", "would free 0.1 MB"]
     code, out, _ = main("data", "gc", "--store", store_url, "--keep", "2", "--json")
     assert (code, json.loads(out)["removed"]) == (0, {"clips": [1, 2]})
     assert main("data", "gc", "--store", store_url, "--keep", "0")[0] == 64

@@ -129,13 +129,13 @@ def test_only_a_flow_on_the_first_node_of_a_job_with_enough_nodes_starts(
     job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     three = config(processes=3, slurm={"nodes": 3})
-    with pytest.raises(ConfigError, match=rf"a stage needs 3 nodes, and the Slurm job {job} has 2"):
+    with pytest.raises(ConfigError, match=rf"a stage needs 3 nodes, the Slurm job {job} has 2"):
         launchers.load(str(tmp_path), three)
     with pytest.raises(ConfigError, match=r"launch\.slurm\.work_dir"):
         launchers.load("s3://bucket/runs/r", config())
     assert launchers.load("s3://bucket/runs/r", config(slurm={"work_dir": str(tmp_path)}))
     monkeypatch.setenv("SLURM_NODEID", "1")
-    with pytest.raises(ConfigError, match=r"SLURM_NODEID = 1\)\. Submit the flow in a batch script"):
+    with pytest.raises(ConfigError, match=r"SLURM_NODEID = 1\)\. Submit a batch script"):
         launchers.load(str(tmp_path), config())
     monkeypatch.delenv("SLURM_JOB_ID")
     with pytest.raises(ConfigError, match="SLURM_JOB_ID = None"):

@@ -120,7 +120,7 @@ def test_the_flow_imports_no_ray() -> None:
 def test_settings_that_contradict_ray_are_refused() -> None:
     for options, why in (
         ({"mode": "cold"}, "needs mode = 'warm'"),
-        ({"stage_gpus": {"rollout": [0]}}, "Ray chooses the GPUs"),
+        ({"stage_gpus": {"rollout": [0]}}, "stage_gpus needs launcher = 'local'"),
         ({"processes": 3, "ray": {"nodes": 2}}, "cannot share 2 nodes evenly"),
     ):
         with pytest.raises(ValueError, match=why):
