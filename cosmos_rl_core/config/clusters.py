@@ -66,7 +66,7 @@ class SlurmNodes(Nodes):
 
 class SlurmConfig(SlurmNodes):
     """Runs stages as steps of the Slurm job in which the flow runs; ``cosmos-flows cluster render slurm`` writes the
-    batch script of this job, or those of the nodes of a Ray cluster (``launcher = "ray"``)."""
+    batch script of this job, or the scripts of a Ray cluster (``launcher = "ray"``)."""
 
     work_dir: str | None = Field(default=None, min_length=1)
     """Directory on a file system that all nodes share, for Requests and logs of running stages. Default: the run's

@@ -29,7 +29,7 @@ class Kind(Generic[S]):
 
 
 def kinds_of(launch: LaunchConfig, settings: S, own: dict[str, S]) -> list[Kind[S]]:
-    """Return the kinds of nodes of a profile with ``launcher = "ray"``, those of most stages first.
+    """Return the kinds of nodes of a profile with ``launcher = "ray"``. The first has the nodes of ``[launch.ray]``.
 
     ``own`` has the settings of single stages.
     """
@@ -92,7 +92,7 @@ def _count(launch: LaunchConfig, stage: str, gpus: int) -> int:
 
 
 def _cpus(launch: LaunchConfig, stage: str, gpus: int) -> int:
-    """Return the number of CPU cores of a node of a stage: each worker asks for those of ``cpus_per_node``."""
+    """Return the number of CPU cores of a node of a stage: each worker asks for ``cpus_per_node`` cores."""
     asked = launch.ray.resources_of(stage).cpus_per_node or 1
     return asked * (_workers(launch, stage, gpus) if launch.elastic_of(stage) else 1)
 

@@ -108,7 +108,7 @@ class RunningJob(Protocol):
 
 
 class JobLauncher(Protocol):
-    """A place where jobs run: this machine, the nodes of a Slurm job, or those of a Ray cluster."""
+    """A place where jobs run: this machine, the nodes of a Slurm job, or a Ray cluster."""
 
     devices: Sequence[str]
     """Devices of this machine that stages get; none where a scheduler gives them."""

@@ -61,7 +61,7 @@ def block() -> Iterator[Callable[[], list[str]]]:
 
 @pytest.fixture
 def client(prefect_environment: dict[str, str]) -> Iterator[SyncPrefectClient]:
-    """Of a server whose only automations are those of the test."""
+    """Yield a client of a server without automations of other tests."""
     url = prefect_environment["PREFECT_API_URL"]
     with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
         remove_automations(client)
