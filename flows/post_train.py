@@ -30,12 +30,13 @@ def post_train(
         return
     assert isinstance(run, Run)
     slots, num_iterations = run.slots, run.recipe.train.num_iterations
-    yield Wave(Step("policy", "policy", slots.policy(0), partial(requests.policy, run)))
+    if run.plan.first == 0:
+        yield Wave(Step("policy", "policy", slots.policy(0), partial(requests.policy, run)))
     # Text embeddings and latents, which runs share. Prompts of a large set are embedded when iterations need them.
     for name, request in run.prepared.steps().items():
         yield Wave(Step.of(name, request))
-    for k in range(num_iterations + 1):
-        if k > 0:
+    for k in range(run.plan.first, num_iterations + 1):
+        if k > run.plan.first:
             yield from iteration(run, k - 1, last=k == num_iterations)
             if decoded is not None and run.recipe.rollout.decode_share < 1 and decoded(k - 1):
                 yield from decoding(run, k - 1)
@@ -44,7 +45,7 @@ def post_train(
             yield Wave(Step(f"policy-{k:04d}/export", "export", slots.version(k, "export"), export, k))
         if (judged or run.is_due)(k):
             yield from evaluation(run, k)
-    due = [k for k in range(num_iterations + 1) if run.is_due(k)]
+    due = [k for k in range(run.plan.baseline, num_iterations + 1) if run.is_due(k)]
     report = partial(requests.report, run, num_iterations, due)
     yield Wave(Step("report", "report", slots.report, report))
 
@@ -66,7 +67,7 @@ def iteration(run: Run, k: int, *, last: bool) -> Iterator[Wave]:
         yield Wave(step("finetune", "finetune", partial(requests.finetune, run, k)))
         return
     stale, samples = run.recipe.train.staleness > 0, run.slots.iteration(k, "rollout")
-    if k == 0 or not stale:
+    if k == run.plan.first or not stale:
         yield from embedding(run, k)
         yield Wave(rollout(k))
     yield Wave(*map(reward, run.scored))

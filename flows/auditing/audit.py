@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.errors import ArtifactError, ConfigError, UnreadableError, first_line
 from cosmos_rl_core.storage import store
-from flows.auditing import chain, contents, planned, records
+from flows.auditing import chain, contents, planned, records, references
 from flows.auditing.chain import Chain
 from flows.auditing.checks import numbers, page, samples, tars
 from flows.auditing.checks.faults import Findings
@@ -138,8 +138,14 @@ class Audit:
             self._look_at(step.slot)
         self._slots = dict(reversed(self._slots.items()))
         reached = [step for step in chosen if self._look_at(step.slot).standing is not None]
-        for step in reached:
-            self._follow(self._slots[step.slot].standing, whole=iteration is None)
+        read = [self._slots[step.slot] for step in reached]
+        if iteration is None:
+            begun_with = references.begun_with(self._run, every, self._findings)
+            self._slots |= {slot.url: slot for slot in begun_with}
+            read += begun_with
+        references.check(self._run, read, self._look_at, self._findings)
+        for slot in read:
+            self._follow(slot.standing, whole=iteration is None)
         heads = chain.check(self._run.url, self._kept, self._signed_by, self._findings)
         self._look_at_ledger()
         self._look_at_records(every)
@@ -151,6 +157,7 @@ class Audit:
             page.check(self._run, every, self._findings)
         pairs = planned.check(reached, Asked(self._run), lambda url: self._look_at(self._here(url)), self._findings)
         own = [slot for url, slot in self._slots.items() if self._is_own(url)]
+        references.check_forks(self._run, self._findings)
         records.check_numerics(self._run, own, self._findings)
         self._hash(self._listed())
         rollouts: dict[str, list[dict[str, Any]]] = {}

@@ -96,7 +96,7 @@ def check_numerics(run: AnyRun, slots: Iterable[Slot], findings: Findings) -> No
 
     ``slots`` are the run's own: what runs share was made under the numerics of the run that made it.
     """
-    made = [one for slot in slots for one in slot.manifests.values()]
+    made = [one for slot in slots for one in slot.own]
     folder = store.join(run.url, NUMERICS)
     stages = {name.removesuffix(".json") for name in store.names(folder) if name.endswith(".json")}
     for stage in sorted(stages | {one.stage for one in made}):

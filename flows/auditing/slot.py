@@ -38,7 +38,8 @@ class Slot:
         self.url, self._findings = url, findings
         self._names = set[str]()
         self.manifests: dict[int, Manifest] = {}
-        """The readable manifests by generation."""
+        """The readable manifests by generation; of a reference the one that it names, which lies in another slot."""
+        self._needed = set[int]()
         self.entries: dict[str, FileEntry] = {}
         """The files that its records name, by path."""
         self.ended: dict[int, Invalidated] = {}
@@ -58,6 +59,15 @@ class Slot:
         return next(number for number in count(1) if number not in self.ended)
 
     @property
+    def own(self) -> list[Manifest]:
+        """Return the manifests that lie in this slot."""
+        return [made for made in self.manifests.values() if made.slot == self.url]
+
+    def need(self, generation: int) -> None:
+        """Remember that another run refers to a generation, so that its files must be there though it was ended."""
+        self._needed.add(generation)
+
+    @property
     def standing(self) -> Manifest | None:
         """Return the manifest that stands, or None."""
         return self.manifests.get(self.current)
@@ -71,10 +81,14 @@ class Slot:
 
         `gc` deletes those that only ended generations and markers name, and retention the parts with a tombstone.
         """
-        if self.standing is None:
-            return True
-        names = [name for name, file in self.standing.files.items() if file == entry]
-        return all((self.current, name.partition("/")[0]) in self.dropped for name in names)
+        named = (
+            (generation, name.partition("/")[0])
+            for generation, made in self.manifests.items()
+            if generation == self.current or generation in self._needed
+            for name, file in made.files.items()
+            if file == entry
+        )
+        return all(part in self.dropped for part in named)
 
     def _generations(self) -> Iterator[int]:
         """Yield the generations that have a record. One without any may follow a lost one, so look one further."""
@@ -100,6 +114,7 @@ class Slot:
             self._check_end(generation, end)
             if manifest is not None:
                 self.manifests[generation] = manifest
+            if manifest is not None and manifest.slot == self.url:
                 self.entries |= {entry.path: entry for entry in manifest.files.values()}
                 self._look_for_dropped(generation, manifest)
         layout = self._read(Layout, generation)

@@ -19,6 +19,7 @@ from flows.auditing.slot import Slot
 from flows.heads.heads import HEADS
 from flows.heads.signatures import SIGNATURE
 from flows.ledger.pages import LEDGER
+from flows.lineage.forks import FORKS
 from flows.planning.plan import METRICS_FILE, PLAN_FILE
 from flows.planning.versions import KIND as VERSIONS
 from flows.reporting.derived import FILE as DERIVED
@@ -39,9 +40,9 @@ _OF_SLOT = ("attempts/", "logs/", "shards/", f"{AHEAD}/")
 _OF_RUN = (PLAN_FILE, METRICS_FILE, PROGRESS, DERIVED, f"{COMMAND}.json")
 _FOLDERS = ("lease/", ".probe/", "steps/")
 _NUMBERED = re.compile(
-    rf"({LEDGER}|{HEADS})/\d{{5,}}\.json|{LEDGER}/bound-\d{{5,}}\.jsonl|({NUMERICS}|{SCORERS})/[^/]+\.json"
+    rf"({LEDGER}|{HEADS})/\d{{5,}}\.json|{LEDGER}/bound-\d{{5,}}\.jsonl|({NUMERICS}|{SCORERS}|{FORKS})/[^/]+\.json"
 )
-_DEPTHS = {"iterations": 3, "exports": 3} | dict.fromkeys((HEADS, LEDGER, NUMERICS, SCORERS), 2)
+_DEPTHS = {"iterations": 3, "exports": 3} | dict.fromkeys((HEADS, LEDGER, NUMERICS, SCORERS, FORKS), 2)
 """Of folders of a run, how far down files are listed one by one."""
 
 

@@ -66,6 +66,7 @@ class Commands(LazyGroup):
             "flows.cli.making.run",
             "flows.cli.making.plan",
             "flows.cli.making.rerun",
+            "flows.cli.making.fork",
             "flows.cli.making.decode",
             "flows.cli.making.approve",
             "flows.cli.making.stop",

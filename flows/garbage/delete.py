@@ -9,6 +9,7 @@ from cosmos_rl_core.errors import ConfigError, UnreadableError, counted
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import Lease
 from flows.checking.checks import misnamed, no_plan
+from flows.lineage import forks
 from flows.planning.plan import PLAN_FILE, run_url
 from flows.terminal.commands import about
 
@@ -70,6 +71,10 @@ def delete(store_url: str, run_id: str) -> Deletion:
                 store.remove(store.join(wanted.url, name))
     for name in store.listed(wanted.url):
         store.remove(store.join(wanted.url, name))
+    # The runs that it was a fork of need not keep anything for it any more.
+    runs = wanted.url.rpartition("/")[0]
+    for name in store.names(runs):
+        forks.forget(store.join(runs, name), run_id)
     if "://" not in wanted.url:
         # Only folders are left.
         shutil.rmtree(wanted.url, ignore_errors=True)

@@ -4,12 +4,14 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from cosmos_rl_core.errors import LeaseError, NoSpaceError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import PATIENCE_S
 from flows.defaults import GRACE_H
 from flows.devices import work_folders
+from flows.lineage.forks import forks_of, refers
 from flows.planning.base import AnyRun
 from flows.planning.steps import read_run
 from flows.post_train import steps
@@ -64,7 +66,8 @@ def gc(store_url: str, run_id: str, *, superseded: bool, dry_run: bool, older_th
     """Delete files of the run that no artifact holds; with ``dry_run`` only find them.
 
     A stage may outlive its flow, so an attempt that wrote less than ``older_than_h`` hours ago by the store's clock
-    keeps its files. With ``superseded`` the files of generations that were made again go too. Runs share datasets and
+    keeps its files. With ``superseded`` the files of generations that were made again go too, unless a fork refers to
+    them. Runs share datasets and
     this machine's temporary folder: what may be another run's is deleted there once it is older than ``GRACE_H``.
 
     Raises :class:`LeaseError` while a process works on the run.
@@ -74,8 +77,10 @@ def gc(store_url: str, run_id: str, *, superseded: bool, dry_run: bool, older_th
     kept: list[Files] = []
     with _alone(run) as check:
         before_s = store.clock_s(run.url) - HOUR_S * older_than_h
+        every_fork = [*forks_of(run.url)]
         for step in (step for step in steps(run) if step.slot.startswith(run.url)):
-            free = garbage(step.slot, superseded=superseded, before_s=before_s)
+            referred = partial(refers, every_fork, step.slot)
+            free = garbage(step.slot, superseded=superseded, before_s=before_s, referred=referred)
             check()
             found += _deleted(step.name, step.slot, free.old, dry_run=dry_run)
             kept += _files(step.name, free.young.values())

@@ -88,6 +88,8 @@ class Heads:
         for head, found in read_heads(run.url):
             self._number, self._previous = head.number + 1, found
             self._known |= head.records
+        if run.plan.origin is not None and not self._known:
+            self.touch(store.join(run.url, slot) for slot in slots_in(run.url))
 
     def add(self, manifests: Iterable[Manifest]) -> None:
         """Remember the slots of artifacts that no head names yet."""
@@ -134,6 +136,12 @@ class Heads:
 
     def _path(self, url: str) -> str:
         return place_of(url)
+
+
+def slots_in(run_url: str) -> list[str]:
+    """Return the slots of a run that have an artifact, below its folder, by a listing."""
+    names = (name.rpartition("/") for name in store.listed(run_url))
+    return sorted({folder for folder, _, name in names if name.startswith(f"{Manifest.kind}.")})
 
 
 def run_records(run_url: str) -> Iterator[str]:

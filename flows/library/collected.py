@@ -20,6 +20,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import Invalidated, place_of
 from stages.artifacts.request import Input
+from stages.artifacts.slots import standing
 from stages.fragment import excerpt_of
 from stages.reporting.book import Piece, Trained
 from stages.reporting.contracts import Fragment
@@ -72,6 +73,10 @@ class Collected:
 
     def __post_init__(self) -> None:
         self.attempts = Attempts(self.run.url)
+        for slot in _history(self.run):
+            with self.naming_damage(slot.removeprefix(f"{self.run.url}/")):
+                if (made := standing(slot)[1]) is not None:
+                    self.add(slot, made, counts=False)
 
     def add(self, slot: str, made: Manifest, *, counts: bool = True) -> None:
         """Add the artifact of a slot; nothing if it was added before. ``counts`` says whether it may rank policies.
@@ -182,6 +187,10 @@ class Collected:
         pieces[excerpt.k] = Piece(excerpt)
 
     def _count(self, slot: str, made: Manifest) -> None:
+        if made.slot != slot:
+            # Of another run, whose time it took.
+            self.listed[place_of(slot)] = []
+            return
         # Read before anything is counted: what is damaged is added again when it is whole.
         end = Invalidated.read(slot, made.generation - 1) if made.generation > 1 else None
         logs = self.listed[place_of(slot)] = sorted(store.names(store.join(slot, "logs")))
@@ -209,6 +218,15 @@ class Collected:
         if logs:
             first, last = self.logs
             self.logs = [min(first or logs[0], logs[0]), max(last, logs[-1])]
+
+
+def _history(run: AnyRun) -> Iterator[str]:
+    """Yield the slots of what a page shows of a fork's origin: curves and pictures of the iterations before the fork.
+
+    None if the scores of both do not compare.
+    """
+    for k in range(run.plan.baseline, run.plan.first):
+        yield from (run.slots.iteration(k, "fragment"), run.slots.policy(k + 1), run.slots.version(k, "fragment"))
 
 
 def _input(made: Manifest) -> Input:

@@ -15,6 +15,7 @@ from flows.library.best import Best, best_of
 from flows.library.life import Life, Word, iterations_made, wave_at_work
 from flows.library.outlook import Outlook, known_means, outlook
 from flows.library.states import State, states, states_of
+from flows.lineage.forks import Fork, forks_of
 from flows.planning.base import AnyRun
 from flows.planning.steps import read_run
 from flows.running.progress import Progress
@@ -107,6 +108,13 @@ class Overview:
         return []
 
     @cached_property
+    def forks(self) -> list[Fork]:
+        """Return the runs that began in the middle of this one; none if a record is damaged, as an audit says."""
+        with suppress(ArtifactError):
+            return [*forks_of(self.run.url)]
+        return []
+
+    @cached_property
     def hacking(self) -> str:
         """Return whether a finished run shows signs of reward hacking, as its report says; "" for any other run."""
         if self.standing < len(self.states):
@@ -120,7 +128,7 @@ class Overview:
 
     @property
     def z_scores(self) -> tuple[int, dict[str, float]] | None:
-        """Return the newest iteration that was judged, and its rewards as z-scores of policy 0; None without any."""
+        """Return the newest iteration that was judged, and its rewards as z-scores of the first; None without any."""
         judged = [state for state in self.states if state.step.kind == "warn" and state.word == "stands"]
         if not judged or (manifest := judged[-1].manifest) is None:
             return None
@@ -149,21 +157,22 @@ class Overview:
     def as_json(self) -> dict[str, Any]:
         """Return the state for scripts.
 
-        Keys: ``run``, ``url``, ``init`` (what policy version 0 begins with, "" for the base), ``state`` (``running``,
-        or how the last process ended), ``error`` ("" unless failed), ``holder`` (``pid`` and ``host``, or null),
-        ``wave``, ``phase``, ``step``, ``total`` and ``wave_seconds`` of the newest wave, ``processes`` (that stay
-        between stages: :class:`flows.devices.staying.Processes`), ``standing``, ``best``
-        (``k``, ``by``, ``figure``, ``standard_error``, ``rewards`` and ``passed`` of the best policy version, or
-        null), ``warnings`` (:meth:`Warned.as_json`), ``z_scores`` of the newest iteration that was judged (by reward,
-        or null), ``outlook`` (:class:`flows.library.outlook.Outlook`), and ``stages``. Each stage has ``name``,
-        ``stage``, ``k`` (iteration or policy version, or null), ``slot``, ``state``
-        (:data:`flows.library.states.Word`), ``why``, ``generation``, ``attempts``, and ``seconds``, ``reward`` and
-        ``loss`` (or null).
+        Keys: ``run``, ``url``, ``init`` (what the run begins with, "" for the base), ``forks`` (policy versions that
+        forks begin with, by their runs), ``state`` (``running``, or how the last process ended), ``error`` ("" unless
+        failed), ``holder`` (``pid`` and ``host``, or null), ``wave``, ``phase``, ``step``, ``total`` and
+        ``wave_seconds`` of the newest wave, ``processes`` (that stay between stages:
+        :class:`flows.devices.staying.Processes`), ``standing``, ``best`` (``k``, ``by``, ``figure``,
+        ``standard_error``, ``rewards`` and ``passed`` of the best policy version, or null), ``warnings``
+        (:meth:`Warned.as_json`), ``z_scores`` of the newest iteration that was judged (by reward, or null),
+        ``outlook`` (:class:`flows.library.outlook.Outlook`), and ``stages``. Each stage has ``name``, ``stage``,
+        ``k`` (iteration or policy version, or null), ``slot``, ``state`` (:data:`flows.library.states.Word`),
+        ``why``, ``generation``, ``attempts``, and ``seconds``, ``reward`` and ``loss`` (or null).
         """
         return {
             "run": self.run.plan.run_id,
             "url": self.run.url,
             "init": self.run.plan.lineage,
+            "forks": {fork.run: fork.at for fork in self.forks},
             "state": self.life,
             "holder": self.holder,
             **_fields(self.progress, "error wave phase step total"),

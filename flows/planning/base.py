@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 from pydantic import ConfigDict, Field
@@ -19,6 +19,8 @@ from cosmos_rl_core.outside_plugins import Pin
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import Lease, holder_of
 from cosmos_rl_core.weights.parts import TRAINING_ONLY
+from flows.lineage.forks import is_held
+from flows.lineage.origin import Origin
 from flows.planning.datasets import Pinned
 from stages.artifacts.request import FORMAT, Input, Request
 from stages.artifacts.slots import drop, standing
@@ -163,6 +165,8 @@ class BasePlan(Section, Generic[OfKind]):
     """The trained weights that policy version 0 begins with; None if it begins as the base or with fresh ones."""
     init_inputs: tuple[Input, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
     """The policy of another run that ``init`` names, and the frozen adapter below it, if there is one."""
+    origin: Origin | None = Field(default=None, json_schema_extra={"neutral": None})
+    """The run that this one is a fork of; None for one that begins with policy version 0."""
     data_snapshot: Pinned | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
     """The prepared dataset that is trained on. A run keeps it, so a newer one does not change the default run id."""
     held_out_snapshot: Pinned | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
@@ -193,8 +197,23 @@ class BasePlan(Section, Generic[OfKind]):
 
     @property
     def lineage(self) -> str:
-        """Return in words what policy version 0 begins with; "" for the base, and for fresh weights."""
-        return ""
+        """Return in words what the run begins with; "" for the base model, and for fresh weights."""
+        return self.origin.words if self.origin else ""
+
+    @property
+    def first(self) -> int:
+        """Return the policy version that the run begins with: 0, or that of its origin."""
+        return self.origin.at if self.origin else 0
+
+    @property
+    def baseline(self) -> int:
+        """Return the version whose scores and evaluations the others are compared with."""
+        return 0 if self.origin is None or self.origin.alike else self.first
+
+    def optimizer_step(self, k: int, num_steps: int) -> int:
+        """Return the optimizer steps before iteration k, of which each has ``num_steps``."""
+        before = self.origin.optimizer_steps if self.origin else 0
+        return before + (k - self.first) * num_steps
 
     @property
     def snapshots(self) -> list[Pinned]:
@@ -324,7 +343,7 @@ class BaseRun(Generic[Planned]):
     def is_due(self, k: int) -> bool:
         """Return whether policy version k is exported and judged."""
         freq = self.recipe.validation.freq if self.recipe.validation else 0
-        return k in (0, self.recipe.train.num_iterations) or bool(freq and k % freq == 0)
+        return k in (self.plan.baseline, self.recipe.train.num_iterations) or bool(freq and k % freq == 0)
 
     def exports(self, k: int) -> bool:
         """Return whether policy version k is exported, judged or not."""
@@ -347,13 +366,10 @@ class BaseRun(Generic[Planned]):
         return replace(self, plan=self.plan.model_copy(update={"recipe": recipe}))
 
     def drop_old_state(self, newest: int) -> list[str]:
-        """Delete what the recipe does not keep, now that policy version ``newest`` is there.
-
-        Returns the slots that lost something.
-        """
+        """Delete what the recipe does not keep with policy ``newest``, unless a fork reads it. Return slots."""
         gone = self.not_kept(newest)
         for slot, parts in gone.items():
-            drop(slot, *parts)
+            drop(slot, *parts, held=partial(is_held, self.url, slot))
         return [*gone]
 
     def not_kept(self, newest: int) -> dict[str, list[str]]:

@@ -1,15 +1,16 @@
 """The plan of a run: its recipe with everything resolved, checked before anything runs, written once."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cosmos_rl_core import outside_plugins, seeds, shipped
 from cosmos_rl_core.canonical import differences, digest
 from cosmos_rl_core.config.launch import readable
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.config.reading import Values
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import SnapshotOptions
 from cosmos_rl_core.datasets import _shares
@@ -38,11 +39,23 @@ METRICS_FILE = "metrics.jsonl"
 """Name of the file with the numbers of a run: a line for each optimizer step and artifact."""
 
 
+class ForkOf(NamedTuple):
+    """The run that a new one is a fork of."""
+
+    run: str
+    """Its id."""
+    at: int
+    """The policy version that the fork begins with."""
+    rewards: str | None = None
+    """A TOML file with the ``[[rewards]]`` of the fork; None for those of the run."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """The parameters of a training flow."""
 
     recipe: str
+    """Path of a TOML recipe; for a fork the words that name its origin."""
     store: str = DEFAULT_STORE
     run_id: str | None = None
     iterations: int | None = None
@@ -53,6 +66,13 @@ class Settings:
     """Make artifacts of other stage versions again."""
     accept_scorer: bool = False
     """Go on with another scorer of a reward service than the run began with."""
+    fork: ForkOf | None = None
+    """The run whose recipe is taken in place of a file."""
+
+    @property
+    def changes(self) -> list[str]:
+        """Return all overrides, that of the number of iterations too."""
+        return [*self.overrides, *([f"train.num_iterations={self.iterations}"] if self.iterations else [])]
 
 
 class Plan(BasePlan[Recipe]):
@@ -105,7 +125,11 @@ class Plan(BasePlan[Recipe]):
 
     @property
     def lineage(self) -> str:
-        """Return in words what policy version 0 begins with; "" for the base, and for fresh weights."""
+        """Return in words what the run begins with; "" for the base model, and for fresh weights."""
+        return "; ".join(words for words in (super().lineage, self._init_in_words) if words)
+
+    @property
+    def _init_in_words(self) -> str:
         if self.init is None:
             return ""
         weights = f"LoRA of rank {self.init.lora.r}" if self.init.lora else "all weights"
@@ -131,11 +155,24 @@ def plan_of(settings: Settings, *, without_weights: bool = False, misfits: check
     With ``without_weights`` files of the base model may be absent, except configs. The plan can then be described, not
     run: its model has no digest, and its default name is unknown. ``misfits`` looks for stages that fit no device.
     """
-    overrides = list(settings.overrides)
-    if settings.iterations:
-        overrides.append(f"train.num_iterations={settings.iterations}")
     mistakes = Mistakes()
-    values = read_values(settings.recipe, overrides, settings.cluster, mistakes)
+    values = read_values(settings.recipe, settings.changes, settings.cluster, mistakes)
+    return plan_from(values, settings, mistakes, without_weights=without_weights, misfits=misfits)
+
+
+def plan_from(
+    values: Values,
+    settings: Settings,
+    mistakes: Mistakes,
+    *,
+    without_weights: bool = False,
+    misfits: checks.Misfits | None = None,
+    known_idle: Container[str] = (),
+) -> Plan:
+    """Return the plan of a recipe's values, like :func:`plan_of`. ``mistakes`` are those in the values' source.
+
+    ``known_idle`` are sentences on settings without effect that are no mistakes.
+    """
     mistakes.catch(store.check_readable, settings.store)
     paths = values.get("plugins", [])
     mistakes.catch(outside_plugins.find, (path for path in paths if isinstance(path, str)))
@@ -144,7 +181,7 @@ def plan_of(settings: Settings, *, without_weights: bool = False, misfits: check
         recipe, idle = (checked if kind is None else kind.check)(values, settings.recipe)
     except ConfigError as error:
         raise ConfigError("\n  ".join([str(error), *mistakes])) from error
-    mistakes.extend(idle)
+    mistakes.extend(sentence for sentence in idle if sentence not in known_idle)
     if misfits is not None:
         mistakes.extend(misfits(recipe.launch, (checks.stages_of if kind is None else kind.stages)(recipe)))
     source, known = settings.recipe, tuple(mistakes)

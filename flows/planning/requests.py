@@ -135,7 +135,7 @@ def warn(run: Run, k: int) -> Request:
     assert run.plan.early_warning is not None
     config = contracts.Warn(rewards=labels, limits=run.plan.early_warning.limits)
     samples = input_of(run.slots.iteration(k, "rollout"), INDEX, MEDIA)
-    inputs = {"samples": (samples,), "scores": scores(k), "first": scores(0)}
+    inputs = {"samples": (samples,), "scores": scores(k), "first": scores(run.plan.baseline)}
     return run.plan.request(run.slots.iteration(k, "warn"), config, k, inputs)
 
 
@@ -157,7 +157,7 @@ def update(run: Run, k: int) -> Request:
         reward_weights={r.fn.label: r.weight for r in trained},
         gates={r.fn.label: r.gate for r in gates},
         sample=recipe.policy.diffusers.sample.rollout,
-        steps=optimizer_steps(recipe.train, k * num_steps, num_steps),
+        steps=optimizer_steps(recipe.train, run.plan.optimizer_step(k, num_steps), num_steps),
         keeps_ema=recipe.train.ema_enable,
         old_decay=None if run.needs.old_decay is None else run.needs.old_decay(k),
         reference=costs.reference_after(recipe, k),
@@ -181,6 +181,7 @@ def finetune(run: Run, k: int) -> Request:
     """Return the Request that takes the supervised steps from policy version k to version k + 1."""
     recipe, options = run.recipe, run.recipe.train.train_policy
     assert isinstance(options, SupervisedOptions)
+    num_steps = options.steps_per_iteration
     config = contracts.Finetune(
         model=run.plan.supervised,
         lora=recipe.policy.lora,
@@ -194,7 +195,7 @@ def finetune(run: Run, k: int) -> Request:
         density=recipe.policy.diffusers.density,
         posterior=recipe.policy.diffusers.posterior,
         batch_size=recipe.train.train_batch_per_replica,
-        steps=optimizer_steps(recipe.train, k * options.steps_per_iteration, options.steps_per_iteration),
+        steps=optimizer_steps(recipe.train, run.plan.optimizer_step(k, num_steps), num_steps),
         keeps_ema=recipe.train.ema_enable,
     )
     inputs = {
@@ -300,15 +301,16 @@ def judged(run: Run, k: int) -> Request:
         }
 
     found = inputs(k, "samples", "scores", "validations")
-    found |= inputs(0, "first", "first_scores", "first_validations") if k > 0 else {}
+    found |= inputs(run.plan.baseline, "first", "first_scores", "first_validations") if k != run.plan.baseline else {}
     return run.plan.request(run.slots.version(k, "fragment"), config, k, found)
 
 
 def report(run: Run, iterations: int, judged: list[int]) -> Request:
     """Return the Request for the report on all iterations and on the policy versions ``judged``."""
     ks, judges = range(iterations), run.evaluates or run.validates
+    shown = [k for k in ks if run.trains_on_rewards and k >= run.plan.baseline]
     inputs = {
-        "fragments": tuple(input_of(run.slots.iteration(k, "fragment")) for k in ks if run.trains_on_rewards),
+        "fragments": tuple(input_of(run.slots.iteration(k, "fragment")) for k in shown),
         "judged": tuple(input_of(run.slots.version(k, "fragment")) for k in judged if judges),
         "updates": tuple(input_of(run.slots.policy(k + 1)) for k in ks),
     }

@@ -71,7 +71,7 @@ def page(collected: Collected, state: str, error: str = "", wave: str = "") -> b
 
 def _now(collected: Collected, state: str, error: str, wave: str) -> Now:
     run, total = collected.run, collected.run.recipe.train.num_iterations
-    trained = len(collected.trained)
+    trained = run.plan.first + sum(k >= run.plan.first for k in collected.trained)
     damage = _look(collected.attempts)
     left = list(collected.attempts.left(collected.logged, wave))
     names, rows = _costs(collected, left, {} if damage else collected.attempts.startups())
@@ -178,7 +178,8 @@ def _dates(collected: Collected) -> Iterator[tuple[str, str]]:
 
 def _ledger(collected: Collected, left: Sequence[Left], wave: str) -> Iterator[tuple[str, str]]:
     """Yield the sums of the ledger, which counts attempts that left nothing too."""
-    run, trained, attempts = collected.run, len(collected.trained), collected.attempts
+    run, attempts = collected.run, collected.attempts
+    trained = sum(k >= run.plan.first for k in collected.trained)
     if attempts.newest is None:
         return
     totals = attempts.newest.totals

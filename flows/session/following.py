@@ -80,8 +80,9 @@ def observers_of(run: AnyRun, waves: Waves, deriving: Deriving) -> Iterator[list
     note = waves.display.note
     note(f"report: {writing.address(run)}, written after each iteration")
     with ExitStack() as open_ones:
-        tracker = open_ones.enter_context(tracking.Tracker(run, note))
         pages = open_ones.enter_context(writing.Pages(run, note))
+        # Ends before the last page is drawn, which links its numbers.
+        tracker = open_ones.enter_context(tracking.Tracker(run, note))
         board = showing.board_of(note)
         found = [] if waves.ledger is None else [_keeps_to_budget(run, waves.ledger)]
         found.append(Observer(after=lambda _, asked, made: deriving.add(_told(asked, made))))

@@ -24,6 +24,8 @@ from cosmos_rl_core.rewards._base import ServedReward
 from flows.defaults import store_of
 from flows.devices import work_folders
 from flows.devices.fitting import misfits_of
+from flows.forking.plan import plan_of_fork
+from flows.forking.references import refer_to_origin
 from flows.ledger.ledger import Ledger
 from flows.ledger.shape import shape_of
 from flows.operations.upgrades import settled
@@ -192,12 +194,13 @@ def flow_of(title: str, description: str | None, algorithm: str | None = None) -
     return run
 
 
-def train(settings: Settings, algorithm: str | None) -> str:
-    """Run a recipe to the end, reusing what stands, and return its result in one line.
+def train(settings: Settings, algorithm: str | None = None) -> str:
+    """Run a recipe or a fork to the end, reusing what stands, and return its result in one line.
 
     With ``algorithm``, raises :class:`ConfigError` for recipes of another one.
     """
-    plan = plan_of(settings, misfits=partial(misfits_of, slots_of=gpus.slots, runs_here=True))
+    plan_with = plan_of if settings.fork is None else partial(plan_of_fork, settings.fork)
+    plan = plan_with(settings, misfits=partial(misfits_of, slots_of=gpus.slots, runs_here=True))
     if algorithm is not None and plan.recipe.train.train_policy.type != algorithm:
         raise ConfigError(
             f"{settings.recipe} trains with {plan.recipe.train.train_policy.type!r}, this flow with {algorithm!r}"
@@ -211,6 +214,8 @@ def train(settings: Settings, algorithm: str | None) -> str:
         note(f"run {plan.run_id}: {run.url}")
         if not plan.races_decided:
             note("this store cannot refuse a second writer: run one process at a time on this run")
+        if plan.origin is not None and (count := refer_to_origin(run)):
+            note(f"begins with {plan.origin.words}: refers to {counted(count, 'artifact')}, no file is copied")
         run = settled(run, remake=settings.remake)
         waves.overlapping = partial(requests.rewards_ahead, run)
         commands.keep(run, settings)

@@ -37,7 +37,12 @@ def to_run(settings: "Settings", run_id: str, iterations: int | None = None) -> 
     options += ["--allow-numerics-change"] * settings.allow_numerics_change
     options += ["--remake"] * settings.remake
     options += ["--accept-scorer"] * settings.accept_scorer
-    command = shlex.join([PROGRAM, "run", _absolute(settings.recipe), *options])
+    if (fork := settings.fork) is not None:
+        named = ["fork", fork.run, "--at", str(fork.at)]
+        named += ["--rewards", _absolute(fork.rewards)] if fork.rewards else []
+        command = shlex.join([PROGRAM, *named, *options])
+    else:
+        command = shlex.join([PROGRAM, "run", _absolute(settings.recipe), *options])
     if settings.recipe.startswith(PREFIX) and not any("/" in override for override in settings.overrides):
         return command
     return f"cd {shlex.quote(os.getcwd())} && {command}"

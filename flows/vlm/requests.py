@@ -22,11 +22,12 @@ def policy(run: VlmRun) -> Request:
 def finetune(run: VlmRun, k: int) -> Request:
     """Return the Request that takes the steps of iteration k from policy version k to version k + 1."""
     train, options = run.recipe.train, run.recipe.train.train_policy
+    num_steps = options.steps_per_iteration
     config = VlmFinetune(
         **_model(run),
         param_dtype=train.param_dtype,
         gradient_checkpointing=run.recipe.policy.model_gradient_checkpointing,
-        steps=optimizer_steps(run.recipe.train, k * options.steps_per_iteration, options.steps_per_iteration),
+        steps=optimizer_steps(run.recipe.train, run.plan.optimizer_step(k, num_steps), num_steps),
         keeps_ema=train.ema_enable,
         sources=dict(options.datasets),
         weights=dict(options.weights),
@@ -64,7 +65,7 @@ def export(run: VlmRun, k: int) -> Request:
 
 def report(run: VlmRun, iterations: int) -> Request:
     """Return the Request for the report on all iterations, and on the policy versions that are due by then."""
-    judged = [k for k in range(iterations + 1) if run.validates and run.is_due(k)]
+    judged = [k for k in range(run.plan.baseline, iterations + 1) if run.validates and run.is_due(k)]
     config = Report(
         title=run.plan.run_id,
         reward="",

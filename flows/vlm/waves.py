@@ -14,10 +14,11 @@ Selection = Callable[[int], bool]
 def vlm_sft(run: VlmRun, exported: Selection | None = None, judged: Selection | None = None) -> Iterator[Wave]:
     """Yield the waves of a run, in order. ``exported`` and ``judged`` select policy versions; by default the recipe."""
     slots, num_iterations = run.slots, run.recipe.train.num_iterations
-    yield Wave(Step("policy", "vlm_policy", slots.policy(0), partial(requests.policy, run)))
+    if run.plan.first == 0:
+        yield Wave(Step("policy", "vlm_policy", slots.policy(0), partial(requests.policy, run)))
     yield from _data(run)
-    for k in range(num_iterations + 1):
-        if k > 0:
+    for k in range(run.plan.first, num_iterations + 1):
+        if k > run.plan.first:
             yield Wave(
                 _step(
                     f"iteration-{k - 1:04d}",

@@ -179,11 +179,13 @@ def others(overview: Overview) -> Iterator[Row]:
     yield from (Row("", str(change)) for change in overview.outlook.others)
     if (judged := overview.z_scores) is not None and judged[1]:
         z = ", ".join(f"{name} {value:+.2f}".replace(" ", _TOGETHER) for name, value in judged[1].items())
-        yield Row("z-scores", f"of policy 0, iteration {judged[0]}: {z}")
+        yield Row("z-scores", f"of policy {overview.run.plan.baseline}, iteration {judged[0]}: {z}")
     yield from _workers(overview)
     yield from _processes(overview)
     if lineage := overview.run.plan.lineage:
         yield Row("begins", f"with {lineage}")
+    if forks := overview.forks:
+        yield Row("forks", ", ".join(f"{fork.run} at policy {fork.at}" for fork in forks))
 
 
 def _workers(overview: Overview) -> Iterator[Row]:

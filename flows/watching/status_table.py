@@ -70,6 +70,8 @@ def rendered(overview: Overview) -> Iterator[str | Table]:
     yield f"{overview.run.plan.run_id} ({overview.run.url}): {_life(overview)}"
     if lineage := overview.run.plan.lineage:
         yield f"begins with {lineage}"
+    if forks := overview.forks:
+        yield f"forks: {', '.join(f'{fork.run} at policy {fork.at}' for fork in forks)}"
     yield _table(overview)
     yield from (failure(state) for state in overview.states if state.why)
     if overview.best is not None:
@@ -77,7 +79,7 @@ def rendered(overview: Overview) -> Iterator[str | Table]:
     yield from overview.outlook.lines()
     if (judged := overview.z_scores) is not None and judged[1]:
         z = ", ".join(f"{name} {value:+.2f}" for name, value in judged[1].items())
-        yield f"z-scores of policy 0, iteration {judged[0]}: {z}"
+        yield f"z-scores of policy {overview.run.plan.baseline}, iteration {judged[0]}: {z}"
     yield from _warnings(overview)
     if overview.hacking:
         yield f"reward hacking: {overview.hacking}"

@@ -26,12 +26,15 @@ class Garbage:
     """Files of attempts that may still be running."""
 
 
-def garbage(slot: str, *, superseded: bool, before_s: float) -> Garbage:
+def garbage(
+    slot: str, *, superseded: bool, before_s: float, referred: Callable[[int], bool] = lambda generation: False
+) -> Garbage:
     """Return the slot's files that can be deleted. This is the only function that trusts a listing.
 
     Files that a retry would adopt stay: the finished shards of a generation that is not committed. With ``superseded``
     the files of ended generations can go too; their manifests stay. An attempt counts as ended if it wrote nothing
-    since ``before_s``, a time of the store's clock; a generation that was ended since then may still be read.
+    since ``before_s``, a time of the store's clock; a generation that was ended since then may still be read. One that
+    another run refers to stays.
     """
     found = {name: entry for name, entry in store.listed(slot).items() if not store.is_temporary(name)}
     standing = current_generation(slot)
@@ -39,7 +42,7 @@ def garbage(slot: str, *, superseded: bool, before_s: float) -> Garbage:
     ended_s: dict[str, float] = {}
     for generation in range(1, standing + 1):
         files = set(_files_of(slot, generation))
-        if not superseded or generation == standing:
+        if not superseded or generation == standing or referred(generation):
             kept |= files
         elif (end := found.get(f"invalidated.{generation}.json")) is not None:
             ended_s |= dict.fromkeys(files, end.written_s)

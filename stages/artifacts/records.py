@@ -1,9 +1,11 @@
 """The sealed files of a slot besides its manifests (:mod:`stages.artifacts.manifest`).
 
-They record how a generation's work is divided, which of its shards are finished, that it was ended, and which of its
-parts were deleted. Each names the place that it was written for, and readers check it.
+They record how a generation's work is divided, which of its shards are finished, that it was ended, which of its parts
+were deleted, and that the artifact of another slot is in its place. Each names the place that it was written for, and
+readers check it.
 """
 
+import json
 from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import Field, ValidationError
@@ -153,6 +155,41 @@ class Dropped(Record):
     manifest: str
     """Digest of its manifest's bytes."""
     part: str
+
+
+class Reference(Record):
+    """A record in the place of a manifest: the artifact is that of another slot of the store."""
+
+    kind = "reference"
+    slot: str
+    """Its slot, by :func:`stages.artifacts.records.place_of`: the one that holds its files."""
+    made: int = Field(ge=1)
+    """Its generation there. A later end of that generation changes nothing here."""
+    manifest: str
+    """Digest of its manifest's bytes."""
+    fingerprint: str
+
+    @classmethod
+    def found(cls, data: bytes, url: str, slot: str, generation: int) -> Self | None:
+        """Return the reference that lies in the place of a manifest; None if ``data`` is something else.
+
+        Raises :class:`ArtifactError` if it is damaged, or was written for another slot or generation.
+        """
+        if b'"kind":"reference"' not in data:
+            return None
+        try:
+            if json.loads(data)["body"]["kind"] != cls.kind:
+                return None
+        except (ValueError, TypeError, KeyError):
+            return None
+        return cls.unsealed(data, url, slot, generation)
+
+    def source(self, slot: str) -> str:
+        """Return the URL of the slot that it names, in the store of the slot that it was found in."""
+        url = store.join(store_of(slot), self.slot)
+        if self.slot == self.place:
+            raise ArtifactError(f"{slot} refers to itself; restore it from a copy")
+        return url
 
 
 class Pinned(Sealed):

@@ -19,7 +19,7 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.weights.parts import CURRENT
 from stages.artifacts.generations import current_generation
 from stages.artifacts.manifest import Manifest
-from stages.artifacts.records import Dropped, place_of
+from stages.artifacts.records import Dropped, Reference, place_of
 from stages.artifacts.request import Input, Request
 
 Found = TypeVar("Found")
@@ -87,13 +87,58 @@ def standing(slot: str) -> tuple[int, Manifest | None]:
 def read_manifest(slot: str, generation: int) -> Manifest | None:
     """Read one generation's manifest; None if there is none.
 
-    Raises :class:`ArtifactError` if it is damaged, or if there is something else in its place.
+    That of a reference is the one that it names, with the slot that holds its files. Raises :class:`ArtifactError` if
+    it is damaged, or if there is something else in its place.
     """
     url = Manifest.url(slot, generation)
     data = store.read_if_exists(url)
     if data is None:
         return None
+    if (reference := Reference.found(data, url, slot, generation)) is not None:
+        return _referred(reference, url, slot)
     return Manifest.unsealed(data, url, slot, generation)
+
+
+def _referred(reference: Reference, url: str, slot: str) -> Manifest:
+    """Return the manifest that a reference names."""
+    source = reference.source(slot)
+    place = Manifest.url(source, reference.made)
+    data = store.read_if_exists(place)
+    if data is None or sha256(data) != reference.manifest:
+        found = "is missing" if data is None else "is another one"
+        raise ArtifactError(f"{url} refers to {place}, which {found}; restore it from a copy")
+    manifest = Manifest.unsealed(data, place, source, reference.made)
+    if manifest.fingerprint != reference.fingerprint:
+        raise ArtifactError(f"{url} names another fingerprint than {place} has; restore it from a copy")
+    return manifest
+
+
+def suppose(slot: str, made: Manifest) -> None:
+    """Let a look find an artifact in a slot that has none yet, as :func:`refer` would. Only inside of a look."""
+    seen = _SEEN.get()
+    assert seen is not None
+    seen.slots[slot] = 1, made
+
+
+def refer(slot: str, made: Manifest) -> None:
+    """Let the artifact ``made`` stand in an empty slot too, by a reference to its files.
+
+    Raises :class:`ArtifactError` if there is another artifact.
+    """
+    generation, found = standing(slot)
+    if found is None:
+        reference = Reference(
+            place=place_of(slot),
+            generation=generation,
+            slot=place_of(made.slot),
+            made=made.generation,
+            manifest=made.digest,
+            fingerprint=made.fingerprint,
+        )
+        store.put_if_absent(Manifest.url(slot, generation), reference.sealed())
+        found = read_manifest(slot, generation)
+    if found is None or found.digest != made.digest:
+        raise ArtifactError(f"{slot} has another artifact than {made.slot}; expected none")
 
 
 def named_manifest(source: Input) -> Manifest:
@@ -137,20 +182,24 @@ def why_stale(manifest: Manifest, request: Request) -> str | None:
     return None
 
 
-def drop(slot: str, *parts: str) -> None:
+def drop(slot: str, *parts: str, held: Callable[[], bool] = lambda: False) -> None:
     """Delete parts of the standing artifact for good. The artifact still stands, and reading them raises an error.
 
     Each part's record is written before its files are removed: after a kill in between, another call removes the rest.
+    ``held`` returns whether somebody else has asked for the artifact; it is called between the two, so that of a drop
+    and of a request at the same time one sees the other. Parts of a reference belong to another run: they stay.
     """
     generation, manifest = standing(slot)
-    if manifest is None:
+    if manifest is None or manifest.slot != slot or held():
         return
     for part in parts:
         if not manifest.has_part(part) or _is_gone(manifest, part):
             continue
         record = Dropped(place=place_of(slot), generation=generation, manifest=manifest.digest, part=part)
         store.put_if_absent(Dropped.url(slot, generation, part), record.sealed())
-        if is_dropped(manifest, part):
+        if held():
+            store.remove(Dropped.url(slot, generation, part))
+        elif is_dropped(manifest, part):
             for name, entry in manifest.files.items():
                 if name.startswith(f"{part}/"):
                     store.remove(store.join(slot, entry.path))

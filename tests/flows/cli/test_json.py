@@ -89,6 +89,7 @@ def test_what_looks_at_a_run_has_the_keys_of_the_page(recipe, tmp_path):
         ("delete", ("--dry-run",)),
         ("stop", ()),
         ("rerun", ("--stage", "report", "--dry-run")),
+        ("fork", ("--at", "1", "--dry-run")),
     ):
         require_keys(asked(command, "hand", *options, *at), command)
     begun = planned(recipe(), tmp_path, run_id="begun")

@@ -1,0 +1,1 @@
+"""Prefect flows that use the artifacts of a run again."""

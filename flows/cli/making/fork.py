@@ -1,0 +1,80 @@
+"""The command that forks a run."""
+
+from functools import partial
+from importlib import import_module
+from typing import Annotated
+
+from typer import Option
+
+from cosmos_rl_core.errors import StageError
+from flows.cli.base.options import (
+    ClusterOption,
+    DryRunOption,
+    IterationsOption,
+    JsonOption,
+    OverridesOption,
+    RunArgument,
+    StoreOption,
+)
+from flows.cli.base.planned import misfits, slots_of
+from flows.cli.base.printing import notes_on_stderr, print_found, print_json, say
+from flows.defaults import DEFAULT_STORE
+from flows.describing import describe
+from flows.forking.plan import plan_of_fork
+from flows.forking.work import planned_fork
+from flows.library import open_run
+from flows.planning.plan import ForkOf, Settings
+from flows.running.server import prefect_server
+from flows.running.tags import tags_of
+
+At = Annotated[int, Option(min=0, help="Policy version that the fork begins with, from 0")]
+Rewards = Annotated[str | None, Option(help="TOML with the fork's [[rewards]]; default: those of RUN")]
+
+
+def fork(
+    run: RunArgument,
+    at: At,
+    store: StoreOption = DEFAULT_STORE,
+    run_id: Annotated[str | None, Option(help="Name of the fork; default: from RUN and the changes")] = None,
+    iterations: IterationsOption = None,
+    overrides: OverridesOption = None,
+    rewards: Rewards = None,
+    cluster: ClusterOption = None,
+    allow_numerics_change: Annotated[bool, Option(help="Accept other versions or devices")] = False,
+    remake: Annotated[bool, Option(help="Make artifacts of changed stages again")] = False,
+    accept_scorer: Annotated[bool, Option(help="Score the rest with a service's other scorer")] = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Begin a new run in the middle of another one, and run it to the end. The same command continues it.
+
+    It refers to what RUN made until then, and to all that its own recipe would make. Nothing is copied or changed.
+    --dry-run says what it refers to, and the samples that it would generate, score and train on.
+
+    Examples:
+        cosmos-flows fork nft-1a2b3c4d --at 8 --set train.optm_lr=3e-4
+        cosmos-flows fork nft-1a2b3c4d --at 8 --rewards rewards.toml --iterations 24
+    """
+    wanted, changes = ForkOf(run, at, rewards), tuple(overrides or ())
+    settings = Settings("", store, run_id, iterations, changes, cluster)
+    plan = plan_of_fork(wanted, settings, misfits=partial(misfits, runs_here=True))
+    if dry_run:
+        planned = planned_fork(plan, store)
+        slots = slots_of(plan.recipe.launch, required=False)
+        print_found(planned, [*planned.lines(), *describe.described(plan, store, slots=slots)], as_json=as_json)
+        return
+    with notes_on_stderr(as_json), prefect_server():
+        # Prefect reads its settings when it is imported.
+        prefect, flows = import_module("prefect"), import_module("flows.branches.fork")
+        options = (iterations, overrides, rewards, cluster, allow_numerics_change, remake, accept_scorer)
+        try:
+            with prefect.tags(*tags_of(plan.recipe.train.train_policy.type, plan.model.adapter)):
+                flows.fork(run, at, store, plan.run_id, *options)
+        except prefect.exceptions.Pause as suspended:
+            message = f"suspended in Prefect; the same command continues {plan.run_id}"
+            raise StageError.of("busy", message) from suspended
+        except KeyboardInterrupt:
+            say(f"stopped; the same command continues {plan.run_id}", err=True)
+            raise
+    if as_json:
+        print_json(open_run(plan.run_id, store).now())

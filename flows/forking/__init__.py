@@ -1,0 +1,1 @@
+"""Forks: runs that begin in the middle of another run, with its artifacts by reference."""

@@ -1,0 +1,151 @@
+"""The plan of a fork: the recipe of its origin with changes, checked against what the origin has."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from cosmos_rl_core import plugins
+from cosmos_rl_core.canonical import differences, digest
+from cosmos_rl_core.config.reading import Values, read_toml, with_changes
+from cosmos_rl_core.errors import ConfigError, Mistakes
+from cosmos_rl_core.recipes.reading import checked
+from cosmos_rl_core.weights.parts import STATE
+from flows.checking import checks
+from flows.lineage.origin import Origin
+from flows.planning import kinds
+from flows.planning.base import AnyPlan, AnyRun
+from flows.planning.plan import ForkOf, Plan, Settings, plan_from
+from flows.planning.steps import read_run
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.slots import is_dropped, standing
+
+_FROZEN = ("policy.", "train.optm_name")
+"""Settings that decide the shape of a policy and of its optimizer's state, which a fork goes on with."""
+_FREE = ("policy.diffusers.", "policy.model_gradient_checkpointing")
+"""Settings among them that do not."""
+_WORDS = re.compile(r"\w+")
+_LONGEST_NAME = 91
+"""Letters of a default name before its digest: a run's id has at most 100."""
+
+
+def plan_of_fork(wanted: ForkOf, settings: Settings, misfits: checks.Misfits | None = None) -> Plan:
+    """Return the plan of a fork, whose other parameters are those of any run. Writes nothing.
+
+    Raises one :class:`ConfigError` with every mistake: no such run or policy, state that the origin does not keep,
+    settings that its policies do not allow.
+    """
+    run, mistakes = read_run(settings.store, wanted.run), Mistakes()
+    source = f"{wanted.run} at policy {wanted.at}"
+    mistakes.extend(_missing(run, wanted.at))
+    values, idle = _values(run.plan, wanted, settings, mistakes)
+    named = replace(settings, recipe=source, run_id="fork")
+    plan = plan_from(values, named, mistakes, misfits=misfits, known_idle=idle)
+    if wrong := [*_unlike(run.plan, plan)]:
+        raise ConfigError("\n  ".join([f"{source}:", *wrong]))
+    begins = Origin(
+        run=wanted.run,
+        at=wanted.at,
+        optimizer_steps=clocks_at(run, wanted.at),
+        alike=_judged_by(run.plan) == _judged_by(plan),
+    )
+    plan = plan.model_copy(update={"origin": begins, "run_id": "?"})
+    name = f"{wanted.run}-at-{wanted.at}"[:_LONGEST_NAME]
+    return plan.model_copy(update={"run_id": settings.run_id or f"{name}-{digest(plan.identity())[:8]}"})
+
+
+def _values(plan: AnyPlan, wanted: ForkOf, settings: Settings, mistakes: Mistakes) -> tuple[Values, frozenset[str]]:
+    """Return the values of the fork's recipe, and what has no effect in it because its origin wrote it out.
+
+    A plan has every setting written out, of which many have no effect. Those that somebody changed are told.
+    """
+    kind = kinds.of(plan)
+    values: dict[str, Any] = plan.recipe.model_dump(mode="json")
+    _, idle = (checked if kind is None else kind.check)(plan.recipe.model_dump(mode="json"), wanted.run)
+    if wanted.rewards is not None:
+        values["rewards"] = mistakes.catch(_rewards_in, wanted.rewards) or values["rewards"]
+    before = _algorithm(values)
+    values = with_changes(values, Path.cwd() / "recipe", settings.changes, settings.cluster, mistakes)
+    if _algorithm(values) != before:
+        mistakes.catch(_leave_out, values, before)
+    changed = {override.partition("=")[0].rpartition(".")[2] for override in settings.changes}
+    return values, frozenset(sentence for sentence in idle if changed.isdisjoint(_WORDS.findall(sentence)))
+
+
+def _rewards_in(path: str) -> list[Any]:
+    """Return the ``[[rewards]]`` of a file. Raises :class:`ConfigError` if it holds anything else."""
+    found = read_toml(path, "a file with [[rewards]] as in a recipe")
+    if found.keys() != {"rewards"}:
+        raise ConfigError(f"{path} must hold [[rewards]] only, found {sorted(found)}")
+    return found["rewards"]
+
+
+def _algorithm(values: Values) -> Any:
+    return values["train"]["train_policy"].get("type")
+
+
+def _leave_out(values: Values, before: str) -> None:
+    """Leave out the options of the algorithm before that the new one does not have.
+
+    Raises :class:`ConfigError` if there is no such algorithm.
+    """
+    options = values["train"]["train_policy"]
+    known = plugins.load("algorithms", str(options["type"])).Options.model_fields
+    for name in plugins.load("algorithms", before).Options.model_fields.keys() - known.keys():
+        options.pop(name, None)
+
+
+def _missing(run: AnyRun, at: int) -> Iterator[str]:
+    """Yield why a run has no policy version that a fork can go on with."""
+    made = {k: found for k in range(run.recipe.train.num_iterations + 1) if (found := policy_at(run, k)) is not None}
+    if not made:
+        yield f"run {run.plan.run_id} has no policy version yet; begin the fork once it has one"
+    elif at not in made:
+        yield f"run {run.plan.run_id} has no policy version {at}; it has {_ranges([*made])}"
+    elif gone := [part for part in STATE if made[at].has_part(part) and is_dropped(made[at], part)]:
+        whole = [k for k, one in made.items() if not any(one.has_part(p) and is_dropped(one, p) for p in STATE)]
+        yield (
+            f"policy version {at} has lost {', '.join(gone)} (train.ckpt.max_keep), without which training cannot go "
+            f"on; versions that have all: {_ranges(whole)}"
+        )
+
+
+def policy_at(run: AnyRun, k: int) -> Manifest | None:
+    """Return the manifest of a policy version; None if there is none."""
+    return standing(run.slots.policy(k))[1]
+
+
+def clocks_at(run: AnyRun, k: int) -> int:
+    """Return the optimizer steps before an iteration of a run, as its policy version says; 0 if there is none."""
+    made = policy_at(run, k)
+    steps = {} if made is None else made.config.get("steps", {})
+    return steps.get("first_step", 0) + len(steps.get("lrs", ()))
+
+
+def _unlike(origin: AnyPlan, plan: AnyPlan) -> Iterator[str]:
+    """Yield the settings of a fork that the policies of its origin do not allow."""
+    if origin.recipe.train.train_policy.rewarded != plan.recipe.train.train_policy.rewarded:
+        kinds_of = [each.recipe.train.train_policy.type for each in (origin, plan)]
+        yield f"train.train_policy.type: {' -> '.join(kinds_of)}; only one of them trains on rewards: begin a new run"
+    if origin.model.digest != plan.model.digest:
+        yield (
+            f"policy.model_name_or_path: the policies were trained on files {origin.model.digest[:12]}, these are "
+            f"{plan.model.digest[:12]}; expected the same base model"
+        )
+    for change in differences(origin.identity()["recipe"], plan.identity()["recipe"]):
+        if change.startswith(_FROZEN) and not change.startswith(_FREE):
+            yield f"{change}; a fork goes on with policies of the first: begin a new run, or policy.init_from"
+
+
+def _judged_by(plan: AnyPlan) -> Any:
+    """Return what decides whether scores and evaluations of two runs compare."""
+    recipe = plan.identity()["recipe"]
+    return [recipe.get("rewards"), recipe.get("validation"), plan.early_warning]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return sorted numbers for people: ``0, 2 to 4``."""
+    runs = [[n for _, n in some] for _, some in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)

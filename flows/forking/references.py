@@ -1,0 +1,137 @@
+"""The references of a fork: every artifact of its origin that it begins with, or that its own recipe would make."""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.storage import store
+from flows.lineage import forks
+from flows.lineage.forks import EVERY, Fork, forks_of
+from flows.planning.base import AnyRun
+from flows.planning.steps import Step, read_run
+from flows.post_train import post_train
+from flows.running.wave import SCORERS
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.records import place_of
+from stages.artifacts.slots import is_dropped, one_look, refer, standing, suppose
+from stages.contracts import MEDIA, TENSORS
+from stages.registry import trains
+
+AT_ONCE = 8
+"""References that are written at once."""
+_SLOT = re.compile(r"(policy|(?:iterations|exports)/(\d+)/[^/]+)/manifest\.\d+\.json")
+
+
+def refer_to_origin(run: AnyRun) -> int:
+    """Write the references of a fork, and say so in the folders of the runs that have the artifacts.
+
+    Returns their number; 0 if they were written before: what the origin makes later is no part of a fork. After a kill
+    another call writes the rest. Raises :class:`ConfigError` if retention deleted what the fork reads.
+    """
+    begins = run.plan.origin
+    assert begins is not None
+    origin = read_run(run.store_url, begins.run)
+    if any(fork.run == run.plan.run_id and EVERY not in fork.holds for fork in forks_of(origin.url)):
+        return 0
+    found = found_in_origin(run)
+    owners = {origin.url} | {_owner(run, made) for made in found.values()}
+    # Before anything is referred to, so that nothing of it is deleted meanwhile.
+    for owner in owners:
+        forks.note(owner, Fork(run=run.plan.run_id, at=begins.at, references={}, holds=(EVERY,)))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for _ in pool.map(refer, found, found.values()):
+            pass
+    held = _read_by(run, found)
+    for owner in owners:
+        own = [made for made in found.values() if _owner(run, made) == owner]
+        places = {place_of(made.slot): (made.generation,) for made in own}
+        holds = tuple(place_of(made.slot) for made in held if _owner(run, made) == owner)
+        forks.note(owner, Fork(run=run.plan.run_id, at=begins.at, references=places, holds=holds))
+    if begins.alike:
+        _keep_scorers(origin.url, run.url)
+    return len(found)
+
+
+def found_in_origin(run: AnyRun) -> dict[str, Manifest]:
+    """Return the artifacts that a fork begins with, by their slots in the fork. Writes nothing."""
+    begins = run.plan.origin
+    assert begins is not None
+    origin = read_run(run.store_url, begins.run)
+    unchanged = run.plan.recipe.identity() == origin.plan.recipe.identity()
+    with one_look():
+        found = dict(_before(origin, begins.at, run.url))
+        for slot, made in found.items():
+            suppose(slot, made)
+        for wave in post_train(run):
+            own = [step for step in wave.steps if step.slot.startswith(f"{run.url}/") and step.kind != "report"]
+            for step in own:
+                made = standing(_moved(step.slot, run.url, origin.url))[1]
+                if made is not None and _is_same(made, step) and (unchanged or _is_whole(made)):
+                    found[step.slot] = made
+                    suppose(step.slot, made)
+            if any(trains(step.kind) and step.slot not in found for step in own):
+                break
+    return found
+
+
+def _read_by(run: AnyRun, found: Mapping[str, Manifest]) -> list[Manifest]:
+    """Return the artifacts of which the stages of a fork read every part: of the newest policy, and rollouts after it.
+
+    Raises :class:`ConfigError` if one has lost a part.
+    """
+    newest = next(k for k in itertools.count(run.plan.first) if run.slots.policy(k + 1) not in found)
+    policies = (run.slots.policy(k) for k in range(max(0, newest - run.staleness), newest + 1))
+    rollouts = (run.slots.iteration(k, "rollout") for k in range(newest, newest + run.staleness + 1))
+    held = [found[slot] for slot in (*policies, *rollouts) if slot in found]
+    for made in held:
+        if lost := sorted(_lost(made)):
+            raise ConfigError(
+                f"{made.slot} has lost {', '.join(lost)}, which retention of its run deleted; fork at a later policy "
+                "version, or keep more (rollout.keep, train.ckpt.max_keep)"
+            )
+    return held
+
+
+def _owner(run: AnyRun, made: Manifest) -> str:
+    """Return the folder of the run that has an artifact."""
+    _, name, *_ = place_of(made.slot).split("/")
+    return store.join(run.url.rpartition("/")[0], name)
+
+
+def _before(origin: AnyRun, at: int, fork_url: str) -> Iterator[tuple[str, Manifest]]:
+    """Yield what the origin made before a policy version, and that version, each with its slot in the fork."""
+    slots = {match[1]: match[2] for name in store.listed(origin.url) if (match := _SLOT.fullmatch(name))}
+    for slot, number in sorted(slots.items()):
+        made = standing(store.join(origin.url, slot))[1] if number is None or int(number) < at else None
+        if made is not None:
+            yield store.join(fork_url, slot), made
+
+
+def _is_same(made: Manifest, step: Step) -> bool:
+    """Return whether an artifact is what a step asks for. Nothing is, while an input of the step is not there."""
+    try:
+        return made.why_not(step.request()) is None
+    except ArtifactError:
+        return False
+
+
+def _lost(made: Manifest) -> Iterator[str]:
+    yield from (part for part in {name.partition("/")[0] for name in made.files} if is_dropped(made, part))
+
+
+def _is_whole(made: Manifest) -> bool:
+    """Return whether nothing was deleted of a rollout that the fork may read; other artifacts are."""
+    return not (made.stage == "rollout" and {*_lost(made)} & {MEDIA, TENSORS})
+
+
+def _moved(slot: str, old: str, new: str) -> str:
+    return new + slot.removeprefix(old)
+
+
+def _keep_scorers(origin_url: str, fork_url: str) -> None:
+    """Let the fork keep to the scorers of services that its origin has pinned."""
+    folder = store.join(origin_url, SCORERS)
+    for name in store.names(folder):
+        store.put_if_absent(store.join(fork_url, SCORERS, name), store.read(store.join(folder, name)))

@@ -1,0 +1,1 @@
+"""Records of forks, in the fork and in the runs whose artifacts it refers to."""

@@ -1,0 +1,61 @@
+"""Forks of a run: records in the run's own folder, so that its files stay as long as others refer to them."""
+
+from collections.abc import Iterator, Sequence
+
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.sealed import unseal
+from stages.artifacts.records import Sealed, parsed, place_of
+
+FORKS = "forks"
+"""Folder of a run with a record a fork."""
+EVERY = "*"
+"""In place of slots, while a fork is being made and does not know yet what it refers to: all of the run."""
+
+
+class Fork(Sealed):
+    """A record that another run refers to artifacts of this one. It is written before the references."""
+
+    kind = "fork"
+    run: str
+    """Id of the fork."""
+    at: int
+    """The policy version that it began with."""
+    references: dict[str, tuple[int, ...]]
+    """Generations that it refers to, by their slots' place in the store. `gc` deletes no file of theirs."""
+    holds: tuple[str, ...]
+    """Places of the slots of which the fork's own stages read every part. Retention deletes nothing of them."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of its file."""
+        return f"{self.run}.json"
+
+
+def forks_of(run_url: str) -> Iterator[Fork]:
+    """Yield the forks of a run, sorted by their ids. Raises :class:`ArtifactError` if a record is damaged."""
+    folder = store.join(run_url, FORKS)
+    for name in sorted(store.names(folder)):
+        if name.endswith(".json") and (data := store.read_if_exists(url := store.join(folder, name))) is not None:
+            yield parsed(Fork, unseal(data, Fork.kind, url), url)
+
+
+def note(run_url: str, fork: Fork) -> None:
+    """Write down a fork in the folder of the run whose artifacts it refers to."""
+    store.write(store.join(run_url, FORKS, fork.name), fork.sealed())
+
+
+def forget(run_url: str, fork: str) -> None:
+    """Delete the record of a fork, which is deleted itself."""
+    if store.size(url := store.join(run_url, FORKS, f"{fork}.json")) is not None:
+        store.remove(url)
+
+
+def is_held(run_url: str, slot: str) -> bool:
+    """Return whether a fork reads all parts of a slot of the run."""
+    return any({EVERY, place_of(slot)} & {*fork.holds} for fork in forks_of(run_url))
+
+
+def refers(forks: Sequence[Fork], slot: str, generation: int) -> bool:
+    """Return whether one of the forks refers to a generation of a slot."""
+    place = place_of(slot)
+    return any(EVERY in fork.holds or generation in fork.references.get(place, ()) for fork in forks)
