@@ -12,6 +12,7 @@ from flows.planning.steps import read_run
 from flows.post_train import post_train
 from stages.artifacts.slots import standing
 from tests.e2e.flow_process import PREFECT, RUN_ID, Flows, Started, eventually
+from tests.e2e.talks import write_recipe
 
 pytestmark = pytest.mark.slow
 SMALL = (
@@ -38,6 +39,7 @@ RUNS = {
     "grpo": ("grpo", SMALL),
     "ddrl, stale": ("ddrl", (*SMALL, *STALE)),
     "sft": ("sft", SUPERVISED),
+    "vlm": ("vlm", ("train.train_policy.steps_per_iteration=4",)),
 }
 FORK = "fork"
 
@@ -48,7 +50,8 @@ def new_flows(prefect_environment: dict[str, str], tmp_path: Path) -> Iterator[C
     made: list[Flows] = []
 
     def new(algorithm: str) -> Flows:
-        made.append(Flows(tmp_path / "flows", prefect_environment, f"configs/tiny/{algorithm}.toml"))
+        recipe = write_recipe(tmp_path) if algorithm == "vlm" else f"configs/tiny/{algorithm}.toml"
+        made.append(Flows(tmp_path / "flows", prefect_environment, recipe))
         return made[-1]
 
     yield new
@@ -84,7 +87,7 @@ def test_a_fork_that_goes_on_has_the_bits_of_its_origin_going_on(name: str, new_
     flows.start(*options, "--iterations", "2").finish(timeout_s=900)
 
     killed = fork(flows, "--at", "1", "--iterations", "3")
-    last = f"iterations/0002/{'finetune' if algorithm == 'sft' else 'update'}"
+    last = f"iterations/0002/{'finetune' if algorithm in ('sft', 'vlm') else 'update'}"
     folder = Path(flows.store) / "runs" / FORK / last
     killed.wait_until(lambda: (folder / "layout.1.json").exists(), timeout_s=600)
     killed.kill()

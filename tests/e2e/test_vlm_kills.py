@@ -4,15 +4,13 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cosmos_rl_core.config import toml
-from cosmos_rl_core.tiny import qwen3_vl, shapes
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of, standing
 from tests.e2e.flow_process import NO_PREFECT, Flows, metrics
+from tests.e2e.talks import write_recipe
 
 pytestmark = pytest.mark.slow
 KILLS = 8
@@ -21,29 +19,7 @@ KILLS = 8
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A recipe of three iterations on few pictures and clips, judged after each."""
-    folder = tmp_path_factory.mktemp("talks")
-    shapes.write(folder / "train", range(64), range(32))
-    shapes.write(folder / "held-out", range(100, 116), range(100, 108))
-    qwen3_vl.save(folder / "model")
-
-    def datasets(side: str) -> dict[str, Any]:
-        place = folder / side
-        return {
-            name: {"name": "llava", "annotation_path": f"{place}/{name}.json", "media_path": f"{place}/media"}
-            for name in ("pictures", "clips")
-        }
-
-    training = {"type": "vlm_sft", "steps_per_iteration": 12, "model_max_length": 256, "row_length": 512}
-    values = {
-        "policy": {"model_name_or_path": f"{folder}/model", "trains": ["vision", "projector", "language"]},
-        "train": {"num_iterations": 3, "train_batch_per_replica": 8, "optm_lr": 1e-3}
-        | {"train_policy": training | {"datasets": datasets("train")}},
-        "validation": {"max_new_tokens": 4, "freq": 1, "datasets": datasets("held-out")},
-        "launch": {"mode": "warm", "threads": 1, "max_attempts": 1},
-    }
-    path = folder / "vlm.toml"
-    path.write_text(toml.dumps(values), encoding="utf-8")
-    return str(path)
+    return write_recipe(tmp_path_factory.mktemp("talks"))
 
 
 @pytest.fixture

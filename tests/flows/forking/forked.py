@@ -7,6 +7,8 @@ from flows.forking.references import refer_to_origin
 from flows.planning.base import AnyRun
 from flows.planning.plan import ForkOf, Settings, freeze
 from flows.planning.run import run_of
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.slots import standing
 
 
 def begun(origin: AnyRun, at: int, rewards: str | None = None, **settings: Any) -> AnyRun:
@@ -16,3 +18,10 @@ def begun(origin: AnyRun, at: int, rewards: str | None = None, **settings: Any) 
     run = run_of(plan, origin.store_url)
     refer_to_origin(run)
     return run
+
+
+def made(slot: str) -> Manifest:
+    """What stands in a slot: an artifact of its own, or one that it refers to."""
+    _, manifest = standing(slot)
+    assert manifest is not None
+    return manifest

@@ -13,16 +13,16 @@ from flows.forking.work import planned_fork
 from flows.heads.heads import read_heads
 from flows.lineage.forks import Fork, forks_of, note
 from flows.planning.base import AnyRun
+from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import Run
 from flows.planning.steps import read_run
 from flows.post_train import post_train, steps
 from stages.artifacts.slots import standing
 from tests.flows.by_hand import make_all, planned_run, validated
-from tests.flows.forking.forked import begun
+from tests.flows.forking.forked import begun, made
 from tests.hand_made import planned
 
 FASTER = ("train.optm_lr=2e-3",)
-LONGER = {"iterations": 4}
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def origin(recipe: Any, tmp_path: Path) -> Run:
 def contents(run: AnyRun) -> dict[str, str]:
     """Contents of what stands in the slots of a run, but the report, by the end of the slot."""
     found = {step.slot: standing(step.slot)[1] for step in steps(run) if step.slot.startswith(run.url)}
-    made = {slot.removeprefix(run.url): one.content for slot, one in found.items() if one is not None}
-    return {slot: content for slot, content in made.items() if slot != "/report"}
+    there = {slot.removeprefix(run.url): one.content for slot, one in found.items() if one is not None}
+    return {slot: content for slot, content in there.items() if slot != "/report"}
 
 
 def files(run: AnyRun) -> dict[str, bytes]:
@@ -61,7 +61,7 @@ def test_a_fork_without_changes_is_its_origin_and_makes_only_its_report(origin: 
     expected = {slot: content for slot, content in contents(origin).items() if slot in contents(fork)}
     assert contents(fork) == expected
     assert expected
-    own = [slot for slot in asked if slot.startswith(fork.url) and standing(slot)[1].slot == slot]
+    own = [slot for slot in asked if slot.startswith(fork.url) and made(slot).slot == slot]
     assert own == [fork.slots.report]
     assert files(origin) == before
     assert faults(fork) == faults(origin)
@@ -72,19 +72,20 @@ def test_a_fork_begins_at_its_policy_and_remakes_nothing_before_it(origin: Run) 
     asked = make_all(fork)
     own = {slot.removeprefix(fork.url) for slot in asked if slot.startswith(fork.url)}
     assert not any("/iterations/0000/" in slot for slot in own)
-    made = {slot for slot in own if standing(fork.url + slot)[1].slot == fork.url + slot}
-    assert "/iterations/0001/update" in made
-    assert made.isdisjoint({"/iterations/0001/rollout", "/iterations/0001/reward-ocr", "/iterations/0001/warn"})
+    computed = {slot for slot in own if made(fork.url + slot).slot == fork.url + slot}
+    assert "/iterations/0001/update" in computed
+    assert computed.isdisjoint({"/iterations/0001/rollout", "/iterations/0001/reward-ocr", "/iterations/0001/warn"})
     assert faults(fork) == faults(origin)
 
 
 def test_schedules_and_draws_go_on_where_the_origin_was(origin: Run) -> None:
     fork = begun(origin, 1, overrides=FASTER)
     asked = make_all(fork)
-    there = standing(origin.slots.policy(2))[1]
+    there = made(origin.slots.policy(2))
     steps_taken = asked[fork.slots.policy(2)].config.identity()["steps"]
     assert steps_taken["first_step"] == there.config["steps"]["first_step"] == 2
     assert steps_taken["lrs"] == [pytest.approx(2 * lr) for lr in there.config["steps"]["lrs"]]
+    assert isinstance(fork, Run)
     assert fork.plan.prompts_of(1) == origin.plan.prompts_of(1)
 
 
@@ -95,21 +96,21 @@ def test_other_sizes_of_steps_go_on_after_the_steps_of_the_origin(origin: Run) -
 
 
 def test_a_longer_fork_goes_on_after_the_end_of_its_origin(origin: Run, recipe: Any, tmp_path: Path) -> None:
-    fork = begun(origin, 1, **LONGER)
+    fork = begun(origin, 1, iterations=4)
     make_all(fork)
     there = contents(origin)
     assert {slot: content for slot, content in contents(fork).items() if slot in there}.items() <= there.items()
-    assert standing(fork.slots.policy(4))[1].slot == fork.slots.policy(4)
+    assert made(fork.slots.policy(4)).slot == fork.slots.policy(4)
     assert faults(fork) == faults(origin)
 
 
 def test_a_fork_of_a_fork_refers_to_the_run_that_has_the_files(origin: Run) -> None:
-    first = begun(origin, 1, run_id="first", **LONGER)
+    first = begun(origin, 1, run_id="first", iterations=4)
     make_all(first)
-    second = begun(first, 3, run_id="second", **LONGER)
+    second = begun(first, 3, run_id="second", iterations=4)
     make_all(second)
-    assert standing(second.slots.policy(1))[1].slot == origin.slots.policy(1)
-    assert standing(second.slots.policy(3))[1].slot == first.slots.policy(3)
+    assert made(second.slots.policy(1)).slot == origin.slots.policy(1)
+    assert made(second.slots.policy(3)).slot == first.slots.policy(3)
     assert contents(second).items() <= contents(first).items()
     assert [fork.run for fork in forks_of(origin.url)] == ["first", "second"]
     assert [fork.run for fork in forks_of(first.url)] == ["second"]
@@ -125,9 +126,9 @@ def test_with_staleness_a_fork_has_the_rollout_beside_its_update(recipe: Any, tm
     assert contents(same).items() <= contents(origin).items()
     other = begun(origin, 1, overrides=FASTER)
     asked = make_all(other)
-    assert standing(other.slots.iteration(1, "rollout"))[1].slot == origin.slots.iteration(1, "rollout")
+    assert made(other.slots.iteration(1, "rollout")).slot == origin.slots.iteration(1, "rollout")
     # Rollout 2 is made by policy 1, before any change; its behaviour is the origin's.
-    assert standing(other.slots.iteration(2, "rollout"))[1].content == contents(origin)["/iterations/0002/rollout"]
+    assert made(other.slots.iteration(2, "rollout")).content == contents(origin)["/iterations/0002/rollout"]
     assert asked[other.slots.policy(2)].inputs["behaviours"][0].url == origin.slots.policy(0)
     assert faults(other) == faults(origin)
 
@@ -140,11 +141,11 @@ def test_other_rewards_are_judged_from_the_fork_on(origin: Run, tmp_path: Path) 
     assert not fork.plan.origin.alike
     asked = make_all(fork)
     assert fork.headline_reward == "jpeg"
-    assert standing(fork.slots.iteration(1, "rollout"))[1].slot == origin.slots.iteration(1, "rollout")
+    assert made(fork.slots.iteration(1, "rollout")).slot == origin.slots.iteration(1, "rollout")
     assert [wave.name for wave in post_train(fork)][-1] == "report"
     assert len(asked[fork.slots.report].inputs["fragments"]) == 1
     # What it was judged by before is the same, so it is not judged again.
-    assert standing(fork.slots.version(1, "evaluate"))[1] is not None
+    assert made(fork.slots.version(1, "evaluate")) is not None
     assert faults(fork) == faults(origin)
 
 
@@ -185,9 +186,9 @@ def test_a_planned_fork_writes_nothing_and_says_what_it_makes(origin: Run, tmp_p
     fork = begun(origin, 1, overrides=FASTER)
     asked = make_all(begun(origin, 1, overrides=FASTER, run_id="made"))
     refers, work = len(found_in_origin(fork)), planned_fork(fork.plan, fork.store_url).work
-    made = [slot for slot in asked if standing(slot)[1].slot == slot and "/runs/" in slot]
+    computed = [slot for slot in asked if made(slot).slot == slot and "/runs/" in slot]
     assert refers == planned_fork(fork.plan, fork.store_url).references
-    assert (work.stages, work.generated, work.trained) == (len(made), 0, 8)
+    assert (work.stages, work.generated, work.trained) == (len(computed), 0, 8)
     assert (work.held_out, work.scored) == (16, 32)
 
 
@@ -209,3 +210,14 @@ def test_mistakes_of_a_fork_are_told_together(origin: Run, tmp_path: Path) -> No
 def test_a_setting_without_effect_is_told_if_the_fork_names_it(origin: Run) -> None:
     with pytest.raises(ConfigError, match=r"train\.ema_decay"):
         begun(origin, 1, overrides=("train.ema_decay=0.5",))
+
+
+def test_a_fork_on_s3_refers_to_what_is_there(recipe: Any, s3_url: str) -> None:
+    url = f"{s3_url}/forks"
+    origin = Run(freeze(plan_of(Settings(recipe(), url, "hand")), url), url)
+    make_all(origin)
+    fork = begun(origin, 1, overrides=FASTER)
+    make_all(fork)
+    assert made(fork.slots.policy(1)).slot == origin.slots.policy(1)
+    assert made(fork.slots.policy(2)).slot == fork.slots.policy(2)
+    assert faults(fork) == faults(origin)

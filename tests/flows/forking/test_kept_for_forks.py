@@ -17,7 +17,7 @@ from stages.artifacts.generations import invalidate
 from stages.artifacts.records import Dropped
 from stages.artifacts.slots import drop, input_of, is_dropped, standing
 from tests.flows.by_hand import make_all, make_one
-from tests.flows.forking.forked import begun
+from tests.flows.forking.forked import begun, made
 from tests.hand_made import planned
 
 KEEPS = (
@@ -47,9 +47,9 @@ def test_retention_leaves_what_a_fork_reads(origin: Run) -> None:
     assert whole(fork.slots.policy(2))
     assert whole(origin.slots.policy(2))
     # The version after it has no fork.
-    assert is_dropped(standing(origin.slots.policy(3))[1], "old")
+    assert is_dropped(made(origin.slots.policy(3)), "old")
     make_all(fork)
-    assert standing(fork.slots.policy(4))[1].slot == fork.slots.policy(4)
+    assert made(fork.slots.policy(4)).slot == fork.slots.policy(4)
 
 
 def test_a_fork_of_a_policy_without_its_state_is_refused_with_those_that_have_it(origin: Run) -> None:
