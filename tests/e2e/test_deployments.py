@@ -38,6 +38,7 @@ from tests.e2e.flow_process import (
     require_same_run,
     require_untouched,
 )
+from tests.flows.forking.forked import made
 
 NAMES = {
     "ddrl": {"2b", "14b", "tiny-ddrl"},
@@ -337,6 +338,17 @@ def test_one_stage_is_made_again(begun: Deployed, reference: Flows):
     (new,) = begun.manifests().keys() - before.keys()
     assert new == f"{REWARD}/manifest.2.json"
     require_untouched(begun, {path: data for path, data in before.items() if not path.startswith(REWARD)})
+
+
+@pytest.mark.slow
+def test_a_fork_is_deployed(begun: Deployed, reference: Flows):
+    shutil.copytree(reference.store, begun.store)
+    before = begun.manifests()
+    options = [f"-pstore={begun.store}", f"-prun={RUN_ID}", "-pat=1", "-prun_id=fork"]
+    begun.prefect("deployment", "run", "fork/runs", *options, "--watch")
+    assert begun.manifests() == before
+    slot = f"{begun.store}/runs/fork/iterations/0000/update"
+    assert made(slot).slot == str(begun.root / "iterations/0000/update")
 
 
 @pytest.mark.slow
