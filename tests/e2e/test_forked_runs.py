@@ -1,4 +1,4 @@
-"""Forks by the command line: the bits of their origin for every algorithm, killed once, audited while they work."""
+"""Forks as processes: the bits of their origin for every algorithm, killed once, audited while they work."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from flows.cli.app import app
 from flows.planning.steps import read_run
 from flows.post_train import post_train
 from stages.artifacts.slots import standing
-from tests.e2e.flow_process import PREFECT, RUN_ID, Flows, Started, eventually
+from tests.e2e.flow_process import NO_PREFECT, RUN_ID, Flows, Started, eventually
 from tests.e2e.talks import write_recipe
 
 pytestmark = pytest.mark.slow
@@ -45,13 +45,14 @@ FORK = "fork"
 
 
 @pytest.fixture
-def new_flows(prefect_environment: dict[str, str], tmp_path: Path) -> Iterator[Callable[[str], Flows]]:
+def new_flows(tmp_path: Path) -> Iterator[Callable[[str], Flows]]:
     """Makes a store for a recipe."""
     made: list[Flows] = []
 
     def new(algorithm: str) -> Flows:
         recipe = write_recipe(tmp_path) if algorithm == "vlm" else f"configs/tiny/{algorithm}.toml"
-        made.append(Flows(tmp_path / "flows", prefect_environment, recipe))
+        made.append(Flows(tmp_path / "flows", {}, recipe))
+        made[-1].program = NO_PREFECT
         return made[-1]
 
     yield new
@@ -61,7 +62,7 @@ def new_flows(prefect_environment: dict[str, str], tmp_path: Path) -> Iterator[C
 
 def fork(flows: Flows, *options: str, run_id: str = FORK) -> Started:
     """``cosmos-flows fork`` of the run in the store."""
-    return flows.start_command(PREFECT, "fork", RUN_ID, "--store", flows.store, "--run-id", run_id, *options)
+    return flows.start_command(NO_PREFECT, "fork", RUN_ID, "--store", flows.store, "--run-id", run_id, *options)
 
 
 def contents(flows: Flows, run_id: str, *, own: bool = False) -> dict[str, str]:
@@ -117,7 +118,8 @@ def test_the_origin_is_killed_while_a_fork_refers_to_it(new_flows: Callable[[str
     origin = flows.start(*options, "--iterations", "3", "--set", "rollout.keep={ tensors = 1, media = 1 }")
     origin.wait_until(lambda: (flows.root / "iterations/0001/rollout/manifest.1.json").exists(), timeout_s=600)
     begun = fork(flows, "--at", "1", "--set", "train.optm_lr=3e-4", "--iterations", "2")
-    begun.wait_until(lambda: "refers to" in begun.said, timeout_s=600)
+    plan = Path(flows.store) / "runs" / FORK / "iterations/0001/update/layout.1.json"
+    begun.wait_until(plan.exists, timeout_s=600)
     origin.kill()
     assert begun.finish(timeout_s=900)
     flows.start(*options, "--iterations", "3", "--set", "rollout.keep={ tensors = 1, media = 1 }").finish(timeout_s=900)

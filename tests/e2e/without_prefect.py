@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Annotated, Literal
@@ -10,10 +11,12 @@ from typing import Annotated, Literal
 import typer
 
 from cosmos_rl_core.errors import CosmosRLError, StageError, no_space
+from flows.forking.plan import plan_of_fork
+from flows.forking.references import refer_to_origin
 from flows.operations.upgrades import settled
 from flows.planning import requests
 from flows.planning.base import AnyRun
-from flows.planning.plan import Settings, freeze, plan_of
+from flows.planning.plan import ForkOf, Settings, freeze, plan_of
 from flows.planning.run import run_of
 from flows.running.display import Display
 from flows.running.progress import Reporter
@@ -51,9 +54,13 @@ def launch(waves: Waves, tracker: Tracker, run: AnyRun, name: str, *requests: Re
 
 
 def train(settings: Settings) -> None:
-    """Take a recipe to its end, or go on with it."""
-    plan = freeze(plan_of(settings), settings.store)
-    run = settled(run_of(plan, settings.store), remake=False)
+    """Take a recipe or a fork to its end, or go on with it."""
+    plan = plan_of(settings) if settings.fork is None else plan_of_fork(settings.fork, settings)
+    plan = freeze(plan, settings.store)
+    run = run_of(plan, settings.store)
+    if plan.origin is not None:
+        refer_to_origin(run)
+    run = settled(run, remake=False)
     with run.lease() as lease, Reporter(run.url) as reporter, Display(reporter=reporter) as shown:
         waves = Waves(run.url, plan.recipe.launch, shown, settings.allow_numerics_change, lease.check)
         waves.overlapping = partial(requests.rewards_ahead, run)
@@ -65,16 +72,18 @@ def train(settings: Settings) -> None:
 
 
 def main(
-    command: Literal["run"],
-    recipe: str,
+    command: Literal["run", "fork"],
+    named: str,
     store: Annotated[str, typer.Option()],
     run_id: Annotated[str, typer.Option()],
     iterations: int | None = None,
     overrides: Annotated[list[str] | None, typer.Option("--set")] = None,
     allow_numerics_change: bool = False,
+    at: int = 0,
 ) -> None:
-    """Take the options of ``cosmos-flows run`` that tests give, and give its exit codes."""
-    settings = Settings(recipe, store, run_id, iterations, tuple(overrides or ()), None, allow_numerics_change)
+    """Take the options of ``cosmos-flows run`` and ``fork`` that tests give, and give their exit codes."""
+    settings = Settings(named, store, run_id, iterations, tuple(overrides or ()), None, allow_numerics_change)
+    settings = replace(settings, fork=ForkOf(named, at) if command == "fork" else None)
     try:
         train(settings)
     except KeyboardInterrupt:
