@@ -1,6 +1,7 @@
 """Everything a run does, as a list of waves. `run` makes them; `plan`, `status` and `rerun` walk them."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from cosmos_rl_core.config.train import RewardConfig
@@ -139,3 +140,12 @@ def steps(run: AnyRun, *, undecoded: bool = False) -> list[Step]:
         return undecoded or has_begun(run.slots.iteration(k, "decode"))
 
     return [step for wave in post_train(run, exported, judged, decoded) for step in wave.steps]
+
+
+def steps_before(run: AnyRun) -> list[Step]:
+    """Return the stages that a fork did not make but refers to, in its own slots; none for other runs."""
+    if run.plan.origin is None:
+        return []
+    whole = replace(run, plan=run.plan.model_copy(update={"origin": None}))
+    own = {step.name for step in steps(run)}
+    return [step for step in steps(whole) if step.name not in own]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flows.comparing.side import Side
 from flows.planning.steps import Step
+from flows.post_train import steps_before
 from stages.artifacts.slots import standing
 
 AT_ONCE = 16
@@ -68,7 +69,8 @@ class Artifacts:
 
 def artifacts(a: Side, b: Side) -> Artifacts:
     """Compare the standing artifacts of both runs by the digests of their files. Reads manifests only."""
-    sides = [{step.name: step for step in one.opened.steps if step.kind not in DERIVED} for one in (a, b)]
+    both = ((*steps_before(one.run), *one.opened.steps) for one in (a, b))
+    sides = [{step.name: step for step in every if step.kind not in DERIVED} for every in both]
     contents = [_contents(list(one.values())) for one in sides]
     stages: dict[str, StageCount] = {}
     first, before = "", 0
