@@ -2,14 +2,11 @@
 
 import math
 from functools import partial
-from itertools import chain, groupby, pairwise
+from itertools import chain
 from typing import Any
 
-import pandas as pd
-
-from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._base import Algorithm, algorithm_of
-from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.errors import ArtifactError, ConfigError, counted
 from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.pipelines import directories, sizes
@@ -24,13 +21,12 @@ from stages.artifacts.layouts import evenly
 from stages.artifacts.request import Request
 from stages.execution.context import Context
 from stages.formats.policies import read_part
-from stages.formats.samples import place_of
 from stages.formats.tables import to_parquet
-from stages.scoring.advantages import advantages
-from stages.scoring.rewards import held_back_prompts
+from stages.scoring.advantages import advantages, counts_of, units_of
 from stages.training.draws import DataDraws, Draw, LatentDraws, Stored, TransitionDraws
 from stages.training.drift import DriftWatch
 from stages.training.micro_batches import made_ahead, my_share
+from stages.training.order import Unit, steps_of
 from stages.training.stepper import check_clocks
 from stages.training.trainer import Make, Trainer
 
@@ -51,7 +47,8 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     algorithm = algorithm_of(config.algorithm)
     table = advantages(request, rollouts, algorithm)
     fills = _filling(request, algorithm, context)
-    planned: dict[str, Any] = {"steps": _order(request, table, fills.samples, group.data_world_size)}
+    units = units_of(table, algorithm)
+    planned: dict[str, Any] = {"steps": _order(request, units, algorithm, fills.samples, group.data_world_size)}
     if config.algorithm.tokens_per_forward is not None:
         # Left out otherwise, so that layouts of earlier versions are those of this one.
         planned["levels"] = fills.levels
@@ -94,8 +91,8 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     trainer.write(copies, iteration)
     if group.rank == 0:
         context.attempt.put(contracts.Update.ADVANTAGES, to_parquet(table.drop(columns="key")))
-    counts = {"excluded": len(table[~table["used"]]), contracts.Update.HELD_BACK: held_back_prompts(table)}
-    return trainer.summary() | trainer.watcher.summary() | {name: count for name, count in counts.items() if count}
+    counts = {name: count for name, count in counts_of(table).items() if count}
+    return trainer.summary() | trainer.watcher.summary() | counts
 
 
 def _add_behaviours(
@@ -126,15 +123,16 @@ def _draws(request: Request, algorithm: Algorithm, model: Model, stored: Stored)
     """Return what an optimizer step is made of, each with its draws a sample; the rewarded draws come first."""
     config = request.settings(contracts.Update)
     num_steps = config.sample.num_steps
-    num_times = algorithm.needs.num_times(num_steps)
+    needs = algorithm.needs
+    num_times = needs.num_times(num_steps)
     media = _media(request)
     schedule = partial(model.schedule, size=media.size, frames=media.frames)
     kernel = kernel_of(config.sample, lambda: schedule(num_steps))
-    if not algorithm.needs.transitions:
+    if not needs.transitions:
         key = request.seed, request.iteration or 0
-        return [(LatentDraws(stored, key, kernel.levels, num_times), num_times)]
+        return [(LatentDraws(stored, key, kernel.levels, num_times, needs.members), num_times)]
     steps = TransitionDraws(stored, kernel)
-    if (term := algorithm.needs.data_term) is None:
+    if (term := needs.data_term) is None:
         return [(steps, num_times)]
     data = DataDraws(request, term, config.density, steps, schedule(FINE_GRID))
     return [(steps, num_times), (data, data.num_times or num_times)]
@@ -149,6 +147,7 @@ def _filling(request: Request, algorithm: Algorithm, context: Context[Group]) ->
         algorithm.needs.num_times(config.sample.num_steps),
         lambda: sizes.num_tokens(path, media.size, media.frames),
         context.shrunk,
+        algorithm.needs.members,
     )
 
 
@@ -158,36 +157,22 @@ def _media(request: Request) -> contracts.MediaShape:
     return contracts.MediaShape.model_validate(rollout.config["media"])
 
 
-def _order(request: Request, table: pd.DataFrame, mini_batch: int, num_shares: int) -> list[list[list[str]]]:
+def _order(
+    request: Request, units: list[Unit], algorithm: Algorithm, mini_batch: int, num_shares: int
+) -> list[list[list[str]]]:
     """Return the optimizer steps: lists of micro-batches of sample keys.
 
-    The number of steps is planned: with samples excluded, steps are smaller. A micro-batch holds samples of one
-    rollout, at most ``mini_batch``; their number is a multiple of ``num_shares``, the ranks that share them, if there
-    are enough samples.
+    The number of steps is planned: with samples excluded, steps are smaller.
     """
-    config, used = request.settings(contracts.Update), table.loc[table["used"], "key"].tolist()
+    config = request.settings(contracts.Update)
     passes, total = config.algorithm.mu_iterations, len(config.steps.lrs)
-    per_pass = total // passes
-    if len(used) < per_pass:
+    if len(units) < (per_pass := total // passes):
         raise ArtifactError(
-            f"{len(used)} samples can be trained on, fewer than the {per_pass} optimizer steps planned on them"
+            f"{counted(len(units), algorithm.needs.unit)} can be trained on, fewer than the {per_pass} optimizer steps "
+            "planned on them; raise batch_size_per_optimize, so that fewer steps are planned"
         )
-    key = (request.seed, "update order", request.iteration or 0)
-    steps: list[list[list[str]]] = []
-    for epoch in range(passes):
-        order = [used[i] for i in seeds.permutation(len(used), *key, epoch)]
-        for start, end in pairwise(len(order) * k // per_pass for k in range(per_pass + 1)):
-            in_rollouts = sorted(order[start:end], key=_rollout_of)
-            parts = [list(part) for _, part in groupby(in_rollouts, _rollout_of)]
-            steps.append([])
-            for part in parts:
-                rounds = math.ceil(len(part) / (mini_batch * num_shares))
-                steps[-1] += evenly(part, min(len(part), rounds * num_shares))
-    return steps
-
-
-def _rollout_of(key: str) -> int:
-    return place_of(key)[0]
+    how = {"passes": passes, "per_pass": per_pass, "mini_batch": mini_batch, "num_shares": num_shares}
+    return steps_of(units, **how, seed=request.seed, iteration=request.iteration or 0)
 
 
 def _copies(config: contracts.Update) -> list[str]:

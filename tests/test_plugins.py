@@ -174,9 +174,11 @@ def test_a_models_facts_are_those_of_the_stock_pipeline(name: str):
 
 
 def batches_of(algorithm: Any, *, rewarded: bool) -> list[algorithms_base.Batch | algorithms_base.Transitions]:
-    """Three samples of every kind that the algorithm's loss takes."""
-    x_0, noise = torch.ones(2, 3, 2, 4, 4, device="cpu") * torch.tensor([1.0, -1.0], device="cpu").view(2, 1, 1, 1, 1)
-    advantages, half = torch.tensor([-1.0, 0.0, 1.0], device="cpu"), torch.full((3,), 0.5, device="cpu")
+    """Samples of every kind that the algorithm's loss takes: three, or two pairs."""
+    drawn = [1.0, -1.0, 1.0, -1.0] if algorithm.needs.unit == "pair" else [-1.0, 0.0, 1.0]
+    advantages, half = torch.tensor(drawn, device="cpu"), torch.full((len(drawn),), 0.5, device="cpu")
+    ones = torch.ones(2, len(drawn), 2, 4, 4, device="cpu")
+    x_0, noise = ones * torch.tensor([1.0, -1.0], device="cpu").view(2, 1, 1, 1, 1)
     number = half.double()
     at = Coefficients(number, number, number, -number, number, number, number)
     transitions = algorithms_base.Transitions(
@@ -191,7 +193,7 @@ def batches_of(algorithm: Any, *, rewarded: bool) -> list[algorithms_base.Batch 
 
 def check_loss(algorithm: Any, batch: algorithms_base.Batch | algorithms_base.Transitions) -> None:
     asked: list[str] = []
-    prediction = torch.full((3, 2, 4, 4), 0.5, device="cpu", requires_grad=True)
+    prediction = torch.full(batch.x_t.shape, 0.5, device="cpu", requires_grad=True)
 
     def velocity(part: str) -> torch.Tensor:
         asked.append(part)
@@ -200,17 +202,17 @@ def check_loss(algorithm: Any, batch: algorithms_base.Batch | algorithms_base.Tr
     loss = algorithm.loss(velocity, batch)
     assert asked[-1] == "current"
     assert set(asked) <= set(algorithm.needs.roles)
-    assert loss.per_sample.shape == (3,)
+    assert loss.per_sample.shape == batch.t.shape
     assert loss.per_sample.requires_grad
     assert loss.per_sample.dtype == torch.float32
     if isinstance(batch, algorithms_base.Transitions):
         assert set(DRIFT_METRICS) <= loss.metrics.keys()
-    assert all(value.shape == (3,) and not value.requires_grad for value in loss.metrics.values())
+    assert all(value.shape == batch.t.shape and not value.requires_grad for value in loss.metrics.values())
 
 
 def check_mask(algorithm: Any, batch: algorithms_base.Batch | algorithms_base.Transitions) -> None:
     """What was given, here the first row, has no part in the gradient."""
-    prediction = torch.full((3, 2, 4, 4), 0.5, device="cpu", requires_grad=True)
+    prediction = torch.full(batch.x_t.shape, 0.5, device="cpu", requires_grad=True)
     mask = torch.tensor([0.0, 1.0, 1.0, 1.0], device="cpu").view(1, 1, 4, 1)
 
     def velocity(part: str) -> torch.Tensor:
@@ -250,8 +252,26 @@ def test_an_algorithm_plugin_conforms(name: str):
         }
         table = algorithm.advantages(pd.DataFrame(scored).astype({"valid": bool}))
         assert table["sample_id"].tolist() == list("abcd")
-        assert table["used"].tolist() == [True, True, True, False]
-        assert table["advantage"].isna().tolist() == [False, False, False, True]
+        assert table["advantage"].isna().tolist() == [not used for used in table["used"]]
+        if needs.unit == "sample":
+            assert table["used"].tolist() == [True, True, True, False]
+        else:
+            check_pairs(table, needs)
+
+
+def check_pairs(table: Any, needs: Any) -> None:
+    """Pairs are of samples with a reward, which alone are used, and no more than planned; others are counted."""
+    pairs = [
+        (winner, loser)
+        for winner, losers in zip(table["sample_id"], table["beats"], strict=True)
+        for loser in losers.split()
+    ]
+    reward = dict(zip(table["sample_id"], table["reward"], strict=True))
+    assert all(reward[winner] > reward[loser] for winner, loser in pairs)
+    assert {*itertools.chain.from_iterable(pairs)} == {*table.loc[table["used"], "sample_id"]}
+    assert 0 < len(pairs) <= needs.most_units(4)
+    assert table["dropped"].tolist() == [0] * 4
+    assert not needs.transitions
 
 
 @pytest.mark.parametrize("name", plugins.known("rewards"))

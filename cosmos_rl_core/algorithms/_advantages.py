@@ -21,6 +21,9 @@ STD_FLOOR = 1e-4
 
 HELD = "held"
 """Column of samples that a gate gives the lowest place of their prompt. They have the rewards of the lowest other."""
+BEATS, DROPPED = "beats", "dropped"
+"""Columns of algorithms that train on pairs: ids of the samples that a sample is preferred to, with spaces between
+them, and the number of pairs that it would have won and that were left out."""
 
 
 def rewards_of(samples: pd.DataFrame, column: str) -> np.ndarray:

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch of B samples, each at one noise level."""
+    """A micro-batch of B samples, each at one noise level.
+
+    With ``needs.unit = "pair"`` rows 2 i and 2 i + 1 are the winner and the loser of a pair, which have the same
+    ``noise`` and ``t``. A sample of several pairs, or at several noise levels, has several rows.
+    """
 
     x_0: Tensor
     """Clean latents ``[B, ...]``, float32."""
@@ -38,7 +42,7 @@ class Batch:
     t: Tensor
     """Noise level of each sample ``[B]`` in [0, 1]."""
     advantages: Tensor | None
-    """Advantage of each sample ``[B]``, float32; None for media of a dataset."""
+    """Advantage of each sample ``[B]``, float32: of a pair 1 and -1. None for media of a dataset."""
     mask: Tensor | None = None
     """1 at generated dimensions, 0 at given ones, broadcasts to ``x_0``; None if all are generated."""
 
@@ -128,6 +132,10 @@ class Algorithm(Protocol):
         ``samples`` has a row for each sample of one rollout, with the columns ``sample_id``, ``prompt_id``, ``reward``
         (the weighted sum of all rewards), ``valid`` (whether all rewards scored it), and ``reward.<name>``, the
         weighted score of each reward. Exclude samples that are not valid: they have no reward.
+
+        With ``needs.unit = "pair"`` there are two more columns: ``beats``, the ids of the samples that a sample is
+        preferred to, a pair each, with spaces between them; and ``dropped``, the number of pairs that it would have
+        won and that were left out. Exactly the samples of pairs are used.
         """
         ...
 

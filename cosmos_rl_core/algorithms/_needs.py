@@ -34,6 +34,11 @@ class DataTerm:
     """Fewest and most latent frames at the start of an item that the model is given and the loss leaves out."""
 
 
+def every_pair(size: int) -> int:
+    """Return the number of pairs of so many samples."""
+    return size * (size - 1) // 2
+
+
 @dataclass(frozen=True, kw_only=True)
 class Needs:
     """The policy parts, rollouts and schedules that an algorithm needs. The defaults are those of supervised training.
@@ -54,6 +59,11 @@ class Needs:
     timesteps_fraction: float = 1.0
     """Share of the sampler's noise levels, 0 to 1, that each sample is trained at, rounded down. Unused with
     ``train_on``."""
+    unit: Literal["sample", "pair"] = "sample"
+    """What no micro-batch, no rank and no optimizer step divides. ``pair``: two samples of a rollout at the same noise
+    level, with the same noise. ``advantages`` then also returns the column ``beats``. Not with ``train_on``."""
+    most_pairs: Callable[[int], int] = every_pair
+    """Largest number of pairs of a prompt with so many samples. Unused unless ``unit`` is ``pair``."""
     trains_unconditional: bool = True
     """Under guidance, send the gradient through the unconditional prediction too."""
     diffusion: bool = False
@@ -78,6 +88,15 @@ class Needs:
         """Return whether the loss gets recorded sampler steps instead of final latents."""
         return bool(self.train_on)
 
+    @property
+    def members(self) -> int:
+        """Return the number of samples of a unit."""
+        return 2 if self.unit == "pair" else 1
+
+    def most_units(self, size: int) -> int:
+        """Return the largest number of units of a prompt with ``size`` samples."""
+        return self.most_pairs(size) if self.unit == "pair" else size
+
     def num_times(self, num_steps: int) -> int:
         """Return the number of noise levels, or recorded steps, that each sample of ``num_steps`` is trained at.
 
@@ -101,6 +120,8 @@ class Needs:
     def check(self, sample: SolverConfig) -> None:
         """Raise :class:`ConfigError` if rollouts of the sampler ``sample`` lack an input of the loss."""
         self.num_times(sample.num_steps)
+        if self.train_on and self.unit == "pair":
+            raise ConfigError("pairs are trained on final latents; recorded sampler steps (train_on) are of one sample")
         if self.train_on:
             kernel = planned_kernel(sample)
             trained_steps(self.train_on, kernel.trainable)

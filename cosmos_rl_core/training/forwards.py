@@ -18,14 +18,16 @@ def filling(
     num_times: int,
     num_tokens: Callable[[], int],
     shrunk: Callable[[int], int] = lambda size: size,
+    members: int = 1,
 ) -> Filling:
     """Return what fills a forward pass of samples that are trained at ``num_times`` noise levels each.
 
     ``num_tokens`` returns the tokens of a sample's latents. ``shrunk`` lowers a number of rows that did not fit into
-    memory. All levels of a sample come before a second sample, because they share its conditioning.
+    memory. All levels of a sample come before a second sample, because they share its conditioning. So many ``members``
+    are a unit, which is never divided: there is at least one unit.
     """
     if options.tokens_per_forward is None:
-        return Filling(shrunk(options.mini_batch))
-    rows = shrunk(max(1, options.tokens_per_forward // num_tokens()))
+        return Filling(shrunk(max(1, options.mini_batch // members)) * members)
+    rows = shrunk(max(1, options.tokens_per_forward // (num_tokens() * members)))
     levels = min(rows, num_times)
-    return Filling(rows // levels, levels)
+    return Filling(rows // levels * members, levels)

@@ -23,8 +23,7 @@ from stages.fragment import without_pictures
 from stages.reporting.contracts import Fragment
 from stages.reporting.excerpt import Excerpt
 from stages.scoring import held_out
-from stages.scoring.advantages import advantages
-from stages.scoring.rewards import held_back_prompts
+from stages.scoring.advantages import advantages, counts_of
 from stages.scoring.scorer import is_of
 from stages.scoring.summaries import OVER_SAMPLES
 
@@ -187,9 +186,9 @@ def _check_advantages(update: Artifact, request: Request, findings: Findings) ->
         for sample_id, one, other in zip(table["sample_id"], table[column], expected[column], strict=True):
             if not near(one, other):
                 findings.add(url, f"{column}, {sample_id}", f"{one}, its scores give {other}")
-    counts = {"excluded": len(table[~table["used"]])}
-    if made.version > 1:  # not counted before
-        counts[contracts.Update.HELD_BACK] = held_back_prompts(table)
+    counts = counts_of(table)
+    if made.version == 1:
+        del counts[contracts.Update.HELD_BACK]  # not counted then
     _check_summary(made, counts, "table", findings)
     _check_steps(update, request, findings)
     _check_drift(update, config, table, findings)

@@ -10,7 +10,7 @@ from cosmos_rl_core.config.early_warning import EarlyWarningConfig
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.policy import Solver
 from cosmos_rl_core.config.recipe import Recipe
-from cosmos_rl_core.config.train import RewardConfig, SnapshotOptions
+from cosmos_rl_core.config.train import RewardConfig, RewardedOptions, SnapshotOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError, CosmosRLError, Mistakes, UnavailableError, counted
 from cosmos_rl_core.parallel import sequence_shares
@@ -62,6 +62,7 @@ def check_training(recipe: Recipe, prompts: Sequence[Prompt], mistakes: Mistakes
         mistakes.catch(_check_version, reward)
     if recipe.train.train_policy.rewarded:
         mistakes.catch(lambda: costs.needs_of(recipe).check(recipe.policy.diffusers.sample.rollout))
+        mistakes.catch(_check_pairs, recipe)
     mistakes.catch(_check_dropout, recipe)
 
 
@@ -99,6 +100,24 @@ def _check_decoded(recipe: Recipe) -> None:
         raise ConfigError(f"{setting}: {', '.join(on_pixels)} read the pixels of every sample; leave decode_share out")
     if directories.has_guardrail(costs.base_path(recipe), recipe.policy.diffusers.guardrail):
         raise ConfigError(f"{setting}: the model's guardrail checks every video; leave decode_share out")
+
+
+def _check_pairs(recipe: Recipe) -> None:
+    """Raise :class:`ConfigError` if forward passes would divide pairs, or if optimizer steps would have none."""
+    options, needs = recipe.train.train_policy, costs.needs_of(recipe)
+    if needs.unit == "sample" or not isinstance(options, RewardedOptions):
+        return
+    if options.tokens_per_forward is None and options.mini_batch % 2:
+        raise ConfigError(
+            f"train.train_policy.mini_batch = {options.mini_batch} divides a pair: {options.type} trains on two "
+            "samples together; make it even"
+        )
+    planned, most = costs.optimizer_steps(recipe, options), costs.most_units(recipe)
+    if planned > most:
+        raise ConfigError(
+            f"train.train_policy.batch_size_per_optimize = {options.batch_size_per_optimize} plans {planned} optimizer "
+            f"steps of each rollout, which has at most {counted(most, 'pair')}; each step needs one: raise it"
+        )
 
 
 def _check_dropout(recipe: Recipe) -> None:

@@ -107,8 +107,9 @@ def _changes(recipe: Recipe, stage: str) -> Iterator[Change]:
     if stage in TRAINING and recipe.policy.model_gradient_checkpointing is not True:
         yield CHECKPOINTING, True
     if (name := _batch(recipe, stage)) is not None:
-        size = _value(recipe, name)
-        while (size := size // 2) >= 1:
+        # A forward pass of an update takes whole pairs.
+        size, members = _value(recipe, name), costs.needs_of(recipe).members if stage == "update" else 1
+        while (size := size // 2 // members * members) >= 1:
             yield name, size
     if stage not in (*TRAINING, "rollout", "validate"):
         return

@@ -4,6 +4,7 @@ import io
 
 import pandas as pd
 
+from cosmos_rl_core.algorithms._advantages import BEATS
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
 from flows.library.picture import Picture
@@ -93,4 +94,5 @@ def _with_advantages(table: pd.DataFrame, update: str) -> pd.DataFrame:
     if standing(update)[1] is None:
         return table
     trained = read_table(Artifact(input_of(update)), contracts.Update.ADVANTAGES)
-    return table.merge(trained[["sample_id", "reward", "advantage", "used"]], on="sample_id", how="left")
+    names = [name for name in ("sample_id", "reward", "advantage", "used", BEATS) if name in trained]
+    return table.merge(trained[names], on="sample_id", how="left")

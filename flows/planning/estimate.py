@@ -135,7 +135,9 @@ def _samples(plan: Plan, stage: str) -> tuple[int, int]:
     if stage == "rollout":
         return batch, tile(recipe)
     # Micro-batches of an optimizer step have nearly equal sizes.
-    return getattr(options, "batch_size_per_optimize", None) or batch, 1
+    if isinstance(options, RewardedOptions):
+        return costs.step_samples(recipe, options), costs.needs_of(recipe).members
+    return batch, 1
 
 
 def _decoding_flops(plan: Plan) -> int:
@@ -164,7 +166,8 @@ def passes(plan: Plan) -> dict[str, int]:
         needs = costs.needs_of(recipe)
         trained = options.mu_iterations * needs.num_times(sample.num_steps)
         found["rollout"] = batch * predictions * len(planned_kernel(sample.rollout).steps)
-        found["update"] = batch * predictions * trained * (training + len(needs.roles) - 1)
+        samples = costs.most_units(recipe) * needs.members
+        found["update"] = samples * predictions * trained * (training + len(needs.roles) - 1)
     if recipe.validation is not None and recipe.evaluates:
         samples = len(plan.validation_prompts) * recipe.validation.n_generation
         found["evaluate"] = samples * predictions * sample.eval_num_steps

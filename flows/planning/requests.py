@@ -142,9 +142,9 @@ def warn(run: Run, k: int) -> Request:
 def update(run: Run, k: int) -> Request:
     """Return the Request that trains policy version k on the rollout of iteration k."""
     recipe = run.recipe
-    options, batch = recipe.train.train_policy, recipe.train.train_batch_per_replica
+    options = recipe.train.train_policy
     assert isinstance(options, RewardedOptions)
-    num_steps = options.mu_iterations * (batch // (options.batch_size_per_optimize or batch))
+    num_steps = options.mu_iterations * costs.optimizer_steps(recipe, options)
     trained = [reward for reward in recipe.rewards if reward.role == "train"]
     gates = [reward for reward in recipe.rewards if reward.role == "gate"]
     config = contracts.Update(

@@ -26,12 +26,14 @@ def micro_batch(recipe: Recipe) -> int:
     options, diffusers = recipe.train.train_policy, recipe.policy.diffusers
     if not isinstance(options, RewardedOptions):
         return min(options.mini_batch, recipe.train.train_batch_per_replica)
+    needs = costs.needs_of(recipe)
     samples, levels = filling(
         options,
-        costs.needs_of(recipe).num_times(diffusers.sample.num_steps),
+        needs.num_times(diffusers.sample.num_steps),
         lambda: sizes.num_tokens(costs.base_path(recipe), diffusers.inference_size, diffusers.train_frames),
+        members=needs.members,
     )
-    return min(samples, options.batch_size_per_optimize or recipe.train.train_batch_per_replica) * levels
+    return min(samples, costs.step_samples(recipe, options)) * levels
 
 
 def peaks(recipe: Recipe, kinds: Iterable[str], below: LoraConfig | None) -> dict[str, tuple[int, int]]:

@@ -7,6 +7,7 @@ from typing import Literal
 from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.algorithms._needs import Needs, trained_steps
 from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.config.train import RewardedOptions
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.sampling.solvers import planned_kernel
@@ -164,6 +165,22 @@ def needs_data(recipe: Recipe) -> bool:
     """Return whether training or rollouts read latents of media."""
     policy = recipe.train.train_policy
     return not policy.rewarded or policy.given_frames[1] > 0 or needs_of(recipe).data_term is not None
+
+
+def optimizer_steps(recipe: Recipe, options: RewardedOptions) -> int:
+    """Return the number of optimizer steps of a pass over a rollout."""
+    batch = recipe.train.train_batch_per_replica
+    return batch // (options.batch_size_per_optimize or batch)
+
+
+def most_units(recipe: Recipe) -> int:
+    """Return the largest number of samples, or of pairs, that a rollout is trained as."""
+    return recipe.prompts_per_iteration * needs_of(recipe).most_units(recipe.rollout.n_generation)
+
+
+def step_samples(recipe: Recipe, options: RewardedOptions) -> int:
+    """Return the largest number of samples of an optimizer step on a rollout; one of several pairs counts in each."""
+    return math.ceil(most_units(recipe) / optimizer_steps(recipe, options)) * needs_of(recipe).members
 
 
 def needs_of(recipe: Recipe) -> Needs:

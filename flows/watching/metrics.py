@@ -23,6 +23,7 @@ name                                            meaning                         
                                                 were each normalised in their prompt; its mean is 0
 ``rollout/advantage_{mean,std,max,min}``        advantages of the samples that were trained on      yes
 ``train/excluded``                              samples that were not trained on                    no
+``train/pairs``, ``train/pairs_dropped``        pairs that were trained on, and that were left out  no
 ``train/lost_to_floor``                         share of advantages lost to the floor, from 0.05    no
 ``train/prompts_held_back``                     prompts of which no sample passes the gates         no
 ``rollout/samples``, ``rollout/<number>``       the summary of a rollout                            no
@@ -52,7 +53,7 @@ from typing import Any
 
 import pandas as pd
 
-from cosmos_rl_core.algorithms._advantages import HELD, floor_share
+from cosmos_rl_core.algorithms._advantages import BEATS, HELD, floor_share
 from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.config.shared import Trains
@@ -276,6 +277,9 @@ def _update(weights: Mapping[str, float], manifest: Manifest) -> dict[str, Any]:
         numbers |= {f"{name}_{key}": value for key, value in _statistics(table, column).items()}
     if not table.empty:
         numbers["train/excluded"] = manifest.summary.get("excluded", 0)
+    if BEATS in table:
+        counted = (contracts.Update.PAIRS, contracts.Update.PAIRS_DROPPED)
+        numbers |= {f"train/{name}": manifest.summary.get(name, 0) for name in counted}
     if manifest.version > _AS_STORED:
         if lost := _lost_to_floor(table, manifest.config.get("algorithm", {})):
             numbers["train/lost_to_floor"] = lost

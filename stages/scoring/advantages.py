@@ -6,13 +6,14 @@ import numpy as np
 import pandas as pd
 
 from cosmos_rl_core import seeds
+from cosmos_rl_core.algorithms._advantages import BEATS, DROPPED
 from cosmos_rl_core.algorithms._base import Algorithm
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
-from stages.formats.samples import key_of
-from stages.scoring.rewards import rewarded
+from stages.formats.samples import key_of, place_of
+from stages.scoring.rewards import held_back_prompts, rewarded
 
 
 def advantages(request: Request, rollouts: list[Artifact], algorithm: Algorithm) -> pd.DataFrame:
@@ -27,9 +28,40 @@ def advantages(request: Request, rollouts: list[Artifact], algorithm: Algorithm)
         table.insert(0, "rollout", rollout.manifest.content)
         tables.append(table.assign(key=[key_of(place, one) for one in table["sample_id"]]))
     found = pd.concat(tables, ignore_index=True)
+    if not any(found["used"]) and BEATS in found:
+        dropped = counts_of(found)[contracts.Update.PAIRS_DROPPED]
+        raise ArtifactError(
+            f"no pair can be trained on: {dropped} were left out, because their rewards are equal or nearly so, "
+            "and other prompts have fewer than two scored samples; look at the scores"
+        )
     if not any(found["used"]):
         raise ArtifactError("no sample can be trained on: no group has min_group_size scored samples")
     return found
+
+
+def units_of(table: pd.DataFrame, algorithm: Algorithm) -> list[tuple[str, ...]]:
+    """Return the keys of samples that train together, in the order of the table of :func:`advantages`."""
+    if algorithm.needs.unit == "sample":
+        return [(key,) for key in table.loc[table["used"], "key"]]
+    winners = cast("pd.DataFrame", table.loc[table["used"], ["key", BEATS]])
+    return [
+        (key, key_of(place_of(key)[0], loser))
+        for key, losers in winners.itertuples(index=False, name=None)
+        for loser in losers.split()
+    ]
+
+
+def counts_of(table: pd.DataFrame) -> dict[str, int]:
+    """Return what the summary of an update says of the samples of its table, by name."""
+    counts = {
+        "excluded": len(table[~table["used"]]),
+        contracts.Update.HELD_BACK: held_back_prompts(table),
+    }
+    if BEATS not in table:
+        return counts
+    pairs = sum(len(losers.split()) for losers in table.loc[table["used"], BEATS])
+    dropped = int(np.nansum(table[DROPPED].to_numpy(np.float64)))
+    return counts | {contracts.Update.PAIRS: pairs, contracts.Update.PAIRS_DROPPED: dropped}
 
 
 def _advantages_of(samples: pd.DataFrame, request: Request, algorithm: Algorithm, place: int) -> pd.DataFrame:
@@ -48,9 +80,31 @@ def _advantages_of(samples: pd.DataFrame, request: Request, algorithm: Algorithm
         raise ConfigError(
             f"algorithm {name!r} uses samples whose advantage is not finite: {ids}; mend its advantages()"
         )
+    if algorithm.needs.unit == "pair":
+        _check_pairs(table, request.settings(contracts.Update).algorithm.type)
     if not bool(finite.all()):
         # A sample that is not finite is never trained on, whatever the shuffled rewards are.
         trained = table.drop(columns="prompt_id")
         table = samples.drop(columns=scored).merge(trained, on="sample_id", how="left")
         table["used"] = table["used"].eq(True)
     return table
+
+
+def _check_pairs(table: pd.DataFrame, name: str) -> None:
+    """Raise :class:`ConfigError` unless the pairs of an algorithm are of samples that it uses, and those only."""
+    if missing := [column for column in (BEATS, DROPPED) if column not in table]:
+        raise ConfigError(f"algorithm {name!r} trains on pairs: its advantages() must return {', '.join(missing)}")
+    prompt_of = dict(zip(table["sample_id"], table["prompt_id"], strict=True))
+    paired: set[str] = set()
+    for winner, losers in zip(table["sample_id"], table[BEATS].str.split(), strict=True):
+        if wrong := [one for one in losers if one == winner or prompt_of.get(one) != prompt_of[winner]]:
+            raise ConfigError(
+                f"algorithm {name!r} pairs {winner} with {', '.join(wrong)}; expected other samples of its prompt that "
+                "are finite; mend its advantages()"
+            )
+        paired.update(losers, [winner] * bool(losers))
+    if unlike := sorted(paired ^ {*table.loc[table["used"], "sample_id"]}):
+        raise ConfigError(
+            f"algorithm {name!r}: samples must be used if in a pair, and not otherwise; found {', '.join(unlike)}; "
+            "mend its advantages()"
+        )

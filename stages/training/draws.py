@@ -107,26 +107,43 @@ class Stored:
 
 @dataclass(frozen=True)
 class LatentDraws:
-    """Final latents at random noise levels of the rollout's grid, with the rollout's guidance."""
+    """Final latents at random noise levels of the rollout's grid, with the rollout's guidance.
+
+    The members of a pair share noise levels, noise and what may be dropped, which their ids decide together, and the
+    row of conditioning: they have one prompt.
+    """
 
     stored: Stored
     key: tuple[int, int]
     """Run seed and iteration."""
     sigmas: tuple[float, ...]
     num_times: int
+    members: int = 1
+    """Number of consecutive samples that are drawn together: 2 for pairs, the winner first."""
 
     def __call__(self, ids: list[str], epoch: int, places: Sequence[int], weight: float) -> MicroBatch:
-        keys, levels = [DrawKey(*self.key, epoch, sample_id) for sample_id in ids], len(places)
+        first, levels = ids[:: self.members], len(places)
+        units = zip(*(ids[member :: self.members] for member in range(self.members)), strict=True)
+        keys = [DrawKey(*self.key, epoch, " ".join(unit)) for unit in units]
         drawn = [random_times(self.sigmas, self.num_times, key) for key in keys]
         rows = [(key, place) for key in keys for place in places]
-        x_0 = self.stored.stack(ids, repeat("latents"))
+        stored = self.stored.stack(ids, repeat("latents"))
+        x_0 = repeated(stored.unflatten(0, (-1, self.members)), levels).flatten(0, 1)
         noise = torch.stack([training_noise(tuple(x_0.shape[1:]), *row) for row in rows])
-        times = [of_sample[place] for of_sample in drawn for place in places]
+        times = [of_unit[place] for of_unit in drawn for place in places]
         t = torch.tensor(times, dtype=torch.float32, device=CPU)
-        conditioning, advantages = self.stored.condition(ids), self.stored.advantages_of(ids)
-        batch = Batch(repeated(x_0, levels), noise, t, repeated(advantages, levels), _mask(conditioning, levels))
-        dropout_keys = tuple((*key, place) for key, place in rows)
-        return self.stored.micro_batch(ids, batch, conditioning, weight, levels=levels, keys=dropout_keys)
+        conditioning, advantages = self.stored.condition(first), self._advantages(first, levels)
+        levels *= self.members
+        noise, t = repeated(noise, self.members), repeated(t, self.members)
+        batch = Batch(x_0, noise, t, advantages, _mask(conditioning, levels))
+        dropout_keys = tuple((*key, place) for key, place in rows for _ in range(self.members))
+        return self.stored.micro_batch(first, batch, conditioning, weight, levels=levels, keys=dropout_keys)
+
+    def _advantages(self, first: list[str], levels: int) -> Tensor:
+        """Return the advantage of each row: the sample's own, or 1 for the winner of a pair and -1 for the loser."""
+        if self.members == 1:
+            return repeated(self.stored.advantages_of(first), levels)
+        return torch.tensor([1.0, -1.0], dtype=torch.float32, device=CPU).repeat(len(first) * levels)
 
 
 @dataclass(frozen=True)

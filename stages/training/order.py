@@ -1,10 +1,44 @@
-"""The order in which supervised training goes through its items."""
+"""The order in which training goes through samples of rollouts, or through items of media."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain, groupby, pairwise
 
 import numpy as np
 
 from cosmos_rl_core import seeds
+from stages.artifacts.layouts import evenly
+from stages.formats.samples import place_of
+
+Unit = tuple[str, ...]
+"""Keys of samples that are trained together: of one, or of the winner and the loser of a pair."""
+
+
+def steps_of(
+    units: Sequence[Unit], *, passes: int, per_pass: int, mini_batch: int, num_shares: int, seed: int, iteration: int
+) -> list[list[list[str]]]:
+    """Return optimizer steps on rollouts: lists of micro-batches of sample keys. No step and no batch divides a unit.
+
+    Each of ``passes`` has ``per_pass`` steps, and at least as many units. A micro-batch holds samples of one rollout,
+    at most ``mini_batch``; their number is a multiple of ``num_shares``, the ranks that share them, if there are
+    enough units.
+    """
+    at_once = mini_batch // len(units[0])
+    steps: list[list[list[str]]] = []
+    for epoch in range(passes):
+        order = [units[i] for i in seeds.permutation(len(units), seed, "update order", iteration, epoch)]
+        for start, end in pairwise(len(order) * k // per_pass for k in range(per_pass + 1)):
+            in_rollouts = sorted(order[start:end], key=_rollout_of)
+            steps.append([])
+            for part in (list(part) for _, part in groupby(in_rollouts, _rollout_of)):
+                rounds = math.ceil(len(part) / (at_once * num_shares))
+                batches = evenly(part, min(len(part), rounds * num_shares))
+                steps[-1] += [[*chain.from_iterable(batch)] for batch in batches]
+    return steps
+
+
+def _rollout_of(unit: Unit) -> int:
+    return place_of(unit[0])[0]
 
 
 def items_of_step(

@@ -159,6 +159,19 @@ def test_nft_follows_the_sign_of_an_advantage(family: Family, dtype: ParamDtype,
     assert sign * float((errors(policy, batch) - known).mean()) < 0
 
 
+def test_dpo_favours_the_winner_of_a_pair(family: Family, dtype: ParamDtype, x_0: Tensor):
+    """More than the reference does, which is the policy before the step."""
+    policy, batch = Policy.of(family, dtype), clean_batch(x_0, torch.tensor([1.0, -1.0], device=family.device))
+    batch = replace(batch, noise=batch.noise[:1].expand_as(batch.noise), t=torch.full((2,), 0.6, device=family.device))
+    policy.weights.create("reference")
+    known = errors(policy, batch)
+    before, after = policy.step(algorithm_of("dpo"), [batch])
+    assert before.tolist() == [float(torch.tensor(2.0).log())] * 2
+    assert float(after.mean()) < float(before.mean())
+    winner, loser = errors(policy, batch) - known
+    assert winner < loser
+
+
 @pytest.mark.parametrize("kind", ["grpo", "ddrl"])
 def test_a_policy_gradient_makes_good_steps_likelier_than_bad_ones(
     family: Family, dtype: ParamDtype, x_0: Tensor, kind: str

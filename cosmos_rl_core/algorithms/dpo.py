@@ -1,0 +1,131 @@
+"""Flow-DPO: make the better sample of a pair likelier than the worse one. arXiv:2501.13918, after arXiv:2311.12908."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from pydantic import Field
+
+from cosmos_rl_core.algorithms._advantages import BEATS, DROPPED, HELD, rewards_of
+from cosmos_rl_core.algorithms._base import Batch, Loss
+from cosmos_rl_core.algorithms._needs import Needs, every_pair
+from cosmos_rl_core.config.train import RewardedOptions
+from cosmos_rl_core.weights.parts import CURRENT, REFERENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import pandas as pd
+    from torch import Tensor
+
+
+class Options(RewardedOptions):
+    """Flow-DPO on pairs of samples of one prompt."""
+
+    type: Literal["dpo"]  # pyright: ignore[reportIncompatibleVariableOverride]
+    mini_batch: int = Field(default=2, ge=2)
+    """Number of samples per forward pass, two for each pair. Changes speed and memory; the gradient is the same up to
+    rounding."""
+    beta: float = Field(default=2000.0, gt=0)
+    """Strength with which the policy is held near the reference: higher moves it less for the same preference. Errors
+    are means over dimensions, so this is the papers' beta times their number of dimensions. Released code of
+    Diffusion-DPO takes means too, with 2000 to 5000."""
+    pairs: Literal["best_worst", "all"] = "best_worst"
+    """Pairs of a prompt's samples: ``best_worst``, the sample of the highest and that of the lowest reward; ``all``,
+    every two samples, so that n samples are in n - 1 pairs each."""
+    min_gap: float = Field(default=0.0, ge=0)
+    """Smallest difference of rewards of a pair, in the unit of the weighted sum of rewards. Pairs of less, and of equal
+    rewards, are left out and counted."""
+    timesteps_fraction: float = Field(default=0.99, gt=0, le=1)
+    """Share of the rollout's noise levels that each pair is trained on, rounded down: .99 of 10 is 9."""
+    update_ref_every_iter: int = Field(default=0, ge=0)
+    """Iterations after which the reference becomes a copy of the current policy; 0 keeps the base model."""
+
+
+class Algorithm:
+    """Rollouts by the current policy. The loss compares the errors of both samples of a pair with the reference's."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.needs = Needs(
+            roles=(CURRENT, REFERENCE),
+            timesteps_fraction=options.timesteps_fraction,
+            unit="pair",
+            most_pairs=_one_pair if options.pairs == "best_worst" else every_pair,
+            update_ref_every_iter=options.update_ref_every_iter,
+        )
+
+    def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
+        """Return ``samples`` with the pairs of each prompt: ``beats``, ``dropped``, and ``advantage`` and ``used``.
+
+        ``dropped`` counts the pairs that a sample would have won, left out because rewards are equal or differ by less
+        than ``min_gap``. An advantage is the share of a sample's pairs that it wins minus the share that it loses.
+        Samples that are not valid are in no pair. Those that gates hold back have the lowest reward of their prompt, so
+        they win none. Raises :class:`ArtifactError` if a valid sample has a reward that is not finite.
+        """
+        rewards, prompts = rewards_of(samples, "reward"), samples["prompt_id"].to_numpy()
+        held = samples[HELD].to_numpy(bool) if HELD in samples else np.zeros(len(samples), bool)
+        won, lost, dropped = np.zeros((3, len(samples)), np.int64)
+        beats: list[list[str]] = [[] for _ in rewards]
+        ids = samples["sample_id"].tolist()
+        for prompt in np.unique(prompts):
+            members = np.flatnonzero((prompts == prompt) & ~np.isnan(rewards))
+            # The best first; of equal rewards, samples that gates hold back last.
+            ranked = members[np.lexsort((held[members], -rewards[members]))]
+            for better, worse in self._candidates(ranked):
+                if (gap := rewards[better] - rewards[worse]) > 0 and gap >= self.options.min_gap:
+                    beats[better].append(ids[worse])
+                    won[better] += 1
+                    lost[worse] += 1
+                else:
+                    dropped[better] += 1
+        used = won + lost > 0
+        advantages = np.where(used, (won - lost) / np.maximum(won + lost, 1), np.nan)
+        pairs = {BEATS: [*map(" ".join, beats)], DROPPED: dropped}
+        return samples.assign(advantage=advantages, used=used, **pairs)
+
+    def _candidates(self, ranked: np.ndarray) -> Iterator[tuple[int, int]]:
+        """Yield the pairs of samples that are ``ranked`` from the best."""
+        if self.options.pairs == "all":
+            yield from combinations(ranked.tolist(), 2)
+        elif len(ranked) > 1:
+            yield int(ranked[0]), int(ranked[-1])
+
+    def loss(self, velocity: Callable[[str], Tensor], batch: Batch) -> Loss:
+        """Return ``-log sigmoid(margin)`` of each pair, for both of its samples: ``[B]`` float32.
+
+        The margin is ``-beta / 2 ((e - e_ref) of the winner - (e - e_ref) of the loser)``, unitless, where ``e`` is the
+        mean over generated dimensions of ``(v - (noise - x_0))²`` and ``e_ref`` that of the reference. It is how much
+        likelier than under the reference the winner became, minus the same of the loser, up to the bound of the
+        paper. At equal current and reference the loss is exactly log 2.
+        Metrics: ``margin``; ``accuracy``, the share of pairs with a margin above 0; ``winner_error_change`` and
+        ``loser_error_change``, ``e - e_ref`` of each. Both may rise; the margin is what trains.
+        Source: Flow-DPO, arXiv:2501.13918, with the same weight at all noise levels. Its sum over dimensions is a mean
+        here, so ``beta`` is the paper's times the number of dimensions. Diffusion-DPO, arXiv:2311.12908, is the origin.
+        """
+        reference = velocity(REFERENCE).detach()
+        current = velocity(CURRENT)
+        # e - e_ref as one product: a difference of two means would lose the digits that beta then multiplies.
+        off = current + reference - 2 * (batch.noise - batch.x_0)
+        change = batch.mean((current - reference) * off)
+        winner, loser = change.unflatten(0, (-1, 2)).unbind(1)
+        margin = self.options.beta / 2 * (loser - winner)
+        losses = margin.new_zeros(margin.shape).logaddexp(-margin)
+        metrics = {
+            "margin": margin,
+            "accuracy": (margin > 0).to(margin.dtype),
+            "winner_error_change": winner,
+            "loser_error_change": loser,
+        }
+        return Loss(_of_both(losses), {name: _of_both(value.detach()) for name, value in metrics.items()})
+
+
+def _one_pair(size: int) -> int:
+    return min(1, size // 2)
+
+
+def _of_both(of_pairs: Tensor) -> Tensor:
+    """Return the number of each pair for both of its samples: ``[B / 2] -> [B]``."""
+    return of_pairs.repeat_interleave(2)
