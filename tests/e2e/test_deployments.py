@@ -44,6 +44,7 @@ NAMES = {
     "ddrl": {"2b", "14b", "tiny-ddrl"},
     "nft": {"sd3-nft", "sd3-nft-pickscore", "sana-image-nft", "sana-video-nft", "cosmos-2b-nft", "tiny-nft"},
     "grpo": {"2b-grpo", "2b-grpo-mock", "tiny-grpo"},
+    "dpo": {"tiny-dpo"},
     "sft": {
         "sd3-sft",
         "sd3-sft-lora",
