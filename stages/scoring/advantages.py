@@ -15,6 +15,10 @@ from stages.artifacts.request import Request
 from stages.formats.samples import key_of, place_of
 from stages.scoring.rewards import held_back_prompts, rewarded
 
+PAIRS, PAIRS_DROPPED, PAIRS_ELSEWHERE = "pairs", "pairs_dropped", "pairs_elsewhere"
+"""Names in the summary of the numbers of pairs that were trained on, that were left out, and that were given but are of
+other rollouts, if there are any."""
+
 
 def advantages(request: Request, rollouts: list[Artifact], algorithm: Algorithm) -> pd.DataFrame:
     """Return every sample of the rollouts with its reward, its advantage and whether it is used.
@@ -29,7 +33,7 @@ def advantages(request: Request, rollouts: list[Artifact], algorithm: Algorithm)
         tables.append(table.assign(key=[key_of(place, one) for one in table["sample_id"]]))
     found = pd.concat(tables, ignore_index=True)
     if not any(found["used"]) and BEATS in found:
-        dropped = counts_of(found)[contracts.Update.PAIRS_DROPPED]
+        dropped = counts_of(found, algorithm)[PAIRS_DROPPED]
         raise ArtifactError(
             f"no pair can be trained on: {dropped} were left out, because their rewards are equal or nearly so, "
             "and other prompts have fewer than two scored samples; look at the scores"
@@ -51,7 +55,7 @@ def units_of(table: pd.DataFrame, algorithm: Algorithm) -> list[tuple[str, ...]]
     ]
 
 
-def counts_of(table: pd.DataFrame) -> dict[str, int]:
+def counts_of(table: pd.DataFrame, algorithm: Algorithm) -> dict[str, int]:
     """Return what the summary of an update says of the samples of its table, by name."""
     counts = {
         "excluded": len(table[~table["used"]]),
@@ -61,7 +65,8 @@ def counts_of(table: pd.DataFrame) -> dict[str, int]:
         return counts
     pairs = sum(len(losers.split()) for losers in table.loc[table["used"], BEATS])
     dropped = int(np.nansum(table[DROPPED].to_numpy(np.float64)))
-    return counts | {contracts.Update.PAIRS: pairs, contracts.Update.PAIRS_DROPPED: dropped}
+    elsewhere = max(0, algorithm.needs.given_pairs - pairs - dropped)
+    return counts | {PAIRS: pairs, PAIRS_DROPPED: dropped, PAIRS_ELSEWHERE: elsewhere}
 
 
 def _advantages_of(samples: pd.DataFrame, request: Request, algorithm: Algorithm, place: int) -> pd.DataFrame:

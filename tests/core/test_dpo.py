@@ -1,6 +1,8 @@
 """Flow-DPO against its closed forms: the pairs of a prompt, the loss of a linear model and its gradient."""
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 from cosmos_rl_core.algorithms._base import Batch, Loss
 from cosmos_rl_core.algorithms.dpo import Algorithm, Options
 from cosmos_rl_core.config.train import DatasetOptions
-from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.errors import ArtifactError, ConfigError
 
 CPU = torch.device("cpu")
 DATASET = DatasetOptions(name="some prompts")
@@ -119,7 +121,8 @@ def scored(rewards: dict[str, list[float | None]]) -> pd.DataFrame:
 def paired(samples: pd.DataFrame, **options: Any) -> tuple[list[str], dict[str, int], pd.DataFrame]:
     """Pairs as "winner>loser", and how many each sample would have won."""
     table = dpo(**options).advantages(samples)
-    pairs = [f"{row.sample_id}>{loser}" for row in table.itertuples() for loser in str(row.beats).split()]
+    rows = zip(table["sample_id"], table["beats"], strict=True)
+    pairs = [f"{winner}>{loser}" for winner, losers in rows for loser in losers.split()]
     dropped = dict(zip(table["sample_id"], table["dropped"], strict=True))
     return pairs, {name: count for name, count in dropped.items() if count}, table
 
@@ -135,7 +138,7 @@ def test_all_pairs_are_every_two_samples_and_advantages_the_shares_that_are_won(
     pairs, dropped, table = paired(scored({"a": [1, 3, 2], "b": [7, 6]}), pairs="all")
     assert (sorted(pairs), dropped) == (["a1>a0", "a1>a2", "a2>a0", "b0>b1"], {})
     assert table["advantage"].tolist() == [-1, 1, 0, 1, -1]
-    assert table["used"].all()
+    assert all(table["used"])
     assert dpo(pairs="all").needs.most_units(3) == 3
 
 
@@ -170,6 +173,91 @@ def test_a_prompt_has_at_most_as_many_pairs_as_plans_count():
     for kind, most in (("best_worst", [0, 1, 1, 1]), ("all", [0, 1, 3, 6])):
         needs = dpo(pairs=kind).needs
         assert [needs.most_units(size) for size in (1, 2, 3, 4)] == most
-        groups = {str(size): [*np.arange(size, dtype=float)] for size in (1, 2, 3, 4)}
+        groups: dict[str, list[float | None]] = {str(size): [*map(float, range(size))] for size in (1, 2, 3, 4)}
         pairs, _, _ = paired(scored(groups), pairs=kind)
         assert len(pairs) == sum(most)
+
+
+# ---- preferences of people
+
+
+def given(file: Path, pairs: list[str], **options: Any) -> Algorithm:
+    """The algorithm as planned with a file of pairs, each "winner>loser"."""
+    rows = [dict(zip(("winner", "loser"), pair.split(">"), strict=True)) for pair in pairs]
+    lines = [json.dumps(row) for row in rows]
+    if file.suffix == ".csv":
+        lines = ["winner,loser", *(",".join(row.values()) for row in rows)]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return Algorithm(dpo(pairs="file", preferences=str(file), **options).options.pinned())
+
+
+@pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.csv"])
+def test_a_file_decides_pairs_whatever_the_rewards(name: str, tmp_path: Path):
+    algorithm = given(tmp_path / name, ["a0>a1", "a2>a1", "b1>b0", "elsewhere-1>elsewhere-2", "a0>elsewhere-1"])
+    assert algorithm.needs.given_pairs == 5
+    table = algorithm.advantages(scored({"a": [1, 5, 2, 9], "b": [3, None]}))
+    assert table["beats"].tolist() == ["a1", "", "a1", "", "", ""]
+    assert table["dropped"].tolist() == [0, 0, 0, 0, 0, 1]  # b1 has no score
+    assert table["advantage"].fillna(9).tolist() == [1, -1, 1, 9, 9, 9]
+
+
+def test_a_rollout_without_any_pair_of_the_file_is_refused(tmp_path: Path):
+    algorithm = given(tmp_path / "p.jsonl", ["x>y", "a0>y"])
+    with pytest.raises(ArtifactError, match="2 pairs, none of them of two of the 2 samples of this rollout"):
+        algorithm.advantages(scored({"a": [1, 5]}))
+
+
+def test_a_pair_of_two_prompts_is_refused(tmp_path: Path):
+    algorithm = given(tmp_path / "p.jsonl", ["a0>b0"])
+    with pytest.raises(ArtifactError, match="compares a0 and b0, which are of different prompts"):
+        algorithm.advantages(scored({"a": [1, 5], "b": [2, 3]}))
+
+
+def test_a_file_that_changed_since_it_was_planned_is_refused(tmp_path: Path):
+    file, samples = tmp_path / "p.jsonl", scored({"a": [1, 5]})
+    algorithm = given(file, ["a0>a1"])
+    assert algorithm.options.identity()["preference_file"]["pairs"] == 1
+    assert "preferences" not in algorithm.options.identity()
+    file.write_text('{"winner": "a1", "loser": "a0"}\n', encoding="utf-8")
+    with pytest.raises(ArtifactError, match="has changed: found sha256"):
+        algorithm.advantages(samples)
+    with pytest.raises(ConfigError, match="not the file that preference_file names"):
+        algorithm.options.pinned()
+    file.unlink()
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        algorithm.advantages(samples)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("p.jsonl", "", "it is empty"),
+        ("p.jsonl", '{"winner": "a"}', "pair 1: loser Field required"),
+        ("p.jsonl", '{"winner": "a", "loser": "b", "by": "c"}', "pair 1: by Extra inputs"),
+        ("p.jsonl", '{"winner": "a", "loser": "b"}\nno', "pair 2: .* 1 of 2 are none"),
+        ("p.jsonl", '{"winner": "a", "loser": "a"}', "a cannot win against itself"),
+        ("p.csv", "winner,looser\na,b\n", "pair 1: loser Field required"),
+        ("p.csv", "winner,loser\n", "it is empty"),
+    ],
+)
+def test_what_is_no_preference_is_refused_when_a_run_is_planned(name: str, text: str, says: str, tmp_path: Path):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=says):
+        dpo(pairs="file", preferences=str(tmp_path / name)).options.pinned()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        dpo(pairs="file", preferences=str(tmp_path / "none")).options.pinned()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"pairs": "file"}, "needs `preferences`"),
+        ({"preferences": "p.jsonl"}, "preferences without effect: pairs = 'best_worst'"),
+        ({"pairs": "file", "preferences": "p.jsonl", "min_gap": 0.5}, "min_gap = 0.5 without effect"),
+        ({"mini_batch": 1}, "mini_batch"),
+        ({"beta": 0}, "beta"),
+    ],
+)
+def test_settings_without_effect_or_out_of_bounds_are_refused(options: dict[str, Any], says: str):
+    with pytest.raises(ValueError, match=says):
+        dpo(**options)

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -37,7 +38,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Flows:
 
 
 def test_metrics_say_how_many_pairs_trained_and_how_they_fared(trained: Flows) -> None:
-    lines = metrics(trained)
+    lines: list[dict[str, Any]] = metrics(trained)
     pairs = [line["train/pairs"] for line in lines if "train/pairs" in line]
     dropped = [line["train/pairs_dropped"] for line in lines if "train/pairs" in line]
     assert [sum(both) for both in zip(pairs, dropped, strict=True)] == [12, 12]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cosmos_rl_core.algorithms import dpo
+from cosmos_rl_core.algorithms._base import Batch, algorithm_of
 from cosmos_rl_core.algorithms._needs import Needs
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.errors import ArtifactError, ConfigError
@@ -23,7 +24,7 @@ from stages.artifacts.slots import input_of
 from stages.scoring.advantages import advantages
 from stages.training.draws import LatentDraws, Stored
 from stages.training.order import steps_of
-from tests.stages.conftest import make, make_on_ranks
+from tests.stages.conftest import make, make_on_ranks, make_run
 from tests.stages.test_forwards import TOKENS, gradients_of, scored, sizes_of_forwards, with_tokens
 from tests.stages.test_transitions import recipe, table_of
 
@@ -147,7 +148,7 @@ def test_every_pair_is_trained_once_whole_and_the_first_loss_is_log_2(asked: Req
     pairs = pairs_in(table)
     assert Counter(chain.from_iterable(map(units, steps))) == pairs
     assert [len(batch) % 2 for batch in chain.from_iterable(steps)].count(1) == 0
-    summary = Artifact(input_of(asked.slot)).manifest.summary
+    summary: dict[str, Any] = Artifact(input_of(asked.slot)).manifest.summary
     assert summary["pairs"] == len(pairs) == 12 - summary.get("pairs_dropped", 0)
     reward = {f"0/{one}": value for one, value in zip(table["sample_id"], table["reward"], strict=True)}
     assert all(reward[winner] > reward[loser] for winner, loser in pairs)
@@ -166,6 +167,7 @@ def test_members_of_a_pair_share_all_draws_which_do_not_depend_on_the_batch(aske
     both, alone = draws([*first, *second], 0, (0, 1), 1.0), draws([*second], 0, (1,), 1.0)
     assert both.levels == 4  # two members at two noise levels share the conditioning of their prompt
     assert {len(tensor) for tensor in both.conditioning.values()} == {2}
+    assert isinstance(both.batch, Batch)
     for tensor in (both.batch.t, both.batch.noise, both.batch.x_0):
         rows = tensor.view(2, 2, 2, *tensor.shape[1:])  # pair, level, member
         shared = tensor is not both.batch.x_0
@@ -218,14 +220,14 @@ def test_a_lack_of_memory_never_divides_a_pair(asked: Request, tmp_path: Path):
 def test_shuffled_rewards_make_other_pairs(asked: Request):
     table, request = advantages_in(asked), elsewhere(asked, "shuffled", shuffle_rewards=True)
     rollouts = [Artifact(source) for source in request.inputs["rollouts"]]
-    shuffled = advantages(request, rollouts, dpo.Algorithm(request.settings(contracts.Update).algorithm))
+    shuffled = advantages(request, rollouts, algorithm_of(request.settings(contracts.Update).algorithm))
     assert sorted(shuffled["reward"]) == sorted(table["reward"])
     assert pairs_in(shuffled) != pairs_in(table)
 
 
 def test_a_rollout_without_any_pair_is_refused_with_the_count(asked: Request):
     rollouts = [Artifact(source) for source in asked.inputs["rollouts"]]
-    algorithm = dpo.Algorithm(elsewhere(asked, "gap", min_gap=1e9).settings(contracts.Update).algorithm)
+    algorithm = algorithm_of(elsewhere(asked, "gap", min_gap=1e9).settings(contracts.Update).algorithm)
     with pytest.raises(ArtifactError, match="no pair can be trained on: 12 were left out"):
         advantages(asked, rollouts, algorithm)
 
@@ -252,3 +254,37 @@ def test_pairs_of_a_plugin_that_cannot_be_trained_are_refused(asked: Request, be
 
     with pytest.raises(ConfigError, match=says):
         advantages(asked, [Artifact(source) for source in asked.inputs["rollouts"]], Broken())
+
+
+# ---- preferences of people
+
+
+def test_an_update_trains_on_the_pairs_of_a_file(asked: Request, tmp_path: Path):
+    """They are the worst of each prompt before the best, and one of another rollout."""
+    table = advantages_in(asked)
+    ranked = [group.sort_values("reward")["sample_id"].tolist() for _, group in table.groupby("prompt_id")]
+    pairs = [(some[0], some[-1]) for some in ranked]
+    file = tmp_path / "people.csv"
+    lines = ["winner,loser", *map(",".join, [*pairs, ("i0007-p-000", "i0007-p-001")])]
+    file.write_text("\n".join(lines), encoding="utf-8")
+    request = elsewhere(asked, "people", pairs="file", preferences=str(file))
+    config = request.settings(contracts.Update)
+    config = config.model_copy(update={"algorithm": config.algorithm.pinned()})
+    made = make(request.model_copy(update={"config": config}), tmp_path)
+    assert (made.summary["pairs"], made.summary["pairs_elsewhere"]) == (2, 1)
+    assert "pairs_dropped" not in made.summary
+    expected = Counter((f"0/{winner}", f"0/{loser}") for winner, loser in pairs)
+    assert pairs_in(advantages_in(request)) == expected
+    assert Counter(chain.from_iterable(map(units, steps_in(request)))) == expected
+
+
+def test_a_plan_pins_the_file_and_a_run_with_another_one_is_refused(tmp_path: Path):
+    file = tmp_path / "people.jsonl"
+    file.write_text('{"winner": "a", "loser": "b"}\n', encoding="utf-8")
+    values = dpo_recipe(pairs="file", preferences=str(file))
+    algorithm = make_run(tmp_path / "runs", values).plan.recipe.train.train_policy
+    assert algorithm.identity()["preference_file"]["pairs"] == 1
+    assert make_run(tmp_path / "runs", values).plan.recipe.train.train_policy == algorithm
+    file.write_text('{"winner": "b", "loser": "a"}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match="preference_file"):
+        make_run(tmp_path / "runs", values)
