@@ -28,34 +28,24 @@ class Preference(Section):
         return self
 
 
-class PreferenceFile(Section):
-    """Facts of a file of preferences, which a plan pins."""
+def read(path: str, planned: str = "") -> tuple[list[Preference], str]:
+    """Return the preferences in a file, and its digest. A name that ends in ``.csv`` is a table with a header.
 
-    sha256: str
-    """Digest of its bytes."""
-    pairs: int
-    """Number of pairs in it."""
-
-
-def read(path: str, planned: PreferenceFile | None = None) -> tuple[list[Preference], PreferenceFile]:
-    """Return the preferences in a file, and its facts. A name that ends in ``.csv`` is a table with a header.
-
-    Raises :class:`ConfigError` with every line that is no preference, and :class:`ArtifactError` if a file that was
-    ``planned`` is missing or has changed.
+    Raises :class:`ConfigError` with the first lines that are no preference, and :class:`ArtifactError` if a file with
+    the digest ``planned`` is missing or has changed.
     """
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        kind = ConfigError if planned is None else ArtifactError
+        kind = ArtifactError if planned else ConfigError
         raise kind(f"preferences = {path!r} cannot be read: {error}") from error
     found = sha256(data)
-    if planned is not None and found != planned.sha256:
+    if planned and found != planned:
         raise ArtifactError(
-            f"preferences = {path!r} has changed: found sha256 {found[:12]}, planned {planned.sha256[:12]}; restore "
+            f"preferences = {path!r} has changed: found sha256 {found[:12]}, planned {planned[:12]}; restore "
             "the file, or begin another run"
         )
-    preferences = _parsed(path, data)
-    return preferences, PreferenceFile(sha256=found, pairs=len(preferences))
+    return _parsed(path, data), found
 
 
 def _parsed(path: str, data: bytes) -> list[Preference]:

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from cosmos_rl_core.algorithms._advantages import BEATS, DROPPED, HELD, rewards_of
 from cosmos_rl_core.algorithms._base import Batch, Loss
 from cosmos_rl_core.algorithms._needs import Needs, every_pair
-from cosmos_rl_core.algorithms._preferences import PreferenceFile, read
+from cosmos_rl_core.algorithms._preferences import read
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.train import RewardedOptions
 from cosmos_rl_core.errors import ArtifactError, ConfigError
@@ -44,8 +44,10 @@ class Options(RewardedOptions):
     """File of human preferences for ``pairs = "file"``: lines of JSON, or a ``.csv`` with a header, with the ids of
     samples ``winner`` and ``loser``. Every node reads it. Pairs that a rollout lacks are counted, and a rollout that
     has none of them ends the run."""
-    preference_file: PreferenceFile | None = Field(default=None, json_schema_extra={"neutral": None})
-    """Digest and size of that file. The plan fills it in, and the file must have it."""
+    preferences_sha256: str = Field(default="", pattern="^([0-9a-f]{64})?$", json_schema_extra={"neutral": ""})
+    """Digest of that file. The plan fills it in."""
+    preferences_count: int = Field(default=0, ge=0, json_schema_extra={"neutral": 0})
+    """Number of pairs in that file. The plan fills it in."""
     min_gap: float = Field(default=0.0, ge=0)
     """Smallest difference of rewards of a pair, in the unit of the weighted sum of rewards. Pairs of less, and of equal
     rewards, are left out and counted."""
@@ -67,13 +69,21 @@ class Options(RewardedOptions):
         return self
 
     def pinned(self) -> Self:
-        """Return the settings with the facts of the file of preferences. Raises :class:`ConfigError` if it changed."""
+        """Return the settings with digest, size and absolute path of the file of preferences.
+
+        Raises :class:`ConfigError` if it has another digest than the settings state, or lines that are no preference.
+        """
         if self.preferences is None:
             return self
-        _, file = read(self.preferences)
-        if self.preference_file not in (None, file):
-            raise ConfigError(f"preferences = {self.preferences!r} is not the file that preference_file names")
-        return self.model_copy(update={"preference_file": file, "preferences": str(Path(self.preferences).absolute())})
+        preferences, digest = read(self.preferences)
+        if self.preferences_sha256 not in ("", digest):
+            raise ConfigError(
+                f"preferences = {self.preferences!r}: found sha256 {digest}, preferences_sha256 = "
+                f"{self.preferences_sha256!r}; restore the file, or leave the digest out"
+            )
+        path = str(Path(self.preferences).absolute())
+        facts = {"preferences_sha256": digest, "preferences_count": len(preferences)}
+        return self.model_copy(update={"preferences": path} | facts)
 
 
 class Algorithm:
@@ -86,7 +96,7 @@ class Algorithm:
             timesteps_fraction=options.timesteps_fraction,
             unit="pair",
             most_pairs=_one_pair if options.pairs == "best_worst" else every_pair,
-            given_pairs=0 if options.preference_file is None else options.preference_file.pairs,
+            given_pairs=options.preferences_count,
             update_ref_every_iter=options.update_ref_every_iter,
         )
 
@@ -132,14 +142,14 @@ class Algorithm:
         """Yield the places of both samples of each pair of the file that has both here."""
         path = self.options.preferences
         assert path is not None
-        preferences, file = read(path, self.options.preference_file)
+        preferences, _ = read(path, self.options.preferences_sha256)
         place = {name: number for number, name in enumerate(samples["sample_id"])}
         here = [one for one in preferences if one.winner in place and one.loser in place]
         if not here:
             such = f", such as {next(iter(place))}" if place else ""
             raise ArtifactError(
-                f"preferences = {path!r} has {file.pairs} pairs, none of them of two of the {len(place)} samples of "
-                f"this rollout{such}"
+                f"preferences = {path!r} has {len(preferences)} pairs, none of them of two of the {len(place)} samples "
+                f"of this rollout{such}"
             )
         prompts = samples["prompt_id"].tolist()
         for one in here:

@@ -216,12 +216,12 @@ def test_a_pair_of_two_prompts_is_refused(tmp_path: Path):
 def test_a_file_that_changed_since_it_was_planned_is_refused(tmp_path: Path):
     file, samples = tmp_path / "p.jsonl", scored({"a": [1, 5]})
     algorithm = given(file, ["a0>a1"])
-    assert algorithm.options.identity()["preference_file"]["pairs"] == 1
+    assert algorithm.options.identity()["preferences_count"] == 1
     assert "preferences" not in algorithm.options.identity()
     file.write_text('{"winner": "a1", "loser": "a0"}\n', encoding="utf-8")
     with pytest.raises(ArtifactError, match="has changed: found sha256"):
         algorithm.advantages(samples)
-    with pytest.raises(ConfigError, match="not the file that preference_file names"):
+    with pytest.raises(ConfigError, match="leave the digest out"):
         algorithm.options.pinned()
     file.unlink()
     with pytest.raises(ArtifactError, match="cannot be read"):

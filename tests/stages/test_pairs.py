@@ -283,8 +283,8 @@ def test_a_plan_pins_the_file_and_a_run_with_another_one_is_refused(tmp_path: Pa
     file.write_text('{"winner": "a", "loser": "b"}\n', encoding="utf-8")
     values = dpo_recipe(pairs="file", preferences=str(file))
     algorithm = make_run(tmp_path / "runs", values).plan.recipe.train.train_policy
-    assert algorithm.identity()["preference_file"]["pairs"] == 1
+    assert algorithm.identity()["preferences_count"] == 1
     assert make_run(tmp_path / "runs", values).plan.recipe.train.train_policy == algorithm
     file.write_text('{"winner": "b", "loser": "a"}\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match="preference_file"):
+    with pytest.raises(ConfigError, match="preferences_sha256"):
         make_run(tmp_path / "runs", values)
