@@ -11,11 +11,9 @@ from cosmos_rl_core import plugins
 from cosmos_rl_core.canonical import differences, digest
 from cosmos_rl_core.config.reading import Values, read_toml, with_changes
 from cosmos_rl_core.errors import ConfigError, Mistakes
-from cosmos_rl_core.recipes.reading import checked
 from cosmos_rl_core.weights.parts import STATE
 from flows.checking import checks
 from flows.lineage.origin import Origin
-from flows.planning import kinds
 from flows.planning.base import AnyPlan, AnyRun
 from flows.planning.plan import ForkOf, Plan, Settings, plan_from
 from flows.planning.steps import read_run
@@ -40,9 +38,14 @@ def plan_of_fork(wanted: ForkOf, settings: Settings, misfits: checks.Misfits | N
     run, mistakes = read_run(settings.store, wanted.run), Mistakes()
     source = f"{wanted.run} at policy {wanted.at}"
     mistakes.extend(_missing(run, wanted.at))
-    values, idle = _values(run.plan, wanted, settings, mistakes)
+    values = _values(run.plan, wanted, settings, mistakes)
     named = replace(settings, recipe=source, run_id="fork")
-    plan = plan_from(values, named, mistakes, misfits=misfits, known_idle=idle)
+    # A plan has every setting written out, of which many have no effect.
+    written = {override.partition("=")[0].rpartition(".")[2] for override in settings.changes}
+    written |= {"rewards"} if wanted.rewards else set()
+    plan = plan_from(
+        values, named, mistakes, misfits=misfits, told=lambda idle: not written.isdisjoint(_WORDS.findall(idle))
+    )
     if wrong := [*_unlike(run.plan, plan)]:
         raise ConfigError("\n  ".join([f"{source}:", *wrong]))
     begins = Origin(
@@ -56,22 +59,16 @@ def plan_of_fork(wanted: ForkOf, settings: Settings, misfits: checks.Misfits | N
     return plan.model_copy(update={"run_id": settings.run_id or f"{name}-{digest(plan.identity())[:8]}"})
 
 
-def _values(plan: AnyPlan, wanted: ForkOf, settings: Settings, mistakes: Mistakes) -> tuple[Values, frozenset[str]]:
-    """Return the values of the fork's recipe, and what has no effect in it because its origin wrote it out.
-
-    A plan has every setting written out, of which many have no effect. Those that somebody changed are told.
-    """
-    kind = kinds.of(plan)
+def _values(plan: AnyPlan, wanted: ForkOf, settings: Settings, mistakes: Mistakes) -> Values:
+    """Return the values of the fork's recipe: those of its origin, with the changes."""
     values: dict[str, Any] = plan.recipe.model_dump(mode="json")
-    _, idle = (checked if kind is None else kind.check)(plan.recipe.model_dump(mode="json"), wanted.run)
     if wanted.rewards is not None:
         values["rewards"] = mistakes.catch(_rewards_in, wanted.rewards) or values["rewards"]
     before = _algorithm(values)
     values = with_changes(values, Path.cwd() / "recipe", settings.changes, settings.cluster, mistakes)
     if _algorithm(values) != before:
         mistakes.catch(_leave_out, values, before)
-    changed = {override.partition("=")[0].rpartition(".")[2] for override in settings.changes}
-    return values, frozenset(sentence for sentence in idle if changed.isdisjoint(_WORDS.findall(sentence)))
+    return values
 
 
 def _rewards_in(path: str) -> list[Any]:
@@ -87,14 +84,15 @@ def _algorithm(values: Values) -> Any:
 
 
 def _leave_out(values: Values, before: str) -> None:
-    """Leave out the options of the algorithm before that the new one does not have.
+    """Leave out the options of the algorithm before that the new one does not have, and those at its defaults.
 
     Raises :class:`ConfigError` if there is no such algorithm.
     """
     options = values["train"]["train_policy"]
     known = plugins.load("algorithms", str(options["type"])).Options.model_fields
-    for name in plugins.load("algorithms", before).Options.model_fields.keys() - known.keys():
-        options.pop(name, None)
+    for name, field in plugins.load("algorithms", before).Options.model_fields.items():
+        if name != "type" and (name not in known or options.get(name) == field.get_default(call_default_factory=True)):
+            options.pop(name, None)
 
 
 def _missing(run: AnyRun, at: int) -> Iterator[str]:

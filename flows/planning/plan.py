@@ -1,6 +1,6 @@
 """The plan of a run: its recipe with everything resolved, checked before anything runs, written once."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -167,11 +167,11 @@ def plan_from(
     *,
     without_weights: bool = False,
     misfits: checks.Misfits | None = None,
-    known_idle: Container[str] = (),
+    told: Callable[[str], bool] = lambda sentence: True,
 ) -> Plan:
     """Return the plan of a recipe's values, like :func:`plan_of`. ``mistakes`` are those in the values' source.
 
-    ``known_idle`` are sentences on settings without effect that are no mistakes.
+    ``told`` returns whether a sentence on settings without effect is a mistake: whether somebody wrote them.
     """
     mistakes.catch(store.check_readable, settings.store)
     paths = values.get("plugins", [])
@@ -181,7 +181,7 @@ def plan_from(
         recipe, idle = (checked if kind is None else kind.check)(values, settings.recipe)
     except ConfigError as error:
         raise ConfigError("\n  ".join([str(error), *mistakes])) from error
-    mistakes.extend(sentence for sentence in idle if sentence not in known_idle)
+    mistakes.extend(filter(told, idle))
     if misfits is not None:
         mistakes.extend(misfits(recipe.launch, (checks.stages_of if kind is None else kind.stages)(recipe)))
     source, known = settings.recipe, tuple(mistakes)

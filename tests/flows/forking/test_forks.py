@@ -136,6 +136,17 @@ def test_with_staleness_a_fork_has_the_rollout_beside_its_update(recipe: Any, tm
     assert faults(other) == faults(origin)
 
 
+def test_a_fork_may_train_by_another_algorithm_on_rewards(origin: Run) -> None:
+    fork = begun(origin, 1, overrides=("train.train_policy.type=dpo",))
+    asked = make_all(fork)
+    algorithm = asked[fork.slots.policy(2)].config.identity()["algorithm"]
+    assert (algorithm["type"], algorithm["mini_batch"]) == ("dpo", 2)
+    # Its rollouts are by the current policy, those of NFT by the slow copy.
+    assert made(fork.slots.iteration(1, "rollout")).slot == fork.slots.iteration(1, "rollout")
+    with pytest.raises(ConfigError, match="only one of them trains on rewards"):
+        begun(origin, 1, overrides=("train.train_policy.type=sft",))
+
+
 def test_other_rewards_are_judged_from_the_fork_on(origin: Run, tmp_path: Path) -> None:
     file = tmp_path / "rewards.toml"
     file.write_text('[[rewards]]\nfn = { name = "jpeg" }\n', encoding="utf-8")
