@@ -5,6 +5,8 @@ from functools import cache
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
 NOT_IDENTITY: dict[str, Any] = {"identity": False}
 """``json_schema_extra`` of a field that decides where or how a run computes, not its result."""
@@ -70,3 +72,27 @@ def written(section: Section, *names: str) -> list[str]:
     unknown = [name for name in names if name not in type(section).model_fields]
     assert not unknown, f"{type(section).__name__} has no field {', '.join(unknown)}"
     return [name for name in names if name in section.model_fields_set]
+
+
+def _default(field: FieldInfo) -> Any:
+    """Return the default of a field; no value if it has none, or one that follows from others."""
+    if field.is_required() or field.default_factory_takes_validated_data:
+        return _NO_VALUE
+    return field.get_default(call_default_factory=True)
+
+
+def as_written(value: Any) -> Any:
+    """Return settings as a recipe would write them, as plain JSON data: without those that have their defaults."""
+    if isinstance(value, Section):
+        key = value.plugin[1] if value.plugin else ""
+        fields = ((name, field, getattr(value, name)) for name, field in type(value).model_fields.items())
+        return {
+            name: as_written(found)
+            for name, field, found in fields
+            if name == key or found != _default(field)
+        }
+    if isinstance(value, dict):
+        return {str(name): as_written(found) for name, found in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_written(found) for found in value]
+    return to_jsonable_python(value)

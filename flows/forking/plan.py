@@ -9,6 +9,7 @@ from typing import Any
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.canonical import differences, digest
+from cosmos_rl_core.config.base import as_written
 from cosmos_rl_core.config.reading import Values, read_toml, with_changes
 from cosmos_rl_core.errors import ConfigError, Mistakes
 from cosmos_rl_core.weights.parts import STATE
@@ -40,7 +41,7 @@ def plan_of_fork(wanted: ForkOf, settings: Settings, misfits: checks.Misfits | N
     mistakes.extend(_missing(run, wanted.at))
     values = _values(run.plan, wanted, settings, mistakes)
     named = replace(settings, recipe=source, run_id="fork")
-    # A plan has every setting written out, of which many have no effect.
+    # A plan has settings that nobody wrote, such as a solver, of which some have no effect.
     written = {override.partition("=")[0].rpartition(".")[2] for override in settings.changes}
     written |= {"rewards"} if wanted.rewards else set()
     plan = plan_from(
@@ -61,7 +62,7 @@ def plan_of_fork(wanted: ForkOf, settings: Settings, misfits: checks.Misfits | N
 
 def _values(plan: AnyPlan, wanted: ForkOf, settings: Settings, mistakes: Mistakes) -> Values:
     """Return the values of the fork's recipe: those of its origin, with the changes."""
-    values: dict[str, Any] = plan.recipe.model_dump(mode="json")
+    values: Values = as_written(plan.recipe)
     if wanted.rewards is not None:
         values["rewards"] = mistakes.catch(_rewards_in, wanted.rewards) or values["rewards"]
     before = _algorithm(values)
@@ -84,15 +85,14 @@ def _algorithm(values: Values) -> Any:
 
 
 def _leave_out(values: Values, before: str) -> None:
-    """Leave out the options of the algorithm before that the new one does not have, and those at its defaults.
+    """Leave out the options of the algorithm before that the new one does not have.
 
     Raises :class:`ConfigError` if there is no such algorithm.
     """
     options = values["train"]["train_policy"]
     known = plugins.load("algorithms", str(options["type"])).Options.model_fields
-    for name, field in plugins.load("algorithms", before).Options.model_fields.items():
-        if name != "type" and (name not in known or options.get(name) == field.get_default(call_default_factory=True)):
-            options.pop(name, None)
+    for name in plugins.load("algorithms", before).Options.model_fields.keys() - known.keys():
+        options.pop(name, None)
 
 
 def _missing(run: AnyRun, at: int) -> Iterator[str]:

@@ -143,7 +143,7 @@ def test_a_fork_may_train_by_another_algorithm_on_rewards(origin: Run) -> None:
     assert (algorithm["type"], algorithm["mini_batch"]) == ("dpo", 2)
     # Its rollouts are by the current policy, those of NFT by the slow copy.
     assert made(fork.slots.iteration(1, "rollout")).slot == fork.slots.iteration(1, "rollout")
-    with pytest.raises(ConfigError, match="only one of them trains on rewards"):
+    with pytest.raises(ConfigError, match=r"sft trains on data: give its rewards role = .monitor."):
         begun(origin, 1, overrides=("train.train_policy.type=sft",))
 
 
