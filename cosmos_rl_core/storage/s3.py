@@ -50,12 +50,13 @@ _PASSING = (
 )
 _SOURCES = f"keys and endpoint come from {PROFILES}, {CHECKPOINT}* or AWS's own variables and files, in this order"
 _RIGHTS = "the keys may be wrong or lack a right: s3:GetObject, s3:PutObject, s3:ListBucket (to see what is absent)"
+CLOCK = "RequestTimeTooSkewed"
 _HINTS = {
     "NoSuchBucket": "make the bucket first, or name another",
     "InvalidAccessKeyId": "the server does not know the access key; is the endpoint the right one?",
     "SignatureDoesNotMatch": "the secret key does not match the access key",
     "ExpiredToken": "the session token has expired; get another and run again",
-    "RequestTimeTooSkewed": "this machine's clock is wrong",
+    CLOCK: "this machine's clock is wrong; set it",
     "PermanentRedirect": "the bucket is in another region",
     "AuthorizationHeaderMalformed": "the bucket is in another region",
 }
@@ -250,7 +251,8 @@ def _mistake(error: Exception) -> str | None:
     if local or isinstance(error, ValueError):
         return f"{error}; {_SOURCES}"
     if status in {401, 403}:
-        return f"the server refuses ({code}: {error}); {_HINTS.get(code, _RIGHTS)}; {_SOURCES}"
+        sources = "" if code == CLOCK else f"; {_SOURCES}"
+        return f"the server refuses ({code}: {error}); {_HINTS.get(code, _RIGHTS)}{sources}"
     return f"{error}; {_HINTS[code]}" if code in _HINTS else None
 
 

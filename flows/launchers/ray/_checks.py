@@ -98,17 +98,19 @@ def _each(found: dict[str, Findings], kind: str) -> Iterator[tuple[str, str]]:
 
 
 def _differing(found: dict[str, Findings]) -> Iterator[tuple[str, str]]:
-    """Yield hosts with other versions than the flow, or than most nodes."""
-    ours = installed()
+    """Yield hosts with other versions than the flow, or than most nodes; where two are as common, than the flow."""
+    flow = installed()
     for name in ("Python", *EQUAL):
+        ours = flow.get(name, "none")
         versions = {host: one.versions.get(name, "none") for host, one in found.items()}
-        most = [version for version, _ in Counter(versions.values()).most_common(1)]
-        for expected in [ours.get(name, "none")] if name in OF_THE_FLOW else most:
-            yield from (
-                (host, f"{name} {version}, expected {expected}")
-                for host, version in versions.items()
-                if version != expected
-            )
+        counts = Counter(versions.values())
+        most = max(counts, key=lambda version: (counts[version], version == ours), default=ours)
+        expected = ours if name in OF_THE_FLOW else most
+        yield from (
+            (host, f"{name} {version}, expected {expected}")
+            for host, version in versions.items()
+            if version != expected
+        )
 
 
 def paths_in(settings: Any) -> tuple[str, ...]:

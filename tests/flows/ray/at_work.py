@@ -1,6 +1,8 @@
 """A stage of gangs and of workers on a Ray cluster, and the Requests of a test."""
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -70,6 +72,16 @@ stage.run = run
 sys.modules["stages.embed"] = stage
 """
 
+HOLD = f"""
+import sys
+import ray
+from ray.util.placement_group import placement_group
+ray.init(address={HEAD!r}, log_to_driver=False)
+assert placement_group([{{"GPU": 2}}] * int(sys.argv[1]), strategy="STRICT_SPREAD").wait(120)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
 
 @contextmanager
 def at_work(folder: Path, nodes: Sequence[int], **environment: str) -> Iterator[Cluster]:
@@ -80,22 +92,33 @@ def at_work(folder: Path, nodes: Sequence[int], **environment: str) -> Iterator[
         yield found
 
 
-class Work:
-    """Requests in a folder of one test."""
+@contextmanager
+def all_gpus_taken(cluster: Cluster) -> Iterator[None]:
+    """Have another program reserve the GPUs of all nodes, so that nothing else can."""
+    command = [sys.executable, "-c", HOLD, f"{len(cluster.nodes)}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as taking:
+        assert taking.stdout is not None
+        assert taking.stdout.readline() == b"held\n"
+        yield
+        taking.communicate()
 
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
-        self.cluster, self.folder = cluster, folder
+
+class Work:
+    """Requests in a store of one test."""
+
+    def __init__(self, cluster: Cluster, store: Path | str) -> None:
+        self.cluster, self.store = cluster, str(store)
         for left in (*cluster.folder.glob("made.*"), *(cluster.folder / name for name in ("killed", "go on"))):
             left.unlink(missing_ok=True)
 
     def waves(self, **options: Any) -> Waves:
         """A flow's waves."""
-        return Waves(str(self.folder / "run"), config(**options), Display())
+        return Waves(f"{self.store}/run", config(**options), Display())
 
     def request(self, name: str = "one", model: str = "none") -> Request:
         """A stage that imports no model."""
         embed = Embed(model=ModelRef(path=model, adapter="none", digest="none"), prompts=(), max_prompt_length=1)
-        return Request(stage="embed", slot=str(self.folder / "run" / name), seed=0, config=embed)
+        return Request(stage="embed", slot=f"{self.store}/run/{name}", seed=0, config=embed)
 
     def asks(self, **work: Any) -> None:
         """What the stage shall do."""

@@ -69,7 +69,7 @@ def test_workers_are_on_all_nodes_and_a_lost_node_costs_its_units_and_one_that_j
         (work.cluster.folder / "go on").touch()
         making.result()
     assert work.artifact().json("all.json") == list(range(COUNT))
-    again = Work(work.cluster, work.folder / "again")
+    again = Work(work.cluster, f"{work.store}/again")
     again.asks()
     with closing(again.waves(elastic={"max": 1})) as waves:
         waves.make("one worker", [again.request()])
@@ -97,7 +97,7 @@ def test_nothing_of_a_killed_flow_is_left(work: Work) -> None:
     work.asks(wait=True)
     code = "import sys; from tests.flows.allocated import main; main(*sys.argv[1:])"
     settings = config(elastic={"max": 4}).model_dump_json()
-    command = [sys.executable, "-c", code, str(work.folder / "run"), settings, work.request().model_dump_json()]
+    command = [sys.executable, "-c", code, f"{work.store}/run", settings, work.request().model_dump_json()]
     flow = subprocess.Popen(command, cwd=ROOT)
     try:
         eventually(lambda: len(work.made()) == 4)
