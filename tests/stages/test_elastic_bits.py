@@ -11,6 +11,7 @@ import pytest
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.datasets import local
 from cosmos_rl_core.errors import StageError
+from flows.planning import requests
 from flows.running.display import Display
 from flows.running.wave import Waves
 from stages.artifacts.artifact import Artifact
@@ -19,7 +20,10 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.contracts import Embed
 from stages.registry import STAGES
+from tests.stages import test_wan as wan
+from tests.stages.conftest import make, make_run
 from tests.stages.every_stage import stages_of_diffusion, stages_of_vlms
+from tests.stages.test_context_parallel_stages import longer
 from tests.stages.test_distributed import python_path
 from tests.stages.test_index import Dataset, caption, image
 
@@ -153,17 +157,18 @@ def test_bits_depend_on_no_number_of_workers(stage: str, made: dict[str, Request
     assert workers.all_made(2), workers.made
 
 
-def make_by_groups(rollout: Request, workers: Workers, slot: str) -> None:
+def make_by_groups(rollout: Request, workers: Workers, slot: str, size: str = "dp_shard_size", **settings: Any) -> None:
     """Workers of two ranks, one of which loses a rank, and one of which is asked to end."""
-    one = workers.make(rollout, 1, f"{slot}-one", dp_shard_size=2)
-    assert one.numerics["world_size"] == one.numerics["dp_shard_size"] == 2
-    assert workers.make(rollout, 2, f"{slot}-two", dp_shard_size=2).content == one.content
+    two: dict[str, Any] = {size: 2, **settings}
+    one = workers.make(rollout, 1, f"{slot}-one", **two)
+    assert one.numerics["world_size"] == one.numerics[size] == 2
+    assert workers.make(rollout, 2, f"{slot}-two", **two).content == one.content
     assert workers.all_made(4), workers.made
     for number, word in (
         (signal.SIGKILL, "is lost (killed"),
         (signal.SIGTERM, "was asked to end, and gave back units"),
     ):
-        made = workers.make(rollout, 2, f"{slot}-{number.name}", kill=number, dp_shard_size=2)
+        made = workers.make(rollout, 2, f"{slot}-{number.name}", kill=number, **two)
         assert made.content == one.content
         assert sum(map(len, workers.made)) == one.summary["samples"]
         (told,) = (line for line in workers.lines if "is lost" in line or "was asked" in line)
@@ -173,6 +178,17 @@ def make_by_groups(rollout: Request, workers: Workers, slot: str) -> None:
 
 def test_a_group_is_one_worker_whichever_rank_of_it_ends(made: dict[str, Request], workers: Workers) -> None:
     make_by_groups(varied(made["rollout"], batch_size=1), workers, "forks")
+
+
+@pytest.mark.slow
+def test_so_is_a_group_whose_ranks_share_each_video(
+    workers: Workers, wan_path: str, prompt_dir: str, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path, longer(wan.recipe(wan_path, prompt_dir, wan.LORA)))
+    for request in (requests.policy(run), run.prepared.embed):
+        make(request, tmp_path)
+    # Updates, which have no workers, must have as many ranks.
+    make_by_groups(varied(requests.rollout(run, 0), batch_size=1), workers, "peers", "cp_size", processes=2)
 
 
 @pytest.mark.slow
