@@ -3,7 +3,7 @@
 import io
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,8 @@ def _taken_apart(value: Any) -> tuple[str, dict[str, Any]]:
     return text.strip(), metadata
 
 
-def _values(extension: str, text: str) -> list[tuple[str, Any]]:
-    """Return the place and JSON value of each prompt. A line of text is the object of that prompt.
+def _values(extension: str, text: str) -> Iterator[tuple[str, Any]]:
+    """Yield the place and JSON value of each prompt. A line of text is the object of that prompt.
 
     Raises ``ValueError`` if the file is not JSON.
     """
@@ -91,10 +91,12 @@ def _values(extension: str, text: str) -> list[tuple[str, Any]]:
         values = json.loads(text)
         if not isinstance(values, list):
             raise ValueError("expected a list of objects")
-        return [(f"entry {number}", value) for number, value in enumerate(values, 1)]
+        yield from ((f"entry {number}", value) for number, value in enumerate(values, 1))
+        return
     read = _object if extension == ".jsonl" else lambda line: {"prompt": line}
+    # One at a time: a million objects take more memory than their prompts.
     lines = enumerate(map(str.strip, text.split("\n")), 1)
-    return [(f"line {number}", read(line)) for number, line in lines if line]
+    yield from ((f"line {number}", read(line)) for number, line in lines if line)
 
 
 def _object(line: str) -> Any:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from cosmos_rl_core.canonical import canonical_json, digest, sha256
+from cosmos_rl_core.canonical import canonical_json, sha256
 from cosmos_rl_core.errors import ArtifactError
 
 FORMAT = 1
@@ -15,8 +15,7 @@ def seal(kind: str, body: dict[str, Any]) -> bytes:
 
     Raises ``ValueError`` on NaN or infinity.
     """
-    whole = {**body, "format": FORMAT, "kind": kind}
-    return canonical_json({"body": whole, "sha256": digest(whole)})
+    return _sealed(canonical_json({**body, "format": FORMAT, "kind": kind}))
 
 
 def unseal(data: bytes, kind: str, url: str) -> dict[str, Any]:
@@ -28,9 +27,7 @@ def unseal(data: bytes, kind: str, url: str) -> dict[str, Any]:
     try:
         found = json.loads(data)
         body = found["body"]
-        encoded = canonical_json(body)
-        # As `seal` writes it, without encoding the body a second time: runs have hundreds of these files.
-        intact = data == b'{"body":%b,"sha256":"%b"}' % (encoded, sha256(encoded).encode())
+        intact = data == _sealed(canonical_json(body))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ArtifactError(
             f"{url} is damaged: not a sealed {kind} ({type(error).__name__}: {error}); {RESTORE}"
@@ -49,3 +46,8 @@ def unseal(data: bytes, kind: str, url: str) -> dict[str, Any]:
 
 RESTORE = "restore it from a copy"
 """Advice for a damaged file."""
+
+
+def _sealed(body: bytes) -> bytes:
+    """Return the canonical JSON of a body and its digest, from that of the body: encoded once, as runs have many."""
+    return b'{"body":%b,"sha256":"%b"}' % (body, sha256(body).encode())
