@@ -20,6 +20,7 @@ KILLS = 2
 """Kills of each victim on each cluster."""
 UNIT_S, RANK_S = 1.0, 3.0
 """Time that a unit of an elastic stage takes, and a rank of a gang."""
+ACTOR = "ray::Node"
 
 
 @pytest.fixture(scope="module", params=[2, 4], ids=["two nodes", "four nodes"])
@@ -63,20 +64,20 @@ def _undisturbed(cluster: Cluster, gang: bool) -> str:
 
 
 def _killed(cluster: Cluster, victim: Victim, number: int, moments: random.Random, expected: dict[bool, str]) -> str:
-    gang = bool(number % 2)
+    gang, count = bool(number % 2), len(cluster.nodes)
     work, settings = _work(cluster, f"{victim}-{time.monotonic_ns()}", gang), _settings(cluster, gang)
     at, later_s = moments.randint(0, 4), moments.uniform(0, 1)
     with closing(work.waves(**settings)) as waves, ThreadPoolExecutor() as pool:
         making = pool.submit(cluster.inside(waves.make), "killed", [work.request()])
         eventually(lambda: len(work.made()) >= at or making.done())
         time.sleep(later_s)
-        _kill(cluster, victim, moments)
+        killed = _kill(cluster, victim, moments) if not making.done() else "nothing, as it was over"
         error = making.exception(2 * PATIENCE_S)
     if error is not None:
         assert isinstance(error, StageError)
         assert error.retryable, error.in_full()
-    if victim == "raylet":
-        (lost,) = {*range(len(cluster.nodes) + 1)} - cluster.nodes.keys()
+    if victim == "raylet" and len(cluster.nodes) < count:
+        (lost,) = {*range(count)} - cluster.nodes.keys()
         cluster.start_node(lost)
     elif victim == "head" and cluster.head.poll() is not None:
         cluster.start_again()
@@ -85,21 +86,26 @@ def _killed(cluster: Cluster, victim: Victim, number: int, moments: random.Rando
             waves.make("again", [work.request()])
     assert work.artifact().manifest.content == expected[gang]
     eventually(lambda: not _stage_processes(cluster))
-    return f"{'gang' if gang else 'elastic'}, {at} begun: {'finished' if error is None else error.kind}"
+    return f"{'gang' if gang else 'elastic'}, {at} begun, {killed}: {'finished' if error is None else error.kind}"
 
 
-def _kill(cluster: Cluster, victim: Victim, moments: random.Random) -> None:
-    """Kill a random one. A new head is there at once, or later."""
+def _kill(cluster: Cluster, victim: Victim, moments: random.Random) -> str:
+    """Kill a random one, and return which. A new head is there at once, or later."""
     if victim == "worker":
-        with suppress(psutil.NoSuchProcess):
-            for one in moments.sample(there := _stage_processes(cluster), min(1, len(there))):
-                one.kill()
-    elif victim == "raylet":
-        cluster.lose_node(moments.choice([*cluster.nodes]))
-    else:
-        cluster.lose_head()
-        if moments.random() < 0.5:
-            cluster.start_again()
+        eventually(lambda: _stage_processes(cluster))
+        with suppress(psutil.NoSuchProcess, IndexError):
+            one = moments.choice(_stage_processes(cluster))
+            words = " ".join(one.cmdline())
+            one.kill()
+            return next((name for name in (ACTOR, "resident", "fork_server") if name in words), "stage")
+        return "nothing, as it ended by itself"
+    if victim == "raylet":
+        cluster.lose_node(node := moments.choice([*cluster.nodes]))
+        return f"node {node}"
+    cluster.lose_head()
+    if again := moments.random() < 0.5:
+        cluster.start_again()
+    return "head, there again at once" if again else "head"
 
 
 def _stage_processes(cluster: Cluster) -> list[psutil.Process]:
@@ -109,6 +115,6 @@ def _stage_processes(cluster: Cluster) -> list[psutil.Process]:
         with suppress(psutil.Error):
             ours = process.environ().get("PYTHONPATH", "").startswith(f"{cluster.folder}:")
             words = " ".join(process.cmdline())
-            if ours and ("ray::Node" in words or "cosmos_rl_core.processes" in words or "stages." in words):
+            if ours and (ACTOR in words or "cosmos_rl_core.processes" in words or "stages." in words):
                 found[process.pid] = process
     return [found[pid] for pid in sorted(found)]
