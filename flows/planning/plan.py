@@ -284,14 +284,31 @@ def freeze(plan: AnyPlan, store_url: str) -> Plan:
     root = run_url(store_url, plan.run_id)
     url = store.join(root, PLAN_FILE)
     store.check_writable(root)
-    if store.read_if_exists(url) is None:
+    written = store.read_if_exists(url)
+    if written is None:
         plan = plan.model_copy(update={"races_decided": store.decides_races(root)})
-        store.put_if_absent(url, seal(PLAN, plan.model_dump(mode="json", exclude={"format"})))
+        is_same = store.put_if_absent(url, _sealed(plan))
+    else:
+        is_same = written == _sealed(plan)
+    del written
+    if is_same:
+        # Nothing is read back: a plan of a million prompts would be in memory three times.
+        record = versions.newest(root, plan.run_id)
+        return plan if record is None else plan.model_copy(update=record.replaced(plan.recipe) | _now(plan))
     frozen = read_plan(store_url, plan.run_id)
     require_same(frozen, plan)
+    return frozen.model_copy(update=_now(plan))
+
+
+def _sealed(plan: AnyPlan) -> bytes:
+    return seal(PLAN, plan.model_dump(mode="json", exclude={"format"}))
+
+
+def _now(plan: AnyPlan) -> dict[str, Any]:
+    """Return the fields of a plan that may change when a run goes on."""
     now = {"recipe": plan.recipe, "model": plan.model, "plugins": plan.plugins}
     now |= {"early_warning": plan.early_warning} if plan.recipe.early_warning is not None else {}
-    return frozen.model_copy(update=now)
+    return now
 
 
 def require_same(frozen: AnyPlan, plan: AnyPlan) -> None:
