@@ -15,6 +15,7 @@ from cosmos_rl_core.errors import ConfigError, Mistakes
 from cosmos_rl_core.weights.parts import STATE
 from flows.checking import checks
 from flows.lineage.origin import Origin
+from flows.planning import kinds
 from flows.planning.base import AnyPlan, AnyRun
 from flows.planning.plan import ForkOf, Plan, Settings, plan_from
 from flows.planning.steps import read_run
@@ -62,7 +63,8 @@ def plan_of_fork(wanted: ForkOf, settings: Settings, misfits: checks.Misfits | N
 
 def _values(plan: AnyPlan, wanted: ForkOf, settings: Settings, mistakes: Mistakes) -> Values:
     """Return the values of the fork's recipe: those of its origin, with the changes."""
-    values: Values = as_written(plan.recipe)
+    kind = kinds.of(plan)
+    values: Values = as_written(plan.recipe) if kind is None else kind.written(plan)
     if wanted.rewards is not None:
         values["rewards"] = mistakes.catch(_rewards_in, wanted.rewards) or values["rewards"]
     before = _algorithm(values)

@@ -27,6 +27,8 @@ class Kind:
     """Class of its plans, which no other kind has."""
     make_plan: Callable[..., Any]
     """Resolves a recipe: run id, source, known mistakes and ``without_weights`` follow it."""
+    written: Callable[[Any], dict[str, Any]]
+    """Returns the recipe of a plan as somebody would write it, with the order of its tables. Forks begin with it."""
     run: Callable[[Any, str], Any]
     """Makes a run of a plan and the address of the store."""
     summary: str

@@ -275,7 +275,7 @@ def _origin(store_url: str, run_id: str) -> inits.Origin:
     return inits.Origin(plan.recipe, plan.model, plan.below, slots.policy)
 
 
-def freeze(plan: AnyPlan, store_url: str) -> Plan:
+def freeze(plan: Plan, store_url: str) -> Plan:
     """Write ``plan.json`` unless it is there, and return it with the recipe of ``plan``.
 
     Settings that decide no result may change, such as the number of iterations and the launch settings. Raises

@@ -7,7 +7,7 @@ from cosmos_rl_core.config.vlm.recipe import VlmRecipe, checked, is_vlm
 from flows.planning.kinds import Kind
 from flows.vlm import describe
 from flows.vlm.about import about, data
-from flows.vlm.plan import VlmPlan, make_plan
+from flows.vlm.plan import VlmPlan, make_plan, written
 from flows.vlm.run import VlmRun
 from flows.vlm.shared_tokens import reached_from
 from flows.vlm.waves import vlm_sft
@@ -45,6 +45,7 @@ KIND = Kind(
     check=checked,
     plan=VlmPlan,
     make_plan=make_plan,
+    written=written,
     run=VlmRun,
     summary="Fine-tune a vision-language model on conversations.",
     waves=vlm_sft,

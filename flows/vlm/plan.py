@@ -10,7 +10,8 @@ from pydantic import Field
 
 from cosmos_rl_core import outside_plugins, plugins
 from cosmos_rl_core.canonical import digest, sha256
-from cosmos_rl_core.config.base import NOT_IDENTITY
+from cosmos_rl_core.config.base import NOT_IDENTITY, as_written
+from cosmos_rl_core.config.reading import Values
 from cosmos_rl_core.config.shared import ModelRef
 from cosmos_rl_core.config.vlm.chat_datasets import ChatDatasetOptions
 from cosmos_rl_core.config.vlm.recipe import VlmRecipe
@@ -42,6 +43,9 @@ class VlmPlan(BasePlan[VlmRecipe]):
     """Number of rows of each dataset that is trained on whose texts cannot be used."""
     held_out_conversations: dict[str, int] = Field(default={}, json_schema_extra=NOT_IDENTITY)
     """The same for held-out datasets."""
+    order: tuple[tuple[str, ...], tuple[str, ...]] = Field(default=((), ()), json_schema_extra=NOT_IDENTITY)
+    """Names of the datasets that are trained on, and of those held out, in the order of the recipe, which the digests
+    follow. Tables of a plan that was read are sorted. Empty in plans from before it was kept."""
     media_places: dict[str, str] = Field(default={}, json_schema_extra=NOT_IDENTITY)
     """By each ``media_path`` of a dataset a digest of the absolute folder that it was when the run was planned."""
 
@@ -105,6 +109,7 @@ def make_plan(
         conversations=data.conversations,
         left_out=data.left_out,
         held_out_conversations=held_out.conversations,
+        order=((*options.datasets,), () if validation is None else (*validation.datasets,)),
         media_places=_places(options.datasets) | _places({} if validation is None else validation.datasets),
         plugins=outside_plugins.pins(model.adapter),
         stage_versions={stage: config.version for stage, config in STAGES.items()},
@@ -113,6 +118,15 @@ def make_plan(
     if not run_id:
         name += f"-{digest(plan.identity())[:8] if model.digest else 'unknown'}"
     return plan.model_copy(update={"run_id": name})
+
+
+def written(plan: VlmPlan) -> Values:
+    """Return the recipe of a plan as somebody would write it, with the datasets in their order."""
+    values: Values = as_written(plan.recipe)
+    for section, order in zip((values["train"]["train_policy"], values.get("validation", {})), plan.order, strict=True):
+        if order:
+            section["datasets"] = {name: section["datasets"][name] for name in order}
+    return values
 
 
 def _model(recipe: VlmRecipe, *, without_weights: bool) -> ModelRef:

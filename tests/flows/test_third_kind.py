@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cosmos_rl_core.canonical import digest
+from cosmos_rl_core.config.base import as_written
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.recipes.reading import checked
 from flows.describing import describe
@@ -65,6 +66,7 @@ KIND = kinds.Kind(
     check=checked,
     plan=BarePlan,
     make_plan=make_plan,
+    written=lambda plan: as_written(plan.recipe),
     run=BareRun,
     summary="Export a base.",
     waves=waves,
