@@ -2,8 +2,7 @@
 
 A Request names a stage, its closed settings and its inputs. Its **recipe** is the digest of everything but the inputs;
 its **fingerprint** adds the inputs' fingerprints, so it is known before anything runs. An artifact's **content** is the
-digest of its result bytes. An artifact stands while its recipe equals the Request's and every input's content equals
-what stands now: if a stage is run again and gives equal bytes, everything made from it still stands.
+digest of its result bytes. It stands while its recipe is the Request's and its inputs have the contents they had.
 """
 
 from typing import ClassVar, Literal
@@ -228,7 +227,7 @@ class Rollout(OnPolicy, Samples):
 
 
 class Decode(StageConfig):
-    """The media of those samples of a rollout that it did not decode, in the same units, with their rows."""
+    """The media of samples of a rollout, in the same units, with their rows."""
 
     name = "decode"
     elastic = True
@@ -240,6 +239,8 @@ class Decode(StageConfig):
     decoding: Decoding
     batch_size: int
     """Samples that the VAE gets at once, unless they are large."""
+    undecoded_only: bool = Field(default=True, json_schema_extra={"neutral": True})
+    """Whether samples that the rollout decoded are left out; False once their media were deleted."""
 
 
 class Reward(StageConfig):
@@ -249,7 +250,7 @@ class Reward(StageConfig):
     elastic = True
     version = 2
     torch = False
-    inputs = {"samples": "one"}
+    inputs = {"samples": "one", "decoded": "many"}
     SCORES: ClassVar[str] = "scores.parquet"
     """A row a sample: its score, or that it is not valid, and the scorer."""
     ANSWERS: ClassVar[str] = f"{RECORDS}answers.parquet"
@@ -341,8 +342,7 @@ class Finetune(Training):
     inputs = {"policy": "one", "init": "many", **_DATA}
     algorithm: AnySupervised
     weights: dict[str, float] = Field(default={}, json_schema_extra={"neutral": {}})
-    """Shares of samples that are drawn from each source of a prepared dataset; without any, items are drawn equally
-    often."""
+    """Shares of samples from each source of a prepared dataset; without any, items are drawn equally often."""
     media: MediaShape
     density: TimeDensity
     batch_size: int

@@ -1,4 +1,4 @@
-"""Pictures and videos of those samples of a rollout that it did not decode."""
+"""Pictures and videos of samples of a rollout, from their latents."""
 
 import json
 from collections.abc import Mapping
@@ -26,11 +26,12 @@ from stages.training.loading import load_model
 def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     """Write ``index`` and ``media`` of the samples whose rows say ``"decoded": false``, in the units of their rollout.
 
-    A unit without such samples is left out, so that units here have other numbers than there.
+    Once its media were deleted, of all finite samples. A unit without such samples is left out, so that units here have
+    other numbers than there.
     """
     config, ranks = request.settings(contracts.Decode), context.ranks
     rollout = Artifact(request.one("samples"))
-    left = [row for row in all_rows(rollout) if not row.get(DECODED, True)]
+    left = [row for row in all_rows(rollout) if is_wanted(row, config)]
     units: dict[int, dict[str, dict[str, Any]]] = {}
     for row in left:
         units.setdefault(row.pop("unit"), {})[row["sample_id"]] = row
@@ -64,6 +65,11 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     lost = sum(not row["finite"] for rows in made for row in rows)
     nonfinite = sum(ranks.gather(lost))
     return {"samples": len(left)} | ({"nonfinite": nonfinite} if nonfinite else {})
+
+
+def is_wanted(row: Mapping[str, Any], config: contracts.Decode) -> bool:
+    """Return whether the sample of a row of the index is decoded."""
+    return not row.get(DECODED, True) if config.undecoded_only else row["finite"]
 
 
 def _decoded(

@@ -146,7 +146,8 @@ def _scored_ahead(waiting: list[Portion], ahead: Shards, context: Context[Ranks]
     """Return the portions that were scored while the samples were made, by their numbers. Damaged ones are left out."""
     found: dict[int, tuple[Portion, Made]] = {}
     there = ahead.names
-    for portion in waiting:
+    # Of samples whose media were deleted there is no name; nor are there any files ahead.
+    for portion in waiting if there else ():
         if ahead.name(portion) not in there:
             continue
         try:

@@ -18,6 +18,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.contracts import MEDIA, TENSORS
 from stages.formats.samples import BY_GUARDRAIL, Files, StoredSample, read_unit
+from stages.scoring.decoded import Decoded
 from stages.scoring.portions import Portion
 
 Rows = list[dict[str, Any]]
@@ -82,6 +83,8 @@ class Scorer:
         """What scored, as it stands beside each score."""
         self.alone = False
         """Whether each item has a forward of its own, although the settings say that several share one."""
+        decoded = [Artifact(one) for one in request.inputs.get("decoded", ())]
+        self._decoded = Decoded(self.samples, request.one("samples").parts, decoded) if decoded else None
         self._unit = lru_cache(_UNITS_HELD)(self._read_unit)
 
     def make_exact(self, gather: Callable[[bool], list[bool]], say: Callable[[str], None]) -> bool:
@@ -155,7 +158,8 @@ class Scorer:
         self._unit.cache_clear()
 
     def _read_unit(self, number: int) -> dict[str, StoredSample]:
-        return {one.sample_id: one for one in read_unit(self.samples, number, self.part)}
+        read = read_unit(self.samples, number, self.part) if self._decoded is None else self._decoded.read_unit(number)
+        return {one.sample_id: one for one in read}
 
     def _outcomes(self, samples: list[Any], label: str, ask: Asked) -> list[Outcome]:
         """Return scores or a failure for each sample. If scoring them together fails, each is scored alone; of a
