@@ -57,6 +57,14 @@ def profile_of(cluster: str) -> Values:
     return profile
 
 
+def rewards_in(path: str) -> list[Any]:
+    """Return the ``[[rewards]]`` of a file. Raises :class:`ConfigError` if it holds anything else."""
+    found = read_toml(path, "a file with [[rewards]] as in a recipe")
+    if found.keys() != {"rewards"}:
+        raise ConfigError(f"{path} must hold [[rewards]] only, found {sorted(found)}")
+    return found["rewards"]
+
+
 def read_toml(path: str | Path, example: str, mistakes: Mistakes | None = None) -> Values:
     """Read a TOML file. Raises :class:`ConfigError`, which names ``example``, if it is missing or not TOML.
 

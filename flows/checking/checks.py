@@ -58,7 +58,7 @@ def refusal(source: str, mistakes: Mistakes, damages: Sequence[str] = ()) -> Cos
 def check_training(recipe: Recipe, prompts: Sequence[Prompt], mistakes: Mistakes) -> None:
     """Add rewards that cannot score the prompts, and settings of sampler and algorithm that do not fit together."""
     for reward in recipe.rewards:
-        mistakes.catch(_check_prompts, reward, prompts)
+        mistakes.catch(check_prompts, reward, prompts)
         mistakes.catch(_check_version, reward)
     if recipe.train.train_policy.rewarded:
         mistakes.catch(lambda: costs.needs_of(recipe).check(recipe.policy.diffusers.sample.rollout))
@@ -210,7 +210,7 @@ def _check_version(reward: RewardConfig) -> None:
         _agreement(reward, plugin)
 
 
-def _check_prompts(reward: RewardConfig, prompts: Sequence[Prompt]) -> None:
+def check_prompts(reward: RewardConfig, prompts: Sequence[Prompt]) -> None:
     """Raise :class:`ConfigError` for a reward that cannot score some of the prompts."""
     kind = plugins.load("rewards", reward.fn.name)
     with plugins.errors_of("rewards", reward.fn.name):

@@ -67,6 +67,7 @@ class Commands(LazyGroup):
             "flows.cli.making.plan",
             "flows.cli.making.rerun",
             "flows.cli.making.fork",
+            "flows.cli.making.rescore",
             "flows.cli.making.decode",
             "flows.cli.making.approve",
             "flows.cli.making.stop",

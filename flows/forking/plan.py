@@ -1,16 +1,15 @@
 """The plan of a fork: the recipe of its origin with changes, checked against what the origin has."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.canonical import differences, digest
 from cosmos_rl_core.config.base import as_written
-from cosmos_rl_core.config.reading import Values, read_toml, with_changes
+from cosmos_rl_core.config.reading import Values, rewards_in, with_changes
 from cosmos_rl_core.errors import ConfigError, Mistakes
 from cosmos_rl_core.weights.parts import STATE
 from flows.checking import checks
@@ -19,6 +18,7 @@ from flows.planning import kinds
 from flows.planning.base import AnyPlan, AnyRun
 from flows.planning.plan import ForkOf, Plan, Settings, plan_from
 from flows.planning.steps import read_run
+from flows.terminal.numbers import ranges
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.slots import is_dropped, standing
 
@@ -66,20 +66,12 @@ def _values(plan: AnyPlan, wanted: ForkOf, settings: Settings, mistakes: Mistake
     kind = kinds.of(plan)
     values: Values = as_written(plan.recipe) if kind is None else kind.written(plan)
     if wanted.rewards is not None:
-        values["rewards"] = mistakes.catch(_rewards_in, wanted.rewards) or values["rewards"]
+        values["rewards"] = mistakes.catch(rewards_in, wanted.rewards) or values["rewards"]
     before = _algorithm(values)
     values = with_changes(values, Path.cwd() / "recipe", settings.changes, settings.cluster, mistakes)
     if _algorithm(values) != before:
         mistakes.catch(_leave_out, values, before)
     return values
-
-
-def _rewards_in(path: str) -> list[Any]:
-    """Return the ``[[rewards]]`` of a file. Raises :class:`ConfigError` if it holds anything else."""
-    found = read_toml(path, "a file with [[rewards]] as in a recipe")
-    if found.keys() != {"rewards"}:
-        raise ConfigError(f"{path} must hold [[rewards]] only, found {sorted(found)}")
-    return found["rewards"]
 
 
 def _algorithm(values: Values) -> Any:
@@ -103,12 +95,12 @@ def _missing(run: AnyRun, at: int) -> Iterator[str]:
     if not made:
         yield f"run {run.plan.run_id} has no policy version yet; begin the fork once it has one"
     elif at not in made:
-        yield f"run {run.plan.run_id} has no policy version {at}; it has {_ranges([*made])}"
+        yield f"run {run.plan.run_id} has no policy version {at}; it has {ranges([*made])}"
     elif gone := [part for part in STATE if made[at].has_part(part) and is_dropped(made[at], part)]:
         whole = [k for k, one in made.items() if not any(one.has_part(p) and is_dropped(one, p) for p in STATE)]
         yield (
             f"policy version {at} has lost {', '.join(gone)} (train.ckpt.max_keep), without which training cannot go "
-            f"on; versions that have all: {_ranges(whole)}"
+            f"on; versions that have all: {ranges(whole)}"
         )
 
 
@@ -143,9 +135,3 @@ def _judged_by(plan: AnyPlan) -> Any:
     """Return what decides whether scores and evaluations of two runs compare."""
     recipe = plan.identity()["recipe"]
     return [recipe.get("rewards"), recipe.get("validation"), plan.early_warning]
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Return sorted numbers for people: ``0, 2 to 4``."""
-    runs = [[n for _, n in some] for _, some in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)

@@ -115,11 +115,15 @@ def _scores(run: Run, scoring: RewardConfig, samples: str, k: int | None, source
 
 
 def _scoring(scoring: RewardConfig, reads: Literal["media", "latents"]) -> contracts.Reward:
-    """Return the settings of a stage that makes the scores of a reward."""
+    return scored_by(scoring, plugins.load("rewards", scoring.fn.name).Reward(scoring.fn).version, reads)
+
+
+def scored_by(scoring: RewardConfig, scorer: str, reads: Literal["media", "latents"]) -> contracts.Reward:
+    """Return the settings of a stage that makes the scores of a reward by a version of its scorer."""
     return stage_for(scoring)(
         reward=scoring.fn,
         reads=reads,
-        scorer=plugins.load("rewards", scoring.fn.name).Reward(scoring.fn).version,
+        scorer=scorer,
         max_attempts=scoring.max_attempts,
         max_failed_fraction=scoring.max_failed_fraction,
     )

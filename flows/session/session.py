@@ -19,8 +19,11 @@ from pydantic import Field
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.config.train import RewardConfig
 from cosmos_rl_core.errors import ApprovalError, ConfigError, CosmosRLError, StageError, StoppedError, counted, visible
 from cosmos_rl_core.rewards._base import ServedReward
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.lease import Lease
 from flows.defaults import store_of
 from flows.devices import work_folders
 from flows.devices.fitting import misfits_of
@@ -73,28 +76,44 @@ def working_on(
     The work may be a part of the run: it is said to be done once its last wave is made.
     On a worker the lines go to the flow run's log in the UI, elsewhere to the console.
     """
+    reporting = Reporter(run.url, lambda: run.is_made, run.recipe.train.num_iterations)
+    accepted = {"allow_numerics_change": allow_numerics_change, "accept_scorer": accept_scorer}
+    with working_in(run.url, run.plan, config, reporting, **accepted) as waves:
+        yield waves
+
+
+@contextmanager
+def working_in(
+    url: str,
+    plan: AnyPlan,
+    config: LaunchConfig,
+    reporting: Reporter,
+    *,
+    allow_numerics_change: bool = False,
+    accept_scorer: bool = False,
+) -> Iterator[Waves]:
+    """Hold the lease of a run, or of a folder of it with artifacts of its own, and report progress there."""
     log = get_run_logger().info if deployment.get_id() else None
-    _tag(run.plan)
+    _tag(plan)
     # Prefect asks the server for a concurrency limit for each tag of each task, so tasks get no tags.
     untagged = TagsContext(current_tags=set())
     try:
-        reporting = Reporter(run.url, lambda: run.is_made, run.recipe.train.num_iterations)
-        with untagged, run.lease() as lease, reporting as reporter:
-            work_folders.remove_abandoned(run.url)
+        with untagged, Lease(store.join(url, "lease")) as lease, reporting as reporter:
+            work_folders.remove_abandoned(url)
 
             def check() -> None:
                 lease.check()
                 pauses.stop_if_suspended()
 
             shown = Display(log, reporter)
-            ledger = Ledger(run.url, shape_of(run.plan), shown.note)
+            ledger = Ledger(url, shape_of(plan), shown.note)
             slots = gpus.slots(config)
-            waves = Waves(run.url, config, shown, allow_numerics_change, check, accept_scorer, ledger, slots)
+            waves = Waves(url, config, shown, allow_numerics_change, check, accept_scorer, ledger, slots)
             reporter.processes = waves.processes
             with shown, closing(waves):
                 yield waves
             # Once more: processes of a killed flow may have lived on for a moment.
-            work_folders.remove_abandoned(run.url)
+            work_folders.remove_abandoned(url)
     except Pause:
         pauses.announce_end()
         raise
@@ -205,7 +224,7 @@ def train(settings: Settings, algorithm: str | None = None) -> str:
         raise ConfigError(
             f"{settings.recipe} trains with {plan.recipe.train.train_policy.type!r}, this flow with {algorithm!r}"
         )
-    _check_services(plan)
+    check_services(plan.recipe.rewards)
     plan = freeze(plan, settings.store)
     run = run_of(plan, settings.store)
     accepted = {"allow_numerics_change": settings.allow_numerics_change, "accept_scorer": settings.accept_scorer}
@@ -243,9 +262,9 @@ def _take(
     taken(waves, " to ".join(names), partial(tell, observers, deriving, stood, ended, waves.check))
 
 
-def _check_services(plan: AnyPlan) -> None:
+def check_services(rewards: Sequence[RewardConfig]) -> None:
     """Raise :class:`ConfigError` now, and not after a rollout, if the address of a reward service is not set."""
-    for reward in plan.recipe.rewards:
+    for reward in rewards:
         scorer = plugins.load("rewards", reward.fn.name).Reward(reward.fn)
         if isinstance(scorer, ServedReward):
             scorer.check_service()

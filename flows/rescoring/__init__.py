@@ -1,0 +1,1 @@
+"""Re-scoring: stored samples of a run under other rewards, beside the run."""
