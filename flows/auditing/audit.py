@@ -11,26 +11,25 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.errors import ArtifactError, ConfigError, UnreadableError, first_line
 from cosmos_rl_core.storage import store
-from flows.auditing import chain, contents, planned, records, references
+from flows.auditing import chain, contents, planned, records, references, rescored
 from flows.auditing.chain import Chain
 from flows.auditing.checks import numbers, page, samples, tars
 from flows.auditing.checks.faults import Findings
 from flows.auditing.planned import Asked
+from flows.auditing.rescored import AskedAgain
 from flows.auditing.slot import Slot
 from flows.auditing.unknown import Listings
 from flows.heads.heads import HEADS
-from flows.ledger.pages import BOUND, LEDGER, Totals, bound, copies, pages, url_of_copy
-from flows.ledger.pages import numbers as page_numbers
-from flows.ledger.pages import url_of as url_of_page
 from flows.library.opened_run import OpenedRun
 from flows.planning.base import AnyRun
 from flows.planning.plan import METRICS_FILE, PLAN_FILE, run_url
 from flows.planning.steps import Step, read_run
+from flows.rescoring.rescore import Rescore
 from stages.artifacts.files import BLOCK_BYTES
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.pool import INDEX
 from stages.artifacts.records import FileEntry, place_of
-from stages.artifacts.request import Input
+from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import one_look
 from stages.registry import trains
 
@@ -134,7 +133,8 @@ class Audit:
                 f"{run_id} has no iteration {iteration}; its iterations and policy versions are 0 to {last}"
             )
         self._listings = Listings(self._run.url, whole=iteration is None)
-        for step in reversed(chosen):
+        again = self._scored_again(iteration)
+        for step in reversed([*chosen, *(step for _, steps in again for step in steps)]):
             self._look_at(step.slot)
         self._slots = dict(reversed(self._slots.items()))
         reached = [step for step in chosen if self._look_at(step.slot).standing is not None]
@@ -147,7 +147,7 @@ class Audit:
         for slot in read:
             self._follow(slot.standing, whole=iteration is None)
         heads = chain.check(self._run.url, self._kept, self._signed_by, self._findings)
-        self._look_at_ledger()
+        records.check_ledger(self._run.url, self._findings)
         self._look_at_records(every)
         if iteration is None:
             if heads is not None:
@@ -155,10 +155,12 @@ class Audit:
             self._look_for_missing(every)
             self._look_at_metrics(every)
             page.check(self._run, every, self._findings)
-        pairs = planned.check(reached, Asked(self._run), lambda url: self._look_at(self._here(url)), self._findings)
-        own = [slot for url, slot in self._slots.items() if self._is_own(url)]
+        pairs = planned.check(reached, Asked(self._run), self._slot_at, self._findings)
+        folders = tuple(f"{one.url}/" for one, _ in again)
+        own = [slot for url, slot in self._slots.items() if self._is_own(url) and not url.startswith(folders)]
         references.check_forks(self._run, self._findings)
-        records.check_numerics(self._run, own, self._findings)
+        records.check_numerics(self._run.url, own, self._findings)
+        pairs += [pair for one, steps in again for pair in self._look_at_rescore(one, steps)]
         self._hash(self._listed())
         rollouts: dict[str, list[dict[str, Any]]] = {}
         found = {url: members for (url, _), members in self._right.items() if members is not None}
@@ -216,6 +218,9 @@ class Audit:
         moved = store.join(self._findings.root, place_of(url))
         return moved if place_of(url) != url and store.size(Manifest.url(moved, 1)) is not None else url
 
+    def _slot_at(self, url: str) -> Slot:
+        return self._look_at(self._here(url))
+
     def _is_own(self, url: str) -> bool:
         return place_of(url).startswith(f"{place_of(self._run.url)}/")
 
@@ -243,7 +248,24 @@ class Audit:
                 records.check_decisions(slot, updates.get(step.k), self._findings)
         scored = [slot.standing for _, slot in looked]
         rewards = [one for one in scored if one is not None and one.stage in ("reward", "judge")]
-        records.check_scorers(self._run, rewards, self._findings)
+        records.check_scorers(self._run.url, rewards, self._findings)
+
+    def _scored_again(self, iteration: int | None) -> list[tuple[Rescore, list[Step]]]:
+        """Return the steps of the re-scores of the run, of one iteration or of all."""
+        found = rescored.rescores_of(self._run, self._findings)
+        return [(one, [step for step in one.begun() if iteration in (None, step.k)]) for one in found]
+
+    def _look_at_rescore(self, rescore: Rescore, steps: Sequence[Step]) -> list[tuple[Manifest, Request]]:
+        """Look at what the artifacts of a re-score were made from, and at the records beside them."""
+        slots = [self._look_at(step.slot) for step in steps]
+        for slot in slots:
+            self._follow(slot.standing, whole=True)
+        records.check_ledger(rescore.url, self._findings)
+        records.check_numerics(rescore.url, slots, self._findings)
+        made = [slot.standing for slot in slots if slot.standing is not None]
+        scored = [one for one in made if one.stage in ("reward", "judge")]
+        records.check_scorers(rescore.url, scored, self._findings)
+        return planned.check(steps, AskedAgain(rescore), self._slot_at, self._findings)
 
     def _look_at_metrics(self, every: Iterable[Step]) -> None:
         url = store.join(self._run.url, METRICS_FILE)
@@ -273,25 +295,6 @@ class Audit:
         folder = store.join(self._run.url, HEADS)
         for what in unnamed:
             self._findings.add(folder, "file", f"no head was written after {what}; the command `run` writes one")
-
-    def _look_at_ledger(self) -> None:
-        """Compare the sums of each page with the pages before it."""
-        url = store.join(self._run.url, LEDGER)
-        with self._findings.catching(url, "pages"):
-            totals, every = Totals(), page_numbers(self._run.url)
-            if every != list(range(len(every))):
-                missing = sorted({*range(every[-1])} - {*every})
-                self._findings.add(url_of_page(self._run.url, missing[0]), "file", "missing, but there are later pages")
-                return
-            for page in pages(self._run.url, every):
-                if page.before != totals:
-                    self._findings.add(url_of_page(self._run.url, page.number), "before", "not the sums of all before")
-                totals = page.totals
-            for number in copies(self._run.url):
-                which = every[number * BOUND : (number + 1) * BOUND]
-                copy = url_of_copy(self._run.url, number)
-                if store.read_if_exists(copy) != bound(pages(self._run.url, which)):
-                    self._findings.add(copy, "bytes", "not a copy of these pages; remove it")
 
     def _listed(self) -> Iterator[tuple[Slot | None, str, FileEntry]]:
         """Yield every file that a record names, with slot and URL; of the pool, each once and without a slot."""

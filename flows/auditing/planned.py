@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from typing import Protocol
 
 from cosmos_rl_core.errors import ArtifactError
 from flows.auditing.checks.faults import Findings
@@ -19,6 +20,18 @@ from stages.artifacts.slots import standing
 from stages.contracts import Reward
 from stages.registry import STAGES
 from stages.scoring.rewards import label_of
+
+
+class Asking(Protocol):
+    """Knows what is asked for in slots."""
+
+    def versions(self, stage: str) -> set[int]:
+        """Return the versions of a stage that may have made an artifact."""
+        ...
+
+    def of(self, step: Step) -> Iterator[tuple[Request, str]]:
+        """Yield what is asked for in the slot of a step, like :meth:`Asked.of`."""
+        ...
 
 
 class Asked:
@@ -60,7 +73,7 @@ _REPLACED = ("stage_versions", "early_warning")
 
 
 def check(
-    chosen: Iterable[Step], asked: Asked, slot_at: Callable[[str], Slot], findings: Findings
+    chosen: Iterable[Step], asked: Asking, slot_at: Callable[[str], Slot], findings: Findings
 ) -> list[tuple[Manifest, Request]]:
     """Compare each artifact with the Request that the plan gives, and return those pairs that have one recipe.
 
@@ -83,7 +96,7 @@ def check(
 
 
 def _compare(
-    made: Manifest, step: Step, asked: Asked, slot_at: Callable[[str], Slot], findings: Findings
+    made: Manifest, step: Step, asked: Asking, slot_at: Callable[[str], Slot], findings: Findings
 ) -> Request | None:
     """Compare an artifact with what is or was asked for in its slot; return the Request that has its recipe, or None.
 

@@ -9,7 +9,7 @@ from cosmos_rl_core.storage import store
 from flows.auditing.checks.faults import Findings
 from flows.auditing.contents import input_of
 from flows.auditing.slot import Slot
-from flows.planning.base import AnyRun
+from flows.ledger.pages import BOUND, LEDGER, Totals, bound, copies, numbers, pages, url_of, url_of_copy
 from flows.running.wave import NUMERICS, SCORERS
 from flows.warning.decisions import DECISIONS, Decision, decisions_on
 from flows.warning.warnings import Warned
@@ -66,9 +66,9 @@ def _judged(warning: Manifest, update: Manifest) -> bool:
     return {source.manifest for source in update.inputs.get("scores", ())} <= judged
 
 
-def check_scorers(run: AnyRun, scored: Iterable[Manifest], findings: Findings) -> None:
-    """Check the records of scorers, and that each score of a service is by a scorer that the run had pinned."""
-    folder = store.join(run.url, SCORERS)
+def check_scorers(url: str, scored: Iterable[Manifest], findings: Findings) -> None:
+    """Check the records of scorers in the folder ``url``, and that each score of a service is by a pinned scorer."""
+    folder = store.join(url, SCORERS)
     pinned: dict[str, set[str]] = {}
     for label in sorted({name.rsplit(".", 2)[0] for name in store.names(folder) if name.endswith(".json")}):
         with findings.catching(folder, label):
@@ -91,13 +91,14 @@ def _check_scorer(made: Manifest, pinned: Mapping[str, set[str]], url: str, find
             findings.add(url, "scorer", f"scored by {name}; scorers that the run pinned: {told}")
 
 
-def check_numerics(run: AnyRun, slots: Iterable[Slot], findings: Findings) -> None:
+def check_numerics(url: str, slots: Iterable[Slot], findings: Findings) -> None:
     """Check the numerics that are pinned, and those of artifacts, which may differ where it is said.
 
-    ``slots`` are the run's own: what runs share was made under the numerics of the run that made it.
+    ``slots`` are those that were made under the numerics in the folder ``url``, which is a run's or a re-score's: what
+    runs share was made under the numerics of the run that made it.
     """
     made = [one for slot in slots for one in slot.own]
-    folder = store.join(run.url, NUMERICS)
+    folder = store.join(url, NUMERICS)
     stages = {name.removesuffix(".json") for name in store.names(folder) if name.endswith(".json")}
     for stage in sorted(stages | {one.stage for one in made}):
         url = store.join(folder, f"{stage}.json")
@@ -115,3 +116,23 @@ def _compare_numerics(made: Manifest, pinned: Pinned, findings: Findings) -> Non
     if told != right:
         said = f"{right or 'none'} since the pinned ones, its summary says {told or 'none'}"
         findings.add(Manifest.url(made.slot, made.generation), "numerics", said)
+
+
+def check_ledger(url: str, findings: Findings) -> None:
+    """Compare the sums of each page of the ledger in the folder ``url`` with the pages before it."""
+    folder = store.join(url, LEDGER)
+    with findings.catching(folder, "pages"):
+        totals, every = Totals(), numbers(url)
+        if every != list(range(len(every))):
+            missing = sorted({*range(every[-1])} - {*every})
+            findings.add(url_of(url, missing[0]), "file", "missing, but there are later pages")
+            return
+        for page in pages(url, every):
+            if page.before != totals:
+                findings.add(url_of(url, page.number), "before", "not the sums of all before")
+            totals = page.totals
+        for number in copies(url):
+            which = every[number * BOUND : (number + 1) * BOUND]
+            copy = url_of_copy(url, number)
+            if store.read_if_exists(copy) != bound(pages(url, which)):
+                findings.add(copy, "bytes", "not a copy of these pages; remove it")

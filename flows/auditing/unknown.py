@@ -23,6 +23,8 @@ from flows.lineage.forks import FORKS
 from flows.planning.plan import METRICS_FILE, PLAN_FILE
 from flows.planning.versions import KIND as VERSIONS
 from flows.reporting.derived import FILE as DERIVED
+from flows.rescoring.record import FILE as RESCORED
+from flows.rescoring.record import NUMBERS, RESCORE
 from flows.running.progress import FILE as PROGRESS
 from flows.running.wave import NUMERICS, SCORERS
 from flows.terminal.commands import COMMAND
@@ -38,11 +40,12 @@ _RECORDS = tuple(f"{kind.kind}." for kind in (Manifest, Layout, Invalidated, Dro
 _OF_SLOT = ("attempts/", "logs/", "shards/", f"{AHEAD}/")
 """Folders of a slot: of other attempts than the one that made the artifact, and of markers, which are read."""
 _OF_RUN = (PLAN_FILE, METRICS_FILE, PROGRESS, DERIVED, f"{COMMAND}.json")
+_OF_RESCORE = (RESCORED, Report.PAGE, NUMBERS, PROGRESS)
 _FOLDERS = ("lease/", ".probe/", "steps/")
-_NUMBERED = re.compile(
-    rf"({LEDGER}|{HEADS})/\d{{5,}}\.json|{LEDGER}/bound-\d{{5,}}\.jsonl|({NUMERICS}|{SCORERS}|{FORKS})/[^/]+\.json"
-)
-_DEPTHS = {"iterations": 3, "exports": 3} | dict.fromkeys((HEADS, LEDGER, NUMERICS, SCORERS, FORKS), 2)
+_NUMBERED = re.compile(rf"{LEDGER}/\d{{5,}}\.json|{LEDGER}/bound-\d{{5,}}\.jsonl|({NUMERICS}|{SCORERS})/[^/]+\.json")
+_NUMBERED_OF_RUN = re.compile(rf"{HEADS}/\d{{5,}}\.json|{FORKS}/[^/]+\.json")
+_IN_RESCORE = re.compile(rf"{RESCORE}/[^/]+/")
+_DEPTHS = {"iterations": 3, "exports": 3} | dict.fromkeys((HEADS, LEDGER, NUMERICS, SCORERS, FORKS), 2) | {RESCORE: 5}
 """Of folders of a run, how far down files are listed one by one."""
 
 
@@ -127,7 +130,11 @@ def _others(run_url: str, names: list[str], findings: Findings) -> Iterator[str]
     there = {*names}
     records = {f"{VERSIONS}.{number}.json" for number in _consecutive(there)}
     for name in names:
-        if name in records or name in _OF_RUN or name.startswith(_FOLDERS) or _NUMBERED.fullmatch(name):
+        inside = _IN_RESCORE.sub("", name, count=1) if _IN_RESCORE.match(name) else ""
+        own = inside or name
+        if own.startswith(_FOLDERS) or _NUMBERED.fullmatch(own) or inside in _OF_RESCORE:
+            continue
+        if name in records or name in _OF_RUN or _NUMBERED_OF_RUN.fullmatch(name):
             continue
         folder, _, last = name.rpartition("/")
         if folder == HEADS and (SIGNATURE.fullmatch(last) or last.endswith(".json")):

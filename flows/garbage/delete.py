@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from cosmos_rl_core.errors import ConfigError, UnreadableError, counted
@@ -11,6 +12,7 @@ from cosmos_rl_core.storage.lease import Lease
 from flows.checking.checks import misnamed, no_plan
 from flows.lineage import forks
 from flows.planning.plan import PLAN_FILE, run_url
+from flows.rescoring.record import RESCORE, folders
 from flows.terminal.commands import about
 
 LEASE = "lease"
@@ -58,16 +60,19 @@ def found(store_url: str, run_id: str) -> Deletion:
 
 
 def delete(store_url: str, run_id: str) -> Deletion:
-    """Delete a run. Raises like :func:`found`, and :class:`LeaseError` while a process works on it.
+    """Delete a run. Raises like :func:`found`, and :class:`LeaseError` while a process works on it or a re-score of it.
 
     Its plan goes first: nobody continues what is deleted in part, and another deletion takes the rest.
     """
     wanted = found(store_url, run_id)
-    with Lease(store.join(wanted.url, LEASE)) as lease:
+    with ExitStack() as held:
+        rescores = (store.join(wanted.url, RESCORE, folder) for folder in folders(wanted.url))
+        leases = [held.enter_context(Lease(store.join(url, LEASE))) for url in (wanted.url, *rescores)]
         store.remove(store.join(wanted.url, PLAN_FILE))
         for name in store.listed(wanted.url):
-            if not name.startswith(f"{LEASE}/"):
-                lease.check()
+            if f"/{LEASE}/" not in f"/{name}":
+                for lease in leases:
+                    lease.check()
                 store.remove(store.join(wanted.url, name))
     for name in store.listed(wanted.url):
         store.remove(store.join(wanted.url, name))

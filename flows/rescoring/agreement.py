@@ -13,7 +13,7 @@ FEWEST = 3
 """Samples of a group below which its correlation says nothing: of two it is 1 or -1."""
 SHOWN = 12
 """Samples that are shown."""
-GROUP = ["k", "prompt_id"]
+GROUP, BOTH = ["k", "prompt_id"], ["old_reward", "new_reward"]
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Apart:
     prompt_id: str
     group: int
     """Samples of its group with both scores."""
-    old: float
-    new: float
+    old_reward: float
+    new_reward: float
     old_rank: float
     new_rank: float
 
@@ -62,13 +62,13 @@ class Agreement:
 
     @classmethod
     def between(cls, of: str, table: Any) -> Self:
-        """Return the agreement of the columns ``old`` and ``new`` of a table, NaN where a sample has no score.
+        """Return the agreement of the columns ``old_reward`` and ``new_reward`` of a table.
 
-        Its other columns are ``k``, ``sample_id`` and ``prompt_id``.
+        They are NaN where a sample has no score. Its other columns are ``k``, ``sample_id`` and ``prompt_id``.
         """
-        both = table.dropna(subset=["old", "new"])
+        both = table.dropna(subset=BOTH)
         sizes = both.groupby(GROUP)["sample_id"].transform("size")
-        spread = both.groupby(GROUP)[["old", "new"]].transform("nunique").gt(1).all(axis=1)
+        spread = both.groupby(GROUP)[BOTH].transform("nunique").gt(1).all(axis=1)
         num_groups = len(table[GROUP].drop_duplicates())
         large = both[sizes >= FEWEST]
         num_large = len(large[GROUP].drop_duplicates())
@@ -79,8 +79,8 @@ class Agreement:
             of=of,
             ks=sorted({int(k) for k in table["k"]}),
             samples=len(table),
-            failed_old=int(table["old"].isna().sum()),
-            failed_new=int(table["new"].isna().sum()),
+            failed_old=int(table["old_reward"].isna().sum()),
+            failed_new=int(table["new_reward"].isna().sum()),
             rank_correlation=_finite(estimate.mean),
             error=_finite(estimate.error),
             prompts=estimate.clusters,
@@ -113,8 +113,8 @@ class Agreement:
             "whose scores are all equal": self.without_spread,
         }
         parts = [f"{counted(count, 'group')} {why}" for why, count in counts.items() if count]
-        failed = {"old": self.failed_old, "new": self.failed_new}
-        parts += [f"{counted(count, 'sample')} without the {which} reward" for which, count in failed.items() if count]
+        failed = {"old reward": self.failed_old, "new reward": self.failed_new}
+        parts += [f"{counted(count, 'sample')} without the {which}" for which, count in failed.items() if count]
         return "; ".join(parts)
 
     def as_json(self) -> dict[str, Any]:
@@ -125,11 +125,11 @@ class Agreement:
 
 def _ranked(table: Any) -> Any:
     """Return samples of groups with ranks within the group, 1 for the highest score, and standardised scores."""
-    groups = table.groupby(GROUP)[["old", "new"]]
-    ranks = groups.rank(ascending=False).add_suffix("_rank")
-    standardised = (table[["old", "new"]] - groups.transform("mean")) / groups.transform("std", ddof=0)
+    groups = table.groupby(GROUP)[BOTH]
+    ranks = groups.rank(ascending=False).set_axis(["old_rank", "new_rank"], axis=1)
+    standardised = (table[BOTH] - groups.transform("mean")) / groups.transform("std", ddof=0)
     sizes = table.groupby(GROUP)["sample_id"].transform("size").rename("size")
-    return pd.concat([table, ranks, standardised.add_suffix("_z"), sizes], axis=1)
+    return pd.concat([table, ranks, standardised.set_axis(["old_z", "new_z"], axis=1), sizes], axis=1)
 
 
 def _correlations(used: Any) -> Any:
@@ -151,7 +151,7 @@ def _apart(used: Any) -> list[Apart]:
             sample=row["sample_id"],
             prompt_id=row["prompt_id"],
             group=int(row["size"]),
-            **{name: float(row[name]) for name in ("old", "new", "old_rank", "new_rank")},
+            **{name: float(row[name]) for name in (*BOTH, "old_rank", "new_rank")},
         )
         for row in ordered.to_dict("records")
     ]

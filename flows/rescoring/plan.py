@@ -77,7 +77,7 @@ def plan_of_rescore(
     """
     run, mistakes = read_run(store_url, run_id), Mistakes()
     if not isinstance(run, Run):
-        raise ConfigError(f"run {run_id} has answers of a VLM and no samples that a reward could score again")
+        raise ConfigError(f"run {run_id} generates no pictures or videos, which a reward could score again")
     rewards = mistakes.catch(_rewards_of, run, reward)
     with one_look():
         stocks = mistakes.catch(_chosen, run, iterations, evaluations) or []

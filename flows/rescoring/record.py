@@ -16,6 +16,8 @@ RESCORE = "rescore"
 """Folder of a run with a folder a re-score."""
 FILE = "rescore.json"
 """Name of the record, which is written first."""
+NUMBERS = "agreement.json"
+"""Name of the numbers of the report, which is made from the artifacts."""
 
 
 class Rescoring(Sealed):

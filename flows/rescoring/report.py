@@ -9,8 +9,9 @@ import pandas as pd
 
 from cosmos_rl_core.config.train import RewardConfig
 from cosmos_rl_core.storage import store
-from flows.rescoring.agreement import Agreement, Apart
+from flows.rescoring.agreement import BOTH, Agreement, Apart
 from flows.rescoring.plan import Wanted
+from flows.rescoring.record import NUMBERS
 from flows.rescoring.rescore import Rescore
 from flows.rescoring.scatter import scatter
 from flows.rescoring.stock import Stock
@@ -20,11 +21,10 @@ from stages.artifacts.slots import input_of, one_look, standing
 from stages.contracts import INDEX, MEDIA, Reward
 from stages.formats.samples import StoredSample, all_rows
 from stages.formats.tables import read_table
+from stages.reporting import contracts
 from stages.reporting.page import render
 from stages.reporting.pictures import Thumb
 from stages.scoring.decoded import Decoded
-
-PAGE, NUMBERS = "index.html", "agreement.json"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Report:
     @property
     def page(self) -> str:
         """Return where its page is."""
-        return store.join(self.rescore.url, PAGE)
+        return store.join(self.rescore.url, contracts.Report.PAGE)
 
     @property
     def result(self) -> str:
@@ -64,8 +64,8 @@ class Report:
             "run": record.run_id,
             "rescore": self.rescore.url,
             "page": self.page,
-            "old": old_weights(self.rescore),
-            "new": weights_of(record.rewards),
+            "old_rewards": old_weights(self.rescore),
+            "new_rewards": weights_of(record.rewards),
             "scorers": record.scorers,
             **{part.of: part.as_json() for part in self.parts},
             "not_compared": list(self.not_compared),
@@ -132,7 +132,7 @@ def table_of(rescore: Rescore, stock: Stock) -> Any:
         return None
     table = pd.DataFrame(list(all_rows(Artifact(input_of(stock.slot, INDEX)))))[["sample_id", "prompt_id"]]
     sums = ((old_weights(rescore), old), (weights_of(rescore.record.rewards), new))
-    return table.assign(**{name: _sum(table, *one) for name, one in zip(("old", "new"), sums, strict=True)})
+    return table.assign(**{name: _sum(table, *one) for name, one in zip(BOTH, sums, strict=True)})
 
 
 def _sum(table: Any, weights: Mapping[str, float], slots: Mapping[str, str | None]) -> Any:
@@ -148,8 +148,9 @@ def _sum(table: Any, weights: Mapping[str, float], slots: Mapping[str, str | Non
 
 def _rewards(rescore: Rescore) -> Iterator[tuple[str, str]]:
     """Yield rows on what is compared."""
-    for name, weights in (("old", old_weights(rescore)), ("new", weights_of(rescore.record.rewards))):
-        yield f"{name} reward", " + ".join(f"{weight:g} x {label}" for label, weight in weights.items())
+    weighted = old_weights(rescore), weights_of(rescore.record.rewards)
+    for name, weights in zip(("old reward", "new reward"), weighted, strict=True):
+        yield name, " + ".join(f"{weight:g} x {label}" for label, weight in weights.items())
     for label, scorer in rescore.record.scorers.items():
         yield f"scorer of {label}", scorer
 

@@ -13,7 +13,7 @@ from cosmos_rl_core.storage import store
 from flows.planning import requests
 from flows.planning.run import Run
 from flows.planning.steps import Step, Wave
-from flows.rescoring.record import Rescoring, read
+from flows.rescoring.record import Rescoring
 from flows.rescoring.stock import Stock
 from stages.artifacts.generations import has_begun
 from stages.artifacts.request import Input, Request
@@ -22,7 +22,7 @@ from stages.contracts import INDEX, MEDIA, TENSORS, Decode
 
 
 class Form(Enum):
-    """What scores are computed from. The value is the stage that decodes what is missing."""
+    """Source of scores. The value is the stage that decodes what is missing."""
 
     PICTURES = ""
     LATENTS = "-"
@@ -44,20 +44,10 @@ class Rescore:
     run: Run
     record: Rescoring
 
-    @classmethod
-    def read(cls, run: Run, folder: str) -> "Rescore":
-        """Return the re-score in a folder of a run. Raises :class:`ArtifactError` if its record is damaged."""
-        return cls(run, read(run.url, folder))
-
     @property
     def url(self) -> str:
         """Return its folder."""
         return self.record.url(self.run.url)
-
-    @property
-    def lease_url(self) -> str:
-        """Return where its lease is."""
-        return store.join(self.url, "lease")
 
     def waves(self, stock: Stock) -> Iterator[Wave]:
         """Yield the waves that make the scores of some samples which neither it nor the run has."""

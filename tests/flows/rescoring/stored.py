@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
+from cosmos_rl_core.storage import store
 from flows.planning.run import Run
 from flows.rescoring.plan import Wanted, plan_of_rescore
 from flows.rescoring.report import Report, write_report
 from flows.session import loop
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
+from stages.artifacts.records import Pinned
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing_manifest
 from stages.contracts import Decode, Samples
@@ -24,7 +26,7 @@ from stages.generating.encoding import encoded, with_media
 from stages.generating.plans import plan_samples
 from tests.flows.by_hand import make_one, validated
 from tests.flows.test_decode_share import LATENT_REWARD
-from tests.hand_made import make, planned
+from tests.hand_made import NUMERICS, make, planned
 
 FAILING = "max_failed_fraction = 0.2"
 JPEG = ('fn = { name = "ocr", line_width = 96 }', f'fn = {{ name = "jpeg" }}\n{FAILING}')
@@ -84,6 +86,8 @@ class Store:
         wanted = [row for row in rows if not config.undecoded_only or not row.get(DECODED, True)]
         kept = [{name: row[name] for name in row.keys() - {DECODED, "unit"}} for row in wanted]
         made = [encoded(row, pixels_of(row["sample_id"])) for row in kept]
+        folder = request.slot.partition("/iterations/")[0]
+        store.put_if_absent(f"{folder}/numerics/decode.json", Pinned(stage="decode", numerics=NUMERICS).sealed())
         return make(request, unit_files(0, made), samples=len(made))
 
     def rescore(self, wanted: Wanted) -> Report:
@@ -98,9 +102,9 @@ class Store:
 def stored_run(recipe: Any, tmp_path: Path, *replacements: tuple[str, str]) -> tuple[Run, Store]:
     """A finished run of two iterations, whose reward is the size as a JPEG, with evaluations of policies 0 and 2."""
     run = planned(validated(recipe, tmp_path, JPEG, *replacements), tmp_path, run_id="hand")
-    store = Store(tmp_path)
-    loop.make(run, store.launch)
-    return run, store
+    hand = Store(tmp_path)
+    loop.make(run, hand.launch)
+    return run, hand
 
 
 def run_on_latents(recipe: Any, tmp_path: Path, undecoded: int) -> tuple[Run, Store]:
@@ -111,9 +115,9 @@ def run_on_latents(recipe: Any, tmp_path: Path, undecoded: int) -> tuple[Run, St
         ("[policy]", f'plugins = ["{plugin}"]\n[policy]'), (JPEG[0], f'fn = {{ name = "mean_latent" }}\n{FAILING}')
     )
     run = planned(path, tmp_path, run_id="hand", overrides=("rollout.decode_share=0.5",))
-    store = Store(tmp_path, undecoded)
-    loop.make(run, store.launch)
-    return run, store
+    hand = Store(tmp_path, undecoded)
+    loop.make(run, hand.launch)
+    return run, hand
 
 
 def rewards_file(tmp_path: Path, text: str, name: str = "mine") -> str:

@@ -15,6 +15,7 @@ from flows.rescoring.plan import cost_of
 from stages.artifacts.slots import drop, standing
 from stages.contracts import MEDIA, TENSORS
 from tests.flows.by_hand import SFT, SMALL_SFT, make_all
+from tests.flows.cli.test_json import keys_on_page
 from tests.flows.rescoring.stored import FAILING, rewards_file, run_on_latents, stored_run, wanted
 from tests.hand_made import planned
 
@@ -49,7 +50,7 @@ def test_stored_samples_are_scored_by_another_reward_and_the_run_stays_as_it_is(
     assert cost_of(plan).scored == {"jpeg": 0}
     numbers = from_json(store.read(store.join(plan.rescore.url, "agreement.json")))
     assert numbers == json.loads(json.dumps(report.as_json()))
-    assert (numbers["old"], numbers["new"]) == ({"jpeg": 1.0}, {"jpeg": 1.0})
+    assert (numbers["old_rewards"], numbers["new_rewards"]) == ({"jpeg": 1.0}, {"jpeg": 1.0})
     rollouts = numbers["rollouts"]
     assert (rollouts["samples"], rollouts["failed_old"], rollouts["failed_new"]) == (16, 1, 1)
     assert rollouts["rank_correlation"] > 0.5
@@ -204,3 +205,23 @@ def test_a_run_that_has_made_nothing_yet_has_nothing_to_score(recipe: Any, tmp_p
         wanted(run, "jpeg")
     with pytest.raises(ConfigError, match="has no evaluations yet"):
         wanted(run, "jpeg", evaluations=True)
+
+
+def test_the_command_says_the_cost_beforehand_in_words_and_as_json(recipe: Any, tmp_path: Path, main: Any) -> None:
+    run, _ = stored_run(recipe, tmp_path)
+    drop(run.slots.iteration(1, "rollout"), MEDIA)
+    words = ("rescore", "hand", "--store", run.store_url, "--reward", rewards_file(tmp_path, OTHER), "--dry-run")
+    before = files(run)
+    code, said, _ = main(*words)
+    lines = [line.split(maxsplit=1) for line in said.splitlines()]
+    assert code == 0
+    assert lines[1:] == [
+        ["of", "iterations 0 to 1: 16 samples"],
+        ["generates", "nothing"],
+        ["decodes", "8 samples"],
+        ["scores", "16 samples by jpeg"],
+    ]
+    code, said, _ = main(*words, "--json")
+    assert (code, sorted(json.loads(said))) == (0, sorted(keys_on_page("rescore")))
+    assert files(run) == before
+    assert not any(name.startswith("rescore/") for name in store.listed(run.url))

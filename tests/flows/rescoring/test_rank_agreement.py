@@ -13,7 +13,7 @@ from flows.rescoring.scatter import scatter
 def table(groups: list[tuple[int, str, list[float], list[float]]]) -> pd.DataFrame:
     """Samples by iteration, prompt, old and new scores."""
     rows = [
-        {"k": k, "sample_id": f"{k}-{prompt}-{n}", "prompt_id": prompt, "old": a, "new": b}
+        {"k": k, "sample_id": f"{k}-{prompt}-{n}", "prompt_id": prompt, "old_reward": a, "new_reward": b}
         for k, prompt, old, new in groups
         for n, (a, b) in enumerate(zip(old, new, strict=True))
     ]
