@@ -8,6 +8,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from cosmos_rl_core.storage import store
+from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import Run
 from flows.rescoring.plan import Wanted, plan_of_rescore
 from flows.rescoring.report import Report, write_report
@@ -99,9 +100,14 @@ class Store:
         return write_report(wanted)
 
 
-def stored_run(recipe: Any, tmp_path: Path, *replacements: tuple[str, str]) -> tuple[Run, Store]:
-    """A finished run of two iterations, whose reward is the size as a JPEG, with evaluations of policies 0 and 2."""
-    run = planned(validated(recipe, tmp_path, JPEG, *replacements), tmp_path, run_id="hand")
+def stored_run(recipe: Any, tmp_path: Path, url: str = "") -> tuple[Run, Store]:
+    """A finished run of two iterations, whose reward is the size as a JPEG, with evaluations of policies 0 and 2.
+
+    Its store is ``url``, by default a folder.
+    """
+    url = url or str(tmp_path / "store")
+    plan = plan_of(Settings(validated(recipe, tmp_path, JPEG), url, run_id="hand"))
+    run = Run(freeze(plan, url), url)
     hand = Store(tmp_path)
     loop.make(run, hand.launch)
     return run, hand

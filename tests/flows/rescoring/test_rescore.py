@@ -9,12 +9,13 @@ import pytest
 from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
+from flows.auditing.audit import audit
 from flows.planning import requests
 from flows.planning.run import Run
 from flows.rescoring.plan import cost_of
 from stages.artifacts.slots import drop, standing
 from stages.contracts import MEDIA, TENSORS
-from tests.flows.by_hand import SFT, SMALL_SFT, make_all
+from tests.flows.by_hand import SFT, SMALL_SFT, make_all, recipe_in
 from tests.flows.cli.test_json import keys_on_page
 from tests.flows.rescoring.stored import FAILING, rewards_file, run_on_latents, stored_run, wanted
 from tests.hand_made import planned
@@ -225,3 +226,18 @@ def test_the_command_says_the_cost_beforehand_in_words_and_as_json(recipe: Any, 
     assert (code, sorted(json.loads(said))) == (0, sorted(keys_on_page("rescore")))
     assert files(run) == before
     assert not any(name.startswith("rescore/") for name in store.listed(run.url))
+
+
+def test_a_re_score_on_s3_is_that_of_the_same_run_in_a_folder(recipe: Any, tmp_path: Path, s3_url: str) -> None:
+    found: list[Any] = []
+    for url in ("", f"{s3_url}/rescored"):
+        folder = tmp_path / f"at-{len(found)}"
+        folder.mkdir()
+        run, hand = stored_run(recipe_in(folder), folder, url)
+        drop(run.slots.iteration(0, "rollout"), MEDIA)
+        plan = wanted(run, rewards_file(folder, OTHER))
+        numbers = hand.rescore(plan).as_json()
+        assert store.size(store.join(plan.rescore.url, "index.html"))
+        assert not [one for one in audit(run.store_url, "hand").faults if "/rescore/" in one.file]
+        found.append({name: value for name, value in numbers.items() if name not in ("rescore", "page")})
+    assert found[0] == found[1]
