@@ -13,6 +13,7 @@ from cosmos_rl_core.config.reading import rewards_in, validated
 from cosmos_rl_core.config.train import RewardConfig
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError, Mistakes, counted
+from cosmos_rl_core.rewards._base import NamedReward, ServedReward
 from flows.checking.checks import check_prompts
 from flows.planning.run import Run
 from flows.planning.steps import read_run
@@ -90,6 +91,7 @@ def plan_of_rescore(
             rewards=rewards,
             scorers=scorers,
             versions={name: STAGES[name].version for name in _STAGES},
+            served=tuple(one.fn.label for one in rewards if _is_served(one)),
             plugins=outside_plugins.pins(run.plan.model.adapter),
         )
         wanted = Wanted(Rescore(run, record), tuple(stocks))
@@ -157,6 +159,10 @@ def _version(reward: RewardConfig) -> str:
     if not isinstance(version, str):
         raise ConfigError(f"{reward.fn.label}: version must be a string, found {version!r}")
     return version
+
+
+def _is_served(reward: RewardConfig) -> bool:
+    return isinstance(plugins.load("rewards", reward.fn.name).Reward(reward.fn), NamedReward | ServedReward)
 
 
 def _prompts_of(run: Run, stocks: Sequence[Stock]) -> list[Prompt]:

@@ -32,6 +32,8 @@ class Rescoring(Sealed):
     """Version of the scorer of each reward, by label."""
     versions: dict[str, int]
     """Versions of the stages that decode and score."""
+    served: tuple[str, ...] = ()
+    """Labels of the rewards of services. Another scorer may answer there now, so the run's scores do not count."""
     plugins: tuple[Pin, ...] = ()
     """The run's plugins from outside the package."""
 

@@ -77,7 +77,8 @@ class Rescore:
 
     def found(self, stock: Stock, reward: RewardConfig) -> str | None:
         """Return the slot with the scores of some samples by a reward: its own or, if they are the same, the run's."""
-        slots = (self._slot(stock, reward), stock.scores(reward.fn.label))
+        own, label = self._slot(stock, reward), reward.fn.label
+        slots = (own,) if label in self.record.served else (own, stock.scores(label))
         return next((slot for slot in slots if self._standing(slot, stock, reward) is not None), None)
 
     def decoded(self, stock: Stock) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.base import as_written
 from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.recipes.reading import checked
 from flows.describing import describe
 from flows.ledger.shape import shape_of
@@ -20,6 +21,7 @@ from flows.planning.plan import Settings, freeze, plan_of, read_plan
 from flows.planning.run import run_of
 from flows.planning.steps import Step, Wave
 from flows.post_train import steps
+from flows.rescoring.plan import plan_of_rescore
 from flows.session import loop
 from stages import contracts
 from stages.artifacts.manifest import Manifest
@@ -107,3 +109,5 @@ def test_a_registered_kind_is_planned_made_and_described(settings: Settings, tmp
     assert [*describe.described(frozen, settings.store)] == ["exports its base"]
     assert describe.as_json(frozen, settings.store) == {"run": "mine"}
     assert shape_of(frozen) == digest({"kind": BARE})[:32]
+    with pytest.raises(ConfigError, match="mine generates no pictures or videos"):
+        plan_of_rescore(settings.store, "mine", "jpeg")

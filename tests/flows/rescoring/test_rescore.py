@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,11 +12,13 @@ from cosmos_rl_core.storage import store
 from flows.auditing.audit import audit
 from flows.planning import requests
 from flows.planning.run import Run
-from flows.rescoring.plan import cost_of
+from flows.rescoring.plan import Wanted, cost_of
+from flows.rescoring.rescore import Rescore
 from stages.artifacts.slots import drop, standing
 from stages.contracts import MEDIA, TENSORS
 from tests.flows.by_hand import SFT, SMALL_SFT, make_all, recipe_in
 from tests.flows.cli.test_json import keys_on_page
+from tests.flows.forking.forked import begun
 from tests.flows.rescoring.stored import FAILING, rewards_file, run_on_latents, stored_run, wanted
 from tests.hand_made import planned
 
@@ -241,3 +243,27 @@ def test_a_re_score_on_s3_is_that_of_the_same_run_in_a_folder(recipe: Any, tmp_p
         assert not [one for one in audit(run.store_url, "hand").faults if "/rescore/" in one.file]
         found.append({name: value for name, value in numbers.items() if name not in ("rescore", "page")})
     assert found[0] == found[1]
+
+
+def test_a_fork_is_scored_on_the_samples_that_it_refers_to(recipe: Any, tmp_path: Path) -> None:
+    origin, hand = stored_run(recipe, tmp_path)
+    fork = begun(origin, 1, run_id="fork")
+    before = files(origin)
+    plan = wanted(cast("Run", fork), rewards_file(tmp_path, OTHER))
+    assert plan.rescore.run.plan.run_id == "fork"
+    assert cost_of(plan).iterations == [0, 1]
+    (part,) = hand.rescore(plan).parts
+    assert (part.ks, part.samples) == ([0, 1], 16)
+    assert manifests(plan.rescore.run) == {"iterations/0000/reward-jpeg", "iterations/0001/reward-jpeg"}
+    assert files(origin) == before
+    assert not [one for one in audit(fork.store_url, "fork").faults if "/rescore/" in one.file]
+
+
+def test_scores_of_a_service_are_made_again_because_another_judge_may_answer(recipe: Any, tmp_path: Path) -> None:
+    run, hand = stored_run(recipe, tmp_path)
+    plan = wanted(run, "jpeg", "1")
+    served = plan.rescore.record.model_copy(update={"served": ("jpeg",)})
+    again = Wanted(Rescore(run, served), plan.stocks)
+    assert (cost_of(plan).scored, cost_of(again).scored) == ({"jpeg": 0}, {"jpeg": 8})
+    assert [part.rank_correlation for part in hand.rescore(again).parts] == [1.0]
+    assert manifests(run) == {"iterations/0001/reward-jpeg"}
