@@ -2,7 +2,7 @@
 
 import os
 from functools import cache
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
@@ -11,6 +11,7 @@ from pydantic_core import to_jsonable_python
 NOT_IDENTITY: dict[str, Any] = {"identity": False}
 """``json_schema_extra`` of a field that decides where or how a run computes, not its result."""
 
+Kept = TypeVar("Kept")
 _NO_VALUE = object()
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 
@@ -72,6 +73,24 @@ def written(section: Section, *names: str) -> list[str]:
     unknown = [name for name in names if name not in type(section).model_fields]
     assert not unknown, f"{type(section).__name__} has no field {', '.join(unknown)}"
     return [name for name in names if name in section.model_fields_set]
+
+
+def as_read(value: Kept) -> Kept:
+    """Return settings as they are read from canonical JSON: with the keys of tables sorted. What is so is returned."""
+    found: Any = value
+    if isinstance(value, Section):
+        fields = ((name, getattr(value, name)) for name in type(value).model_fields)
+        changed = {name: after for name, before in fields if (after := as_read(before)) is not before}
+        return value.model_copy(update=changed) if changed else value
+    if isinstance(value, dict):
+        after = {name: as_read(value[name]) for name in sorted(value)}
+        same = [*after] == [*value] and all(after[name] is value[name] for name in after)
+        found = value if same else after
+    elif isinstance(value, (list, tuple)):
+        items = [as_read(item) for item in value]
+        same = all(after is before for after, before in zip(items, value, strict=True))
+        found = value if same else type(value)(items)
+    return found
 
 
 def _default(field: FieldInfo) -> Any:

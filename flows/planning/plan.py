@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from cosmos_rl_core import outside_plugins, seeds, shipped
 from cosmos_rl_core.canonical import differences, digest
+from cosmos_rl_core.config.base import as_read
 from cosmos_rl_core.config.launch import readable
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.reading import Values
@@ -291,13 +292,14 @@ def freeze(plan: Plan, store_url: str) -> Plan:
     else:
         is_same = written == _sealed(plan)
     del written
-    if is_same:
-        # Nothing is read back: a plan of a million prompts would be in memory three times.
-        record = versions.newest(root, plan.run_id)
-        return plan if record is None else plan.model_copy(update=record.replaced(plan.recipe) | _now(plan))
-    frozen = read_plan(store_url, plan.run_id)
-    require_same(frozen, plan)
-    return frozen.model_copy(update=_now(plan))
+    if not is_same:
+        frozen = read_plan(store_url, plan.run_id)
+        require_same(frozen, plan)
+        return frozen.model_copy(update=_now(plan))
+    # Nothing is read back: a plan of a million prompts would be in memory three times.
+    record = versions.newest(root, plan.run_id)
+    replaced = {} if record is None else record.replaced(plan.recipe)
+    return as_read(plan).model_copy(update=replaced | _now(plan))
 
 
 def _sealed(plan: AnyPlan) -> bytes:
