@@ -59,7 +59,7 @@ def test_the_log_and_the_table_in_prefect_have_the_same_numbers_of_an_update(tmp
     manifest = trained(tmp_path, loss=[1.0, 3.0], grad_norm=[math.nan, 2.0], data_loss=[0.25, 0.5])
     said = said_of(manifest)
     assert said == {"loss": "2", "grad_norm": "2", "data_loss": "0.375"}
-    found = Collected(cast(Run, SimpleNamespace(url=str(tmp_path))))
+    found = Collected(cast(Run, SimpleNamespace(url=str(tmp_path), plan=SimpleNamespace(baseline=0, first=0))))
     steps = pd.read_parquet(io.BytesIO(files.read_entry(str(tmp_path), manifest.files[METRICS])))
     found.trained[0] = Trained(manifest, steps)
     (row,) = cast(list[dict[str, Any]], json.loads(contents.table(found, {}, {})))

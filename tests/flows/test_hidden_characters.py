@@ -39,7 +39,7 @@ def test_json_for_scripts_has_escapes_that_read_as_the_same_value(capsys: pytest
 def test_a_prompt_in_an_artifact_of_prefect_is_escaped():
     picture = Picture(sample="s", prompt=f"{HIDDEN} | <b> a *dog*", seed=1, score=0.5, thumb="data:x")
     excerpt = Excerpt(k=0, pictures={"s": picture}, shown={"fixed": ("s",)})
-    found = Collected(cast(Run, SimpleNamespace(url="/nowhere")))
+    found = Collected(cast(Run, SimpleNamespace(url="/nowhere", plan=SimpleNamespace(baseline=0, first=0))))
     found.judged[0] = Piece(excerpt)
     grid = contents.pictures(found)
     assert raw(grid) == []

@@ -29,7 +29,7 @@ from tests.flows.by_hand import validated
 from tests.flows.imagined import Imagined
 from tests.hand_made import planned
 
-NO_RUN = cast(Run, SimpleNamespace(url="/nowhere"))
+NO_RUN = cast(Run, SimpleNamespace(url="/nowhere", plan=SimpleNamespace(baseline=0, first=0)))
 ROLES = {"ocr": "train", "jpeg": "monitor"}
 
 
