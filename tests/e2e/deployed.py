@@ -17,6 +17,21 @@ import psutil
 from tests.e2e.flow_process import RECIPE, RUN_ID, Flows
 
 FILE = "deployments/prefect.yaml"
+NAMES = {
+    "ddrl": {"2b", "14b", "tiny-ddrl"},
+    "nft": {"sd3-nft", "sd3-nft-pickscore", "sana-image-nft", "sana-video-nft", "cosmos-2b-nft", "tiny-nft"},
+    "grpo": {"2b-grpo", "2b-grpo-mock", "tiny-grpo"},
+    "sft": {f"{name}-sft" for name in ("sd3", "sana-image", "sana-video", "tiny")}
+    | {f"{name}-sft-lora" for name in ("sd3", "sana-image", "sana-video", "wan", "cosmos-2b")},
+    "vlm_sft": {"llava", "llava-8b", "hf", "hf-8b-lora", "tiny-vlm-sft"},
+    "preprocess": {"local", "tiny", "web"},
+    "train": {"tiny-dpo"},
+    "stage": {"run"},
+    "fork": {"runs"},
+    "rescore": {"runs"},
+    "audit": {"runs"},
+    "infra": {"check"},
+}
 TIMEOUT_S = 300.0
 """For what takes seconds on a machine that does nothing else."""
 ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}

@@ -27,7 +27,7 @@ from flows.operations import pools
 from flows.planning.plan import Settings, plan_of
 from flows.running.events import FILES_CHANGED
 from flows.running.tags import PROJECT, tags_of
-from tests.e2e.deployed import FILE, TIMEOUT_S, Deployed
+from tests.e2e.deployed import FILE, NAMES, TIMEOUT_S, Deployed
 from tests.e2e.flow_process import (
     ITERATIONS,
     ROOT,
@@ -40,21 +40,6 @@ from tests.e2e.flow_process import (
 )
 from tests.flows.forking.forked import made
 
-NAMES = {
-    "ddrl": {"2b", "14b", "tiny-ddrl"},
-    "nft": {"sd3-nft", "sd3-nft-pickscore", "sana-image-nft", "sana-video-nft", "cosmos-2b-nft", "tiny-nft"},
-    "grpo": {"2b-grpo", "2b-grpo-mock", "tiny-grpo"},
-    "sft": {f"{name}-sft" for name in ("sd3", "sana-image", "sana-video", "tiny")}
-    | {f"{name}-sft-lora" for name in ("sd3", "sana-image", "sana-video", "wan", "cosmos-2b")},
-    "vlm_sft": {"llava", "llava-8b", "hf", "hf-8b-lora", "tiny-vlm-sft"},
-    "preprocess": {"local", "tiny", "web"},
-    "train": {"tiny-dpo"},
-    "stage": {"run"},
-    "fork": {"runs"},
-    "rescore": {"runs"},
-    "audit": {"runs"},
-    "infra": {"check"},
-}
 REWARD = "iterations/0001/reward-ocr"
 CANCEL_TIMEOUT_S = 15.0
 GONE_TIMEOUT_S = 60.0
