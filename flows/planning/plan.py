@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from cosmos_rl_core import outside_plugins, seeds, shipped
 from cosmos_rl_core.canonical import differences, digest
@@ -276,7 +276,7 @@ def _origin(store_url: str, run_id: str) -> inits.Origin:
     return inits.Origin(plan.recipe, plan.model, plan.below, slots.policy)
 
 
-def freeze(plan: Plan, store_url: str) -> Plan:
+def freeze(plan: AnyPlan, store_url: str) -> Plan:
     """Write ``plan.json`` unless it is there, and return it with the recipe of ``plan``.
 
     Settings that decide no result may change, such as the number of iterations and the launch settings. Raises
@@ -299,7 +299,7 @@ def freeze(plan: Plan, store_url: str) -> Plan:
     # Nothing is read back: a plan of a million prompts would be in memory three times.
     record = versions.newest(root, plan.run_id)
     replaced = {} if record is None else record.replaced(plan.recipe)
-    return as_read(plan).model_copy(update=replaced | _now(plan))
+    return cast("Plan", as_read(plan).model_copy(update=replaced | _now(plan)))
 
 
 def _sealed(plan: AnyPlan) -> bytes:
