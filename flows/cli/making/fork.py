@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Option
 
-from cosmos_rl_core.errors import StageError
+from flows.cli.base.flowing import flowing
 from flows.cli.base.options import (
     ClusterOption,
     DryRunOption,
@@ -17,14 +17,13 @@ from flows.cli.base.options import (
     StoreOption,
 )
 from flows.cli.base.planned import misfits, slots_of
-from flows.cli.base.printing import notes_on_stderr, print_found, print_json, say
+from flows.cli.base.printing import print_found, print_json
 from flows.defaults import DEFAULT_STORE
 from flows.describing import describe
 from flows.forking.plan import plan_of_fork
 from flows.forking.work import planned_fork
 from flows.library import open_run
 from flows.planning.plan import ForkOf, Settings
-from flows.running.server import prefect_server
 from flows.running.tags import tags_of
 
 At = Annotated[int, Option(min=0, help="Policy version that the fork begins with, from 0")]
@@ -63,18 +62,9 @@ def fork(
         slots = slots_of(plan.recipe.launch, required=False)
         print_found(planned, [*planned.lines(), *describe.described(plan, store, slots=slots)], as_json=as_json)
         return
-    with notes_on_stderr(as_json), prefect_server():
-        # Prefect reads its settings when it is imported.
-        prefect, flows = import_module("prefect"), import_module("flows.branches.fork")
-        options = (iterations, overrides, rewards, cluster, allow_numerics_change, remake, accept_scorer)
-        try:
-            with prefect.tags(*tags_of(plan.recipe.train.train_policy.type, plan.model.adapter)):
-                flows.fork(run, at, store, plan.run_id, *options)
-        except prefect.exceptions.Pause as suspended:
-            message = f"suspended in Prefect; the same command continues {plan.run_id}"
-            raise StageError.of("busy", message) from suspended
-        except KeyboardInterrupt:
-            say(f"stopped; the same command continues {plan.run_id}", err=True)
-            raise
+    options = (iterations, overrides, rewards, cluster, allow_numerics_change, remake, accept_scorer)
+    tags = tags_of(plan.recipe.train.train_policy.type, plan.model.adapter)
+    with flowing(tags, f"the same command continues {plan.run_id}", as_json=as_json):
+        import_module("flows.branches.fork").fork(run, at, store, plan.run_id, *options)
     if as_json:
         print_json(open_run(plan.run_id, store).now())

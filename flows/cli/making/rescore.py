@@ -5,11 +5,10 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from cosmos_rl_core.errors import StageError
+from flows.cli.base.flowing import flowing
 from flows.cli.base.options import ClusterOption, DryRunOption, JsonOption, RunArgument, StoreOption
-from flows.cli.base.printing import notes_on_stderr, print_found, print_json, say
+from flows.cli.base.printing import print_found, print_json
 from flows.defaults import DEFAULT_STORE
-from flows.running.server import prefect_server
 from flows.running.tags import tags_of
 
 
@@ -41,18 +40,9 @@ def rescore(
         print_found(planned, planned.lines(), as_json=as_json)
         return
     plan = wanted.rescore.run.plan
-    with notes_on_stderr(as_json), prefect_server():
-        # Prefect reads its settings when it is imported.
-        prefect, flows = import_module("prefect"), import_module("flows.branches.rescore")
-        options: Any = (store, iterations, evaluations, cluster, allow_numerics_change, accept_scorer)
-        again = f"the same command continues the re-score of {run}"
-        try:
-            with prefect.tags(*tags_of(plan.recipe.train.train_policy.type, plan.model.adapter)):
-                flows.rescore(run, reward, *options)
-        except prefect.exceptions.Pause as suspended:
-            raise StageError.of("busy", f"suspended in Prefect; {again}") from suspended
-        except KeyboardInterrupt:
-            say(f"stopped; {again}", err=True)
-            raise
+    options: Any = (store, iterations, evaluations, cluster, allow_numerics_change, accept_scorer)
+    tags = tags_of(plan.recipe.train.train_policy.type, plan.model.adapter)
+    with flowing(tags, f"the same command continues the re-score of {run}", as_json=as_json):
+        import_module("flows.branches.rescore").rescore(run, reward, *options)
     if as_json:
         print_json(import_module("flows.rescoring.report").report_of(wanted).as_json())

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Option
 
-from cosmos_rl_core.errors import StageError
+from flows.cli.base.flowing import flowing
 from flows.cli.base.options import (
     ClusterOption,
     IterationsOption,
@@ -16,10 +16,9 @@ from flows.cli.base.options import (
     StoreOption,
 )
 from flows.cli.base.planned import planned
-from flows.cli.base.printing import notes_on_stderr, print_json, say
+from flows.cli.base.printing import print_json
 from flows.defaults import DEFAULT_STORE
 from flows.library import open_run
-from flows.running.server import prefect_server
 from flows.running.tags import tags_of
 
 
@@ -46,18 +45,8 @@ def run(
     algorithm = plan.recipe.train.train_policy.type
     options = (iterations, overrides, cluster, allow_numerics_change, remake, accept_scorer)
     tags = tags_of(algorithm, plan.model.adapter)
-    with notes_on_stderr(as_json), prefect_server():
-        # Prefect reads its settings when it is imported.
-        prefect, session = import_module("prefect"), import_module("flows.session.session")
-        flow = session.flow_of(algorithm, session.described(plan), algorithm)
-        try:
-            with prefect.tags(*tags):
-                flow(recipe, store, plan.run_id, *options)
-        except prefect.exceptions.Pause as suspended:
-            message = f"suspended in Prefect; the same command continues {plan.run_id}"
-            raise StageError.of("busy", message) from suspended
-        except KeyboardInterrupt:
-            say(f"stopped; the same command continues {plan.run_id}", err=True)
-            raise
+    with flowing(tags, f"the same command continues {plan.run_id}", as_json=as_json):
+        session = import_module("flows.session.session")
+        session.flow_of(algorithm, session.described(plan), algorithm)(recipe, store, plan.run_id, *options)
     if as_json:
         print_json(open_run(plan.run_id, store).now())
