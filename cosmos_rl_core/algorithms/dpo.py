@@ -37,7 +37,7 @@ class Options(RewardedOptions):
     are means over dimensions, so this is the papers' beta times their number of dimensions. Released code of
     Diffusion-DPO takes means too, with 2000 to 5000."""
     pairs: Literal["best_worst", "all", "file"] = "best_worst"
-    """Pairs of a prompt's samples: ``best_worst``, the sample of the highest and that of the lowest reward; ``all``,
+    """Pairs of a prompt's samples: ``best_worst``, the samples of the highest and of the lowest reward; ``all``,
     every two samples, so that n samples are in n - 1 pairs each; ``file``, those that ``preferences`` names, whatever
     their rewards."""
     preferences: UserPath | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
@@ -164,7 +164,7 @@ class Algorithm:
         """Return ``-log sigmoid(margin)`` of each pair, for both of its samples: ``[B]`` float32.
 
         The margin is ``-beta / 2 ((e - e_ref) of the winner - (e - e_ref) of the loser)``, unitless, where ``e`` is the
-        mean over generated dimensions of ``(v - (noise - x_0))²`` and ``e_ref`` that of the reference. It is how much
+        mean over generated dimensions of ``(v - (noise - x_0))²`` and ``e_ref`` the reference's. It is how much
         likelier than under the reference the winner became, minus the same of the loser, up to the bound of the
         paper. At equal current and reference the loss is exactly log 2.
         Metrics: ``margin``; ``accuracy``, the share of pairs with a margin above 0; ``winner_error_change`` and

@@ -256,7 +256,7 @@ class Audit:
         return [(one, [step for step in one.begun() if iteration in (None, step.k)]) for one in found]
 
     def _look_at_rescore(self, rescore: Rescore, steps: Sequence[Step]) -> list[tuple[Manifest, Request]]:
-        """Look at what the artifacts of a re-score were made from, and at the records beside them."""
+        """Look at the inputs of the artifacts of a re-score, and at its records."""
         slots = [self._look_at(step.slot) for step in steps]
         for slot in slots:
             self._follow(slot.standing, whole=True)

@@ -15,7 +15,7 @@ from stages.artifacts.request import Request
 
 
 def rescores_of(run: AnyRun, findings: Findings) -> Iterator[Rescore]:
-    """Yield the re-scores of a run. A record that is damaged, or missing beside artifacts, is a fault."""
+    """Yield the re-scores of a run. A record that is damaged, or missing where there are artifacts, is a fault."""
     for folder in folders(run.url):
         url = store.join(run.url, RESCORE, folder)
         if not isinstance(run, Run) or not _has_begun(url):

@@ -42,7 +42,7 @@ def fork(
         run_id: Name of the fork; the same name continues the same fork. Default: from the run and the changes.
         iterations: Number of iterations with those before the fork, instead of the run's.
         overrides: Settings of the run's recipe to change, one in each line: section.key=value.
-        rewards: Path of a TOML file with the rewards of the fork. Default: those of the run.
+        rewards: Path of a TOML file with the rewards of the fork. Default: the rewards of the run.
         cluster: Path of a cluster profile (TOML). Default: the launch settings of the run.
         allow_numerics_change: Continue with other package versions, threads or devices than the fork began with.
         remake: Make artifacts again whose stages have changed since an earlier version of this code made them.

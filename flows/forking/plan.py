@@ -32,7 +32,7 @@ _LONGEST_NAME = 91
 
 
 def plan_of_fork(wanted: ForkOf, settings: Settings, misfits: checks.Misfits | None = None) -> Plan:
-    """Return the plan of a fork, whose other parameters are those of any run. Writes nothing.
+    """Return the plan of a fork. ``settings`` has the parameters that every run takes. Writes nothing.
 
     Raises one :class:`ConfigError` with every mistake: no such run or policy, state that the origin does not keep,
     settings that its policies do not allow.
@@ -62,7 +62,7 @@ def plan_of_fork(wanted: ForkOf, settings: Settings, misfits: checks.Misfits | N
 
 
 def _values(plan: AnyPlan, wanted: ForkOf, settings: Settings, mistakes: Mistakes) -> Values:
-    """Return the values of the fork's recipe: those of its origin, with the changes."""
+    """Return the values of the origin's recipe with the fork's changes."""
     kind = kinds.of(plan)
     values: Values = as_written(plan.recipe) if kind is None else kind.written(plan)
     if wanted.rewards is not None:

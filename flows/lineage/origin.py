@@ -16,7 +16,7 @@ class Origin(Section):
     """Optimizer steps that the origin planned until then. Schedules go on after them."""
     alike: bool
     """Whether scores and evaluations compare with the origin's: equal rewards, limits and validation. If not, early
-    warnings and held-out numbers are compared with those of version ``at``."""
+    warnings and held-out numbers are compared with version ``at``."""
 
     @property
     def words(self) -> str:

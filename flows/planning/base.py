@@ -202,7 +202,7 @@ class BasePlan(Section, Generic[OfKind]):
 
     @property
     def first(self) -> int:
-        """Return the policy version that the run begins with: 0, or that of its origin."""
+        """Return the policy version that the run begins with: 0, or where it forked."""
         return self.origin.at if self.origin else 0
 
     @property

@@ -48,7 +48,7 @@ class ForkOf(NamedTuple):
     at: int
     """The policy version that the fork begins with."""
     rewards: str | None = None
-    """A TOML file with the ``[[rewards]]`` of the fork; None for those of the run."""
+    """A TOML file with the ``[[rewards]]`` of the fork; None for the rewards of the run."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Settings:
 
     @property
     def changes(self) -> list[str]:
-        """Return all overrides, that of the number of iterations too."""
+        """Return all overrides, with the number of iterations as one of them."""
         return [*self.overrides, *([f"train.num_iterations={self.iterations}"] if self.iterations else [])]
 
 

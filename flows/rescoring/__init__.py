@@ -1,1 +1,1 @@
-"""Re-scoring: stored samples of a run under other rewards, beside the run."""
+"""Re-scoring: stored samples of a run under other rewards, in a folder of the run."""

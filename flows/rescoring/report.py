@@ -29,7 +29,7 @@ from stages.scoring.decoded import Decoded
 
 @dataclass(frozen=True)
 class Report:
-    """Agreement of the rewards of a re-score with those of its run."""
+    """Agreement of the rewards of a re-score with the rewards of its run."""
 
     rescore: Rescore = field(repr=False)
     parts: tuple[Agreement, ...]

@@ -29,7 +29,7 @@ class Form(Enum):
     SHARE = "decode"
     """Pictures of the run, and others that it did not decode."""
     DECODED = "decode-all"
-    """Pictures that were decoded again, because those of the run were deleted."""
+    """Pictures that were decoded again, because the run has deleted its own."""
 
     @property
     def decodes(self) -> bool:

@@ -214,7 +214,7 @@ def flow_of(title: str, description: str | None, algorithm: str | None = None) -
 
 
 def train(settings: Settings, algorithm: str | None = None) -> str:
-    """Run a recipe or a fork to the end, reusing what stands, and return its result in one line.
+    """Run a recipe or a fork to the end, reusing current artifacts, and return its result in one line.
 
     With ``algorithm``, raises :class:`ConfigError` for recipes of another one.
     """

@@ -158,7 +158,7 @@ class Dropped(Record):
 
 
 class Reference(Record):
-    """A record in the place of a manifest: the artifact is that of another slot of the store."""
+    """A record in the place of a manifest: it names an artifact in another slot of the store."""
 
     kind = "reference"
     slot: str

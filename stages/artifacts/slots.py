@@ -186,8 +186,8 @@ def drop(slot: str, *parts: str, held: Callable[[], bool] = lambda: False) -> No
     """Delete parts of the standing artifact for good. The artifact still stands, and reading them raises an error.
 
     Each part's record is written before its files are removed: after a kill in between, another call removes the rest.
-    ``held`` returns whether somebody else has asked for the artifact; it is called between the two, so that of a drop
-    and of a request at the same time one sees the other. Parts of a reference belong to another run: they stay.
+    ``held`` returns whether somebody else has asked for the artifact; it is called between the two: of a drop and a
+    request at the same time, one sees the other. Parts of a reference belong to another run: they stay.
     """
     generation, manifest = standing(slot)
     if manifest is None or manifest.slot != slot or held():

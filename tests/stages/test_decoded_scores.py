@@ -1,4 +1,4 @@
-"""Scores of samples whose pictures were decoded later, of a share or after all media were deleted: those of pixels."""
+"""Scores by rewards on pixels, of samples whose pictures were decoded later: of a share, or after all were deleted."""
 
 from pathlib import Path
 

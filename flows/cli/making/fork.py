@@ -27,7 +27,7 @@ from flows.planning.plan import ForkOf, Settings
 from flows.running.tags import tags_of
 
 At = Annotated[int, Option(min=0, help="Policy version that the fork begins with, from 0")]
-Rewards = Annotated[str | None, Option(help="TOML with the fork's [[rewards]]; default: those of RUN")]
+Rewards = Annotated[str | None, Option(help="TOML with the fork's [[rewards]]; default: RUN's")]
 
 
 def fork(

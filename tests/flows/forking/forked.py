@@ -21,7 +21,7 @@ def begun(origin: AnyRun, at: int, rewards: str | None = None, **settings: Any) 
 
 
 def made(slot: str) -> Manifest:
-    """What stands in a slot: an artifact of its own, or one that it refers to."""
+    """The current artifact of a slot: its own, or one that it refers to."""
     _, manifest = standing(slot)
     assert manifest is not None
     return manifest

@@ -37,7 +37,7 @@ def origin(recipe: Any, tmp_path: Path) -> Run:
 
 
 def contents(run: AnyRun) -> dict[str, str]:
-    """Contents of what stands in the slots of a run, but the report, by the end of the slot."""
+    """Contents of the current artifacts of a run, without the report, by the end of their slots."""
     found = {step.slot: standing(step.slot)[1] for step in steps(run) if step.slot.startswith(run.url)}
     there = {slot.removeprefix(run.url): one.content for slot, one in found.items() if one is not None}
     return {slot: content for slot, content in there.items() if slot != "/report"}
@@ -141,7 +141,7 @@ def test_a_fork_may_train_by_another_algorithm_on_rewards(origin: Run) -> None:
     asked = make_all(fork)
     algorithm = asked[fork.slots.policy(2)].config.identity()["algorithm"]
     assert (algorithm["type"], algorithm["mini_batch"]) == ("dpo", 2)
-    # Its rollouts are by the current policy, those of NFT by the slow copy.
+    # Its rollouts are by the current policy, rollouts of NFT by the slow copy.
     assert made(fork.slots.iteration(1, "rollout")).slot == fork.slots.iteration(1, "rollout")
     with pytest.raises(ConfigError, match=r"sft trains on data: give its rewards role = .monitor."):
         begun(origin, 1, overrides=("train.train_policy.type=sft",))

@@ -37,7 +37,7 @@ UNFINISHED = "i0000-"
 
 
 def pixels_of(sample_id: str) -> np.ndarray:
-    """A picture that its id decides, and whose size as a JPEG differs from that of others."""
+    """A picture that its id decides, and whose size as a JPEG differs from the others."""
     rng = np.random.default_rng(zlib.crc32(sample_id.encode()))
     return (rng.integers(0, 256, (1, 32, 64, 3)) * rng.random()).astype("uint8")
 
