@@ -234,8 +234,8 @@ class Audit:
 
     def _last_begun(self, every: Sequence[Step]) -> Step:
         """Return the last step with an artifact that no other run can have made; without one, the first step."""
-        own = (step for step in reversed(every) if self._is_own(step.slot))
-        made = ((step, found) for step in own if (found := self._slots[step.slot].standing) is not None)
+        every_made = ((step, self._slots[step.slot].standing) for step in reversed(every))
+        made = ((step, found) for step, found in every_made if found is not None and self._is_own(found.slot))
         # The report of a shorter run says nothing of the iterations after it.
         return next((step for step, found in made if step.kind != "report" or _is_last(self._run, found)), every[0])
 

@@ -38,6 +38,9 @@ def tell(
             check()
             told(observers, one.wave.name, one.requests, one.manifests)
             ended(one.wave, one.manifests)
+        for observer in observers:
+            if observer.taken is not None:
+                observer.taken()
 
 
 def _told(requests: Sequence[Request], manifests: Sequence[Manifest]) -> list[tuple[str, Manifest]]:
@@ -87,6 +90,7 @@ def observers_of(run: AnyRun, waves: Waves, deriving: Deriving) -> Iterator[list
         found = [] if waves.ledger is None else [_keeps_to_budget(run, waves.ledger)]
         found.append(Observer(after=lambda _, asked, made: deriving.add(_told(asked, made))))
         found.append(_derives(deriving, tracker.done, tracker.stood, always=tracker.sends))
+        found.append(Observer(taken=tracker.taken))
         found.append(Observer(before=lambda *_: pages.begin()))
         # What Prefect shows is made from what a page is made from.
         found.append(_derives(deriving, pages.done, pages.stood, always=board is not None))

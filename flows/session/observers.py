@@ -28,6 +28,8 @@ class Observer:
     """Called with the manifests too, once all are there. Raises to stop the run after the wave."""
     stood: Callable[[str, Sequence[Request], Sequence[Manifest]], None] | None = None
     """Called in its place after a wave that stood already, if it is given."""
+    taken: Callable[[], None] | None = None
+    """Called once after several waves that stood, before the next one is made."""
 
 
 def observed(launch: Launch, observers: Sequence[Observer]) -> Launch:

@@ -81,7 +81,8 @@ def _standing(run: AnyRun, every: Iterable[Step]) -> list[_Wave]:
                 pairs,
                 [line.encode() for line in lines],
                 whole=len(pairs) == len(steps),
-                begun=any(request.slot.startswith(f"{run.url}/") for request, _ in pairs),
+                # A fork refers to artifacts before it does anything.
+                begun=any(found.slot.startswith(f"{run.url}/") for _, found in pairs),
                 writes=bool(lines) and (any(after) or lines[-1].judges),
                 planned=steps[0].slot in planned,
                 remade=any(made.generation > 1 for _, made in pairs),

@@ -1,5 +1,6 @@
 """Forks: new runs in the middle of others, with their artifacts by reference."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from flows.heads.heads import read_heads
 from flows.library import open_run
 from flows.lineage.forks import Fork, forks_of, note
 from flows.planning.base import AnyRun
-from flows.planning.plan import Settings, freeze, plan_of
+from flows.planning.plan import METRICS_FILE, Settings, freeze, plan_of
 from flows.planning.run import Run
 from flows.planning.steps import read_run
 from flows.post_train import post_train, steps
-from stages.artifacts.slots import standing
+from flows.session.standing import leading
+from flows.watching.tracking import Tracker
+from stages.artifacts.slots import one_look, standing
 from tests.flows.by_hand import make_all, planned_run, validated
 from tests.flows.forking.forked import begun, made
 from tests.hand_made import planned
@@ -208,6 +211,27 @@ def test_a_fork_that_was_killed_while_it_was_made_is_made_by_the_next_command(
     assert refer_to_origin(wanted)
     assert contents(wanted) == expected
     assert refer_to_origin(wanted) == 0
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_fork_that_has_its_references_alone_lacks_no_numbers_and_no_heads(origin: Run, at: int) -> None:
+    fork = begun(origin, at, overrides=FASTER)
+    found = audit(fork.store_url, fork.plan.run_id).faults
+    assert not [fault for fault in found if fault.file.startswith(f"runs/{fork.plan.run_id}/")]
+
+
+def test_numbers_of_what_a_fork_refers_to_are_written_before_it_makes_anything(origin: Run) -> None:
+    fork = begun(origin, 1, overrides=FASTER)
+    notes: list[str] = []
+    with Tracker(fork, notes.append) as tracker, one_look():
+        for one in leading([*post_train(fork)]):
+            # Files made by hand hold no scores.
+            if {request.stage for request in one.requests} <= {"rollout"}:
+                tracker.stood(one.requests, one.manifests)
+        tracker.taken()
+        (line,) = store.read(store.join(fork.url, METRICS_FILE)).splitlines()
+        assert json.loads(line)["stage"] == "rollout"
+    assert not notes
 
 
 def test_a_planned_fork_writes_nothing_and_says_what_it_makes(origin: Run, tmp_path: Path) -> None:
