@@ -193,7 +193,8 @@ def test_a_tampered_reference_is_found(origin: Run) -> None:
     make_all(fork)
     mine, other = (store.join(slot, "manifest.1.json") for slot in (fork.slots.policy(1), fork.slots.policy(0)))
     whole = store.read(mine)
-    store.write(mine, whole[:-9] + b"0" + whole[-8:])
+    other_digit = b"1" if whole[-9:-8] == b"0" else b"0"
+    store.write(mine, whole[:-9] + other_digit + whole[-8:])
     assert any("iterations/0000/update" in fault for fault in faults(fork))
     store.write(mine, store.read(other))
     assert any("iterations/0000/update" in fault for fault in faults(fork))
