@@ -42,7 +42,7 @@ _FULL_TEXTS = re.compile(
 _SHM = re.compile(r"(?<![\w.-])/dev/shm/|</torch_|\bshared memory(?:\(shm\)| segment| object)")
 """Names of shared memory in errors of NCCL, PyTorch and Python."""
 
-EXIT_CODES = {"config": 64, "data": 65, "busy": 75, "unavailable": 75}
+EXIT_CODES = {"config": 64, "data": 65, "busy": 75, "unavailable": 75, "off_policy": 78}
 """Exit code by kind (sysexits.h); every other failure exits with 70. Only a run can be ``busy``, not a stage."""
 
 
@@ -141,6 +141,12 @@ class DriftError(CosmosRLError):
     """Log-probabilities that differ between rollout and update. Never retried, because the difference would return."""
 
     kind = "data"
+
+
+class OffPolicyError(CosmosRLError):
+    """Stored rollouts too far from the policy that they would train. Never retried, because equal bits are as far."""
+
+    kind = "off_policy"
 
 
 class RewardError(CosmosRLError):

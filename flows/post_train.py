@@ -67,9 +67,11 @@ def iteration(run: Run, k: int, *, last: bool) -> Iterator[Wave]:
     if not run.trains_on_rewards:
         yield Wave(step("finetune", "finetune", partial(requests.finetune, run, k)))
         return
-    stale, samples = run.recipe.train.staleness > 0, run.slots.iteration(k, "rollout")
+    samples, generates = run.slots.iteration(k, "rollout"), run.plan.generates
+    stale = run.recipe.train.staleness > 0 and generates
     if k == run.plan.first or not stale:
         yield from embedding(run, k)
+    if generates and (k == run.plan.first or not stale):
         yield Wave(rollout(k))
     yield Wave(*map(reward, run.scored))
     if run.warns:

@@ -1,8 +1,7 @@
 """The stages' settings, inputs and file names.
 
-A Request names a stage, its closed settings and its inputs. Its **recipe** is the digest of everything but the inputs;
-its **fingerprint** adds the inputs' fingerprints, so it is known before anything runs. An artifact's **content** is the
-digest of its result bytes. It stands while its recipe is the Request's and its inputs have the contents they had.
+An artifact's **content** is the digest of its result bytes. It stands while its recipe
+(:mod:`stages.artifacts.request`) is the Request's and its inputs have the contents they had.
 """
 
 from typing import ClassVar, Literal
@@ -12,7 +11,7 @@ from pydantic import Field
 from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.early_warning import Limit
 from cosmos_rl_core.config.policy import LoraConfig, SolverConfig, TimeDensity
-from cosmos_rl_core.config.shared import Decoding, Init, MediaShape, ModelRef, Split, StageConfig, Trains
+from cosmos_rl_core.config.shared import Decoding, Foreign, Init, MediaShape, ModelRef, Split, StageConfig, Trains
 from cosmos_rl_core.config.train import AnyCaptioner, AnyDataset, AnyReward, AnyRewarded, AnySupervised, Gate
 from cosmos_rl_core.datasets._base import Prompt
 
@@ -94,7 +93,7 @@ class Caption(StageConfig):
     max_left_out: float = Field(default=0.05, json_schema_extra=NOT_IDENTITY)
     """Share of all items that may get no caption. Affects success, not the result."""
     media_per_shard: int = 64
-    """Media in one shard: what a retry keeps."""
+    """Media in one shard."""
 
 
 class Describe(Caption):
@@ -331,6 +330,8 @@ class Update(Training):
     """Source of the next version's reference: the base model, this version's part, or the new weights."""
     density: TimeDensity = TimeDensity()
     """Density of the data term's noise levels, if they are drawn."""
+    foreign: Foreign | None = Field(default=None, json_schema_extra={"neutral": None})
+    """For rollouts of another run that the policy itself would not have made; else None."""
 
 
 class Finetune(Training):

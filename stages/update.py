@@ -23,6 +23,7 @@ from stages.execution.context import Context
 from stages.formats.policies import read_part
 from stages.formats.tables import to_parquet
 from stages.scoring.advantages import advantages, counts_of, units_of
+from stages.training import foreign
 from stages.training.draws import DataDraws, Draw, LatentDraws, Stored, TransitionDraws
 from stages.training.drift import DriftWatch
 from stages.training.micro_batches import made_ahead, my_share
@@ -55,13 +56,18 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     layout = context.layout(planned)
     steps: list[list[list[str]]] = layout["steps"]
     copies = _copies(config)
-    trainer = Trainer.load(config, algorithm, request=request, components=(), context=context, copies=copies)
+    given = {"components": (), "context": context, "copies": copies, "other": foreign.other_adapter(request)}
+    trainer = Trainer.load(config, algorithm, request=request, **given)
     behaviours = [BEHAVIOUR] * len(rollouts)
-    if BEHAVIOUR in algorithm.needs.roles:
+    if BEHAVIOUR in algorithm.needs.roles or config.foreign is not None:
         bare = [config.below is not None and not rollout.manifest.inputs.get(INIT) for rollout in rollouts]
         behaviours = _add_behaviours(request, trainer.weights, copies, bare, context)
-    stored = Stored.read(request, table, behaviours, context)
+    own = _anchored(config, algorithm, trainer.weights, behaviours)
+    stored = Stored.read(request, table, own, context)
     draws = _draws(request, algorithm, trainer.model, stored)
+    moved = _drift(request, trainer, draws[0][0], units, behaviours, fills)
+    for unread in {*behaviours} - ({*own} if BEHAVIOUR in algorithm.needs.roles else set()):
+        trainer.weights.remove(unread)
     contents = [rollout.manifest.content for rollout in rollouts]
     if (limit := algorithm.needs.max_logp_drift) is not None:
         trainer.watcher = DriftWatch(limit, trainer, contents)
@@ -92,7 +98,34 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     if group.rank == 0:
         context.attempt.put(contracts.Update.ADVANTAGES, to_parquet(table.drop(columns="key")))
     counts = {name: count for name, count in counts_of(table, algorithm).items() if count}
-    return trainer.summary() | trainer.watcher.summary() | counts
+    return trainer.summary() | trainer.watcher.summary() | moved | counts
+
+
+def _anchored(
+    config: contracts.Update, algorithm: Algorithm, weights: PolicyWeights, behaviours: list[str]
+) -> list[str]:
+    """Return the names of the weights that the loss reads as the behaviour of each rollout."""
+    if config.foreign is None or config.foreign.anchor == "behaviour" or BEHAVIOUR not in algorithm.needs.roles:
+        return behaviours
+    own = algorithm.needs.behaviour
+    if own not in weights.parts or own == CURRENT:
+        # Training moves ``current``, and a loss compares with what it was.
+        own = f"{BEHAVIOUR} own"
+        weights.create(own)
+    return [own] * len(behaviours)
+
+
+def _drift(
+    request: Request, trainer: Trainer, draw: Draw, units: list[Unit], behaviours: list[str], fills: Filling
+) -> dict[str, float]:
+    """Return the drift from the policies that made the rollouts; nothing if they are the run's own. Collective."""
+    config = request.settings(contracts.Update)
+    if config.foreign is None:
+        return {}
+    assert isinstance(draw, LatentDraws), "plans refuse recorded steps of another policy"
+    found = foreign.drift(trainer, draw, units, behaviours, fills.samples)
+    foreign.check(found, config.foreign, request.iteration or 0)
+    return {"drift": found}
 
 
 def _add_behaviours(
@@ -114,7 +147,7 @@ def _add_behaviours(
             weights.share(found[-1], names[made_by])
         else:
             tensors = read_part(source, source.part, weights.shards, context.progress, group=context.ranks)
-            weights.create(found[-1], tensors, bare=is_bare)
+            (weights.create_other if weights.other else weights.create)(found[-1], tensors, bare=is_bare)
         names.setdefault(made_by, found[-1])
     return found
 

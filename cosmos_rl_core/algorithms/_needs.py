@@ -66,6 +66,9 @@ class Needs:
     """Largest number of pairs of a prompt with so many samples. Unused unless ``unit`` is ``pair``."""
     given_pairs: int = 0
     """Number of pairs that were given instead of made from rewards. Those that a rollout lacks are counted."""
+    off_policy: bool = False
+    """The loss is also one on rollouts of another run: ``behaviour`` is then a policy that was not the trained one, or
+    did not make the rollouts. Without effect unless the loss reads it."""
     trains_unconditional: bool = True
     """Under guidance, send the gradient through the unconditional prediction too."""
     diffusion: bool = False

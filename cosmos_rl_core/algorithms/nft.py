@@ -88,6 +88,7 @@ class Algorithm:
             roles=(CURRENT, BEHAVIOUR, REFERENCE) if options.kl_beta > 0 else (CURRENT, BEHAVIOUR),
             timesteps_fraction=options.timesteps_fraction,
             old_decay=options.old_decay,
+            off_policy=True,
         )
 
     def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:

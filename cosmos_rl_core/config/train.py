@@ -229,8 +229,8 @@ class ValidationConfig(Section):
         samples = rewards if self.dataset is not None else ()
         known = ["reward"] * (bool(samples) and trains) + ["loss"] * (self.data is not None) + [*samples]
         if self.best_by is not None and self.best_by not in known:
-            told = ", ".join(known) or "none"
-            yield f"validation.best_by = {self.best_by!r} is not measured by this recipe; known: {told}"
+            found = f"validation.best_by = {self.best_by!r} is not measured by this recipe"
+            yield f"{found}; known: {', '.join(known) or 'none'}"
 
 
 class AlgorithmOptions(Section):
@@ -295,8 +295,9 @@ class RewardedOptions(AlgorithmOptions):
     """Number of passes over each rollout. More passes learn more from a rollout and move further from the policy
     that made it."""
     shuffle_rewards: bool = False
-    """Train on the iteration's rewards in random order, as a control: an improvement that remains does not come
-    from the rewards."""
+    """Train on the iteration's rewards in random order, as a control: what still improves does not come from them."""
+    shuffle_groups: int = Field(default=0, ge=0, json_schema_extra={"neutral": 0})
+    """Number of a random order of the rewards within each prompt's samples, as such a control; 0 for none."""
     data: AnyDataset | None = None
     """Dataset of media whose first frames are given. Its captions may differ from the prompts of rollouts."""
 

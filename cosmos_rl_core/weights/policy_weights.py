@@ -31,12 +31,16 @@ ADAPTER = "default"
 BELOW = "init"
 """Name in peft of a frozen adapter below it."""
 
+OTHER = "other"
+"""Name in peft of an adapter of another shape in its place."""
+
 
 class PolicyWeights:
     """The parts of a policy on one transformer; :func:`prepare` makes it.
 
     Of a sharded tensor this rank has only its rows: in ``parameters``, in every part and in the optimizer. A frozen
-    adapter ``below``, if there is one, adds to the base under every part that is not bare.
+    adapter ``below``, if there is one, adds to the base under every part that is not bare. An adapter ``other`` has the
+    parts that :meth:`create_other` makes, and is zero under all other parts.
     """
 
     def __init__(
@@ -44,10 +48,14 @@ class PolicyWeights:
         parameters: Mapping[str, nn.Parameter],
         shards: Shards = WHOLE,
         below: Mapping[str, nn.Parameter] | None = None,
+        other: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
         self.shards = shards
         self.below = dict(below or {})
         """The tensors of the frozen adapter by name: zero until :meth:`load_below`."""
+        self.other = dict(other or {})
+        """The tensors of the other adapter by name: zero while none of its parts is in use."""
+        self._others: dict[str, dict[str, Tensor]] = {}
         self._bare: set[str] = set()
         self._cut = {name: p for name, p in sorted(parameters.items()) if isinstance(p, DTensor)}
         self.parameters = {name: _local(parameters[name]) for name in sorted(parameters)}
@@ -58,7 +66,7 @@ class PolicyWeights:
     @property
     def parts(self) -> tuple[str, ...]:
         """Return the names of the existing parts, ``current`` first."""
-        return (CURRENT, *self._parts)
+        return (CURRENT, *self._parts, *self._others)
 
     @contextmanager
     def use(self, part: str) -> Iterator[None]:
@@ -66,25 +74,36 @@ class PolicyWeights:
 
         Raises ``ValueError`` if the part does not exist, ``RuntimeError`` inside another ``use``.
         """
-        tensors = self.here(part)
         live = self.here(CURRENT)
-        bare = self._outputs_below() if part in self._bare else {}
+        other = self._others.get(part, {})
+        tensors = live if other else self.here(part)
+        off = _outputs(self.below) if part in self._bare else {}
+        off |= _outputs(self.parameters) if other else {}
+        zeros = {parameter: parameter.data for parameter in self.other.values()} if other else {}
         self._in_use = part
         try:
             if part == CURRENT:
                 yield
+            elif other:
+                torch.clear_autocast_cache()
+                for parameter in off:
+                    parameter.data = torch.zeros_like(parameter)
+                for name, parameter in self.other.items():
+                    parameter.data = other[name]
+                with torch.no_grad():
+                    yield
             else:
-                for parameter in bare:
+                for parameter in off:
                     parameter.data = torch.zeros_like(parameter)
                 self._point_at(tensors)
                 self._swap_cut(tensors)
                 with torch.no_grad():
                     yield
         finally:
-            for parameter, data in bare.items():
+            for parameter, data in (off | zeros).items():
                 parameter.data = data
             self._point_at(live)
-            if part != CURRENT:
+            if part != CURRENT and not other:
                 self._swap_cut(tensors)
             self._in_use = None
 
@@ -100,9 +119,25 @@ class PolicyWeights:
             name: source[name].detach().to(parameter.device, copy=True) for name, parameter in self.parameters.items()
         }
 
+    def create_other(self, part: str, tensors: Mapping[str, Tensor], *, bare: bool = False) -> None:
+        """Add a part of the other adapter, under which the trained one is off, as :meth:`create` does."""
+        (self._bare.add if bare else self._bare.discard)(part)
+        checked = check_tensors(tensors, self.other, "an adapter of another shape")
+        self._others[part] = {
+            name: checked[name].detach().to(parameter.device, copy=True) for name, parameter in self.other.items()
+        }
+
+    def remove(self, part: str) -> None:
+        """Remove a part, and free its memory unless another part shares it. Unknown ones are ignored."""
+        for parts in (self._parts, self._others):
+            parts.pop(part, None)
+
     def share(self, part: str, other: str) -> None:
         """Make ``part`` an alias of ``other`` until one of them is created anew; neither may be ``current``."""
-        self._parts[part] = self.here(other)
+        if other in self._others:
+            self._others[part] = self._others[other]
+        else:
+            self._parts[part] = self.here(other)
         (self._bare.add if other in self._bare else self._bare.discard)(part)
 
     def load(self, part: str, tensors: Mapping[str, Tensor]) -> None:
@@ -140,10 +175,6 @@ class PolicyWeights:
             self.parameters[name].grad = gradient.to_local() if isinstance(gradient, DTensor) else None
             parameter.grad = None
 
-    def _outputs_below(self) -> dict[nn.Parameter, Tensor]:
-        """Return the factors B of the frozen adapter, with their data: zeros in their place turn it off."""
-        return {p: p.data for name, p in self.below.items() if ".lora_B." in name}
-
     def _point_at(self, tensors: Mapping[str, Tensor]) -> None:
         # Autocast caches casts by the identity of a parameter, which stays the same when its data changes.
         torch.clear_autocast_cache()
@@ -173,6 +204,7 @@ def prepare(
     lora: LoraConfig | None,
     *,
     below: LoraConfig | None = None,
+    other: LoraConfig | None = None,
     reference: bool = True,
     shard: Callable[[nn.Module], Shards] = lambda _: WHOLE,
     trains: Callable[[str], bool] = lambda _: True,
@@ -182,25 +214,29 @@ def prepare(
     With LoRA the base is frozen and all adapter tensors are zero (load :func:`initial_lora` or a policy next). The
     reference is zero as well, so it equals the base exactly. In full fine-tuning every parameter trains, and the
     reference is a copy of the present weights. ``shard`` may shard the weights after the choice of trainable ones.
-    With ``below`` the adapter lies on a frozen one with these settings, which is off under the reference. In full
-    fine-tuning ``trains`` says by the name which parameters train.
+    With ``below`` the adapter lies on a frozen one with these settings, which is off under the reference. ``other`` are
+    the settings of an adapter that replaces it under some parts. In full fine-tuning ``trains`` says by the name which
+    parameters train.
     """
     if lora is None:
         for name, parameter in transformer.named_parameters():
             parameter.requires_grad_(trains(name))
     else:
-        add_lora(transformer, lora, below)
+        add_lora(transformer, lora, below, other)
     shards = shard(transformer)
     every = dict(transformer.named_parameters())
-    frozen = {_plain(name): p for name, p in every.items() if _is_lora(name, BELOW)}
-    weights = PolicyWeights({_plain(name): p for name, p in every.items() if p.requires_grad}, shards, frozen)
+    frozen, replacing = ({_plain(name): p for name, p in every.items() if _is_lora(name, a)} for a in (BELOW, OTHER))
+    trained = {_plain(name): p for name, p in every.items() if p.requires_grad}
+    weights = PolicyWeights(trained, shards, frozen, replacing)
     if reference:
         weights.create(REFERENCE, bare=below is not None)
     return weights
 
 
-def add_lora(transformer: nn.Module, config: LoraConfig, below: LoraConfig | None = None) -> None:
-    """Add an adapter of zeros and freeze all other weights, those of an adapter of zeros ``below`` it too.
+def add_lora(
+    transformer: nn.Module, config: LoraConfig, below: LoraConfig | None = None, other: LoraConfig | None = None
+) -> None:
+    """Add an adapter of zeros and freeze all other weights, those of adapters of zeros ``below`` and ``other`` too.
 
     Raises like :func:`cosmos_rl_core.weights.lora.adapted`.
     """
@@ -208,6 +244,7 @@ def add_lora(transformer: nn.Module, config: LoraConfig, below: LoraConfig | Non
     linear = {name: tuple(module.weight.shape) for name, module in modules.items() if isinstance(module, nn.Linear)}
     # The output of the frozen adapter is added first, so that it is the same bits with and without the other.
     settings = ({} if below is None else {BELOW: below}) | {ADAPTER: config}
+    settings |= {} if other is None else {OTHER: other}
     adapted = {name: adapters.adapted(own, linear, modules.keys() - linear.keys()) for name, own in settings.items()}
     transformer.requires_grad_(False)
     for adapter, own in settings.items():
@@ -218,7 +255,7 @@ def add_lora(transformer: nn.Module, config: LoraConfig, below: LoraConfig | Non
                 peft.LoraConfig(**adapters.peft_settings(own, adapters.targets(own, linear))),  # pyright: ignore[reportArgumentType]
                 adapter_name=adapter,
             )
-    if below is not None:
+    if len(settings) > 1:
         transformer.set_adapter([*settings])  # pyright: ignore[reportCallIssue]
     for name, parameter in transformer.named_parameters():
         parameter.requires_grad_(_is_lora(name))
@@ -251,6 +288,11 @@ def _initial_tensor(name: str, shape: tuple[int, ...], config: LoraConfig, seed:
     return (2 * uniform - 1) / math.sqrt(math.prod(shape[1:]))
 
 
+def _outputs(adapter: Mapping[str, nn.Parameter]) -> dict[nn.Parameter, Tensor]:
+    """Return the factors B of an adapter, with their data: zeros in their place turn it off."""
+    return {p: p.data for name, p in adapter.items() if ".lora_B." in name}
+
+
 def _local(parameter: nn.Parameter) -> nn.Parameter:
     """Return the parameter, or for a sharded one a parameter that shares the memory of this rank's rows."""
     if not isinstance(parameter, DTensor):
@@ -263,5 +305,5 @@ def _is_lora(name: str, adapter: str = ADAPTER) -> bool:
 
 
 def _plain(name: str) -> str:
-    adapter = next((adapter for adapter in (ADAPTER, BELOW) if _is_lora(name, adapter)), None)
+    adapter = next((adapter for adapter in (ADAPTER, BELOW, OTHER) if _is_lora(name, adapter)), None)
     return name if adapter is None else f"{name.removesuffix(f'.{adapter}.weight')}.weight"

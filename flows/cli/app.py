@@ -8,6 +8,7 @@ Exit codes:
 75 something does not answer or is busy: try the same command later
 76 at its limit of device hours: train.max_gpu_hours
 77 suspended by a warning, until `cosmos-flows approve`
+78 every setting of a what-if ended: its policies went too far from the rollouts
 130, 143 ended by Ctrl-C, by SIGTERM or `stop`: the same command continues
 """
 
@@ -68,6 +69,8 @@ class Commands(LazyGroup):
             "flows.cli.making.rerun",
             "flows.cli.making.fork",
             "flows.cli.making.rescore",
+            "flows.cli.making.what_if",
+            "flows.cli.making.study",
             "flows.cli.making.decode",
             "flows.cli.making.approve",
             "flows.cli.making.stop",

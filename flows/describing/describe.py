@@ -16,8 +16,8 @@ from cosmos_rl_core.pipelines import directories, weight_files
 from cosmos_rl_core.pipelines.memory import Bytes
 from flows.checking import checks
 from flows.devices import fitting
-from flows.ledger import estimates
-from flows.planning import estimate, kinds
+from flows.ledger import estimates, predicted
+from flows.planning import kinds
 from flows.planning.base import AnyPlan
 from flows.planning.plan import Plan, run_url
 from flows.planning.run import Run, run_of
@@ -76,7 +76,7 @@ def describe_plan(plan: Plan, store_url: str, named_by: str = "", *, slots: int 
             f"{wave} does not fit the devices at once: {cut}"
             for wave, cut in turns(plan, store_url, slots=slots).items()
         ],
-        "time": [*estimate.describe(plan), *(like.lines() if (like := estimates.estimate(plan, store_url)) else [])],
+        "time": [*predicted.describe(plan), *(like.lines() if (like := estimates.estimate(plan, store_url)) else [])],
         "missing": missing,
     }
     listed = {name: [said] if isinstance(said, str) else said for name, said in subjects.items()}
@@ -222,9 +222,9 @@ def as_json(plan: AnyPlan, store_url: str, *, slots: int | None = None) -> dict[
         },
         "memory": [each.as_json() for each in _memory(plan, store_url)],
         "time": {
-            "forward_flops": estimate.forward_flops(plan),
-            "device_flops": estimate.DEVICE_FLOPS,
-            "stages": [asdict(work) | {"seconds": work.seconds} for work in estimate.stages(plan)],
+            "forward_flops": predicted.forward_flops(plan),
+            "device_flops": predicted.DEVICE_FLOPS,
+            "stages": [asdict(work) | {"seconds": work.seconds} for work in predicted.stages(plan)],
             "like": estimates.estimate(plan, store_url),
         },
         "missing": missing_files(plan),
@@ -249,7 +249,7 @@ def described(plan: AnyPlan, store_url: str, named_by: str = "", *, slots: int |
     yield _memory_table(_memory(plan, store_url))
     if costs.is_large(plan.recipe):
         yield ""
-        yield _time_table(estimate.stages(plan))
+        yield _time_table(predicted.stages(plan))
     yield f"\n{COUNTED if costs.is_large(plan.recipe) else UNCOUNTED}"
 
 
@@ -279,13 +279,13 @@ def _memory_table(found: Sequence[memory.StageMemory]) -> Table:
     return table
 
 
-def _time_table(work: Sequence[estimate.StageWork]) -> Table:
+def _time_table(work: Sequence[predicted.StageWork]) -> Table:
     table = Table(box=None, padding=(0, 2), pad_edge=False, header_style="bold")
     table.collapse_padding = True
     table.add_column("predicted seconds", no_wrap=True)
     for stage in work:
         table.add_column(stage.stage, justify="right", no_wrap=True)
-    for cause in estimate.CAUSES:
+    for cause in predicted.CAUSES:
         seconds = [stage.causes.get(cause, 0.0) for stage in work]
         if any(seconds):
             table.add_row(cause, *(f"{each:.1f}" if each else "" for each in seconds))

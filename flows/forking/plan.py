@@ -13,6 +13,7 @@ from cosmos_rl_core.config.reading import Values, rewards_in, with_changes
 from cosmos_rl_core.errors import ConfigError, Mistakes
 from cosmos_rl_core.weights.parts import STATE
 from flows.checking import checks
+from flows.forking import given
 from flows.lineage.origin import Origin
 from flows.planning import kinds
 from flows.planning.base import AnyPlan, AnyRun
@@ -26,6 +27,8 @@ _FROZEN = ("policy.", "train.optm_name")
 """Settings that decide the shape of a policy and of its optimizer's state, which a fork goes on with."""
 _FREE = ("policy.diffusers.", "policy.model_gradient_checkpointing")
 """Settings among them that do not."""
+_OF_TRAINING = ("policy.lora.", "train.optm_name")
+"""Settings among them that a policy version 0 may have anew."""
 _WORDS = re.compile(r"\w+")
 _LONGEST_NAME = 91
 """Letters of a default name before its digest: a run's id has at most 100."""
@@ -48,16 +51,19 @@ def plan_of_fork(wanted: ForkOf, settings: Settings, misfits: checks.Misfits | N
     plan = plan_from(
         values, named, mistakes, misfits=misfits, told=lambda idle: not written.isdisjoint(_WORDS.findall(idle))
     )
-    if wrong := [*_unlike(run.plan, plan)]:
-        raise ConfigError("\n  ".join([f"{source}:", *wrong]))
     begins = Origin(
         run=wanted.run,
         at=wanted.at,
         optimizer_steps=clocks_at(run, wanted.at),
         alike=_judged_by(run.plan) == _judged_by(plan),
+        stored=wanted.stored,
     )
     plan = plan.model_copy(update={"origin": begins, "run_id": "?"})
-    name = f"{wanted.run}-at-{wanted.at}"[:_LONGEST_NAME]
+    wrong = [*_unlike(run.plan, plan)]
+    wrong += given.mistakes(run, plan) if wanted.stored is not None and not wrong else ()
+    if wrong:
+        raise ConfigError("\n  ".join([f"{source}:", *wrong]))
+    name = (f"{wanted.run}-at-{wanted.at}" if wanted.stored is None else f"{wanted.run}-if")[:_LONGEST_NAME]
     return plan.model_copy(update={"run_id": settings.run_id or f"{name}-{digest(plan.identity())[:8]}"})
 
 
@@ -126,12 +132,15 @@ def _unlike(origin: AnyPlan, plan: AnyPlan) -> Iterator[str]:
             f"policy.model_name_or_path: the policies were trained on files {origin.model.digest[:12]}, these are "
             f"{plan.model.digest[:12]}; expected the same base model"
         )
+    # Version 0 on stored rollouts is made anew, if it is another.
+    free = (*_FREE, *_OF_TRAINING) if not plan.generates and plan.first == 0 else _FREE
     for change in differences(origin.identity()["recipe"], plan.identity()["recipe"]):
-        if change.startswith(_FROZEN) and not change.startswith(_FREE):
+        if change.startswith(_FROZEN) and not change.startswith(free):
             yield f"{change}; a fork goes on with policies of the first: begin a new run, or policy.init_from"
 
 
 def _judged_by(plan: AnyPlan) -> Any:
     """Return what decides whether scores and evaluations of two runs compare."""
     recipe = plan.identity()["recipe"]
-    return [recipe.get("rewards"), recipe.get("validation"), plan.early_warning]
+    validation = {name: value for name, value in (recipe.get("validation") or {}).items() if name != "freq"}
+    return [recipe.get("rewards"), validation, plan.early_warning]

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.storage import store
+from flows.forking import given
 from flows.lineage import forks
 from flows.lineage.forks import EVERY, Fork, forks_of
 from flows.planning.base import AnyRun
@@ -27,15 +28,19 @@ _SLOT = re.compile(r"(policy|(?:iterations|exports)/(\d+)/[^/]+)/manifest\.\d+\.
 def refer_to_origin(run: AnyRun) -> int:
     """Write the references of a fork, and say so in the folders of the runs that have the artifacts.
 
-    Returns their number; 0 if they were written before: what the origin makes later is no part of a fork. After a kill
-    another call writes the rest. Raises :class:`ConfigError` if retention deleted what the fork reads.
+    Returns their number; 0 if they were written before: what the origin makes later is no part of a fork, except
+    rollouts that it trains on. After a kill another call writes the rest. Raises :class:`ConfigError` if retention
+    deleted what the fork reads.
     """
     begins = run.plan.origin
     assert begins is not None
     origin = read_run(run.store_url, begins.run)
-    if any(fork.run == run.plan.run_id and EVERY not in fork.holds for fork in forks_of(origin.url)):
+    wanted = given.rollouts(run, origin) if begins.stored is not None else {}
+    is_noted = any(fork.run == run.plan.run_id and EVERY not in fork.holds for fork in forks_of(origin.url))
+    if is_noted and all(standing(slot)[1] is not None for slot in wanted):
         return 0
-    found = found_in_origin(run)
+    # With more rollouts than before, a fork has artifacts of its own.
+    found = {slot: made for slot, made in found_in_origin(run).items() if not is_noted or not _is_own(slot)}
     owners = {origin.url} | {_owner(run, made) for made in found.values()}
     # Before anything is referred to, so that nothing of it is deleted meanwhile.
     for owner in owners:
@@ -62,6 +67,11 @@ def found_in_origin(run: AnyRun) -> dict[str, Manifest]:
     unchanged = run.plan.recipe.identity() == origin.plan.recipe.identity()
     with one_look():
         found = dict(_before(origin, begins.at, run.url))
+        if begins.stored is not None:
+            found |= given.rollouts(run, origin)
+            if begins.at == 0:
+                # It is made like any other, as its settings may be others.
+                found.pop(run.slots.policy(0), None)
         for slot, made in found.items():
             suppose(slot, made)
         for wave in post_train(run):
@@ -71,9 +81,14 @@ def found_in_origin(run: AnyRun) -> dict[str, Manifest]:
                 if made is not None and _is_same(made, step) and (unchanged or _is_whole(made)):
                     found[step.slot] = made
                     suppose(step.slot, made)
-            if any(trains(step.kind) and step.slot not in found for step in own):
+            if run.plan.generates and any(trains(step.kind) and step.slot not in found for step in own):
                 break
     return found
+
+
+def _is_own(slot: str) -> bool:
+    made = standing(slot)[1]
+    return made is not None and made.slot == slot
 
 
 def _read_by(run: AnyRun, found: Mapping[str, Manifest]) -> list[Manifest]:
@@ -82,16 +97,19 @@ def _read_by(run: AnyRun, found: Mapping[str, Manifest]) -> list[Manifest]:
     Raises :class:`ConfigError` if one has lost a part.
     """
     newest = next(k for k in itertools.count(run.plan.first) if run.slots.policy(k + 1) not in found)
+    until = newest + run.staleness + 1 if run.plan.generates else run.recipe.train.num_iterations
     policies = (run.slots.policy(k) for k in range(max(0, newest - run.staleness), newest + 1))
-    rollouts = (run.slots.iteration(k, "rollout") for k in range(newest, newest + run.staleness + 1))
+    rollouts = (run.slots.iteration(k, "rollout") for k in range(newest, until))
     held = [found[slot] for slot in (*policies, *rollouts) if slot in found]
+    # What updates do not read of these may be gone.
+    makers = [] if run.plan.generates else [*given.makers(run, range(newest, until))]
     for made in held:
         if lost := sorted(_lost(made)):
             raise ConfigError(
                 f"{made.slot} has lost {', '.join(lost)}, which retention of its run deleted; fork at a later policy "
                 "version, or keep more (rollout.keep, train.ckpt.max_keep)"
             )
-    return held
+    return [*held, *makers]
 
 
 def _owner(run: AnyRun, made: Manifest) -> str:

@@ -1,7 +1,7 @@
 """The work that a run leaves to do, in samples: those that are generated, scored and trained on."""
 
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from cosmos_rl_core.errors import counted
 from flows.forking.references import found_in_origin
@@ -25,6 +25,10 @@ class Work:
     """Scores of both, one for each reward."""
     trained: int = 0
     """Samples that an optimizer step reads, each pass counted."""
+
+    def __add__(self, other: "Work") -> "Work":
+        sums = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
+        return Work(**sums)
 
     @property
     def words(self) -> str:

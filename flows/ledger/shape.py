@@ -4,7 +4,8 @@ from typing import Any
 
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.pipelines import directories
-from flows.planning import estimate, kinds
+from flows.ledger import predicted
+from flows.planning import kinds
 from flows.planning.base import AnyPlan
 from flows.planning.plan import Plan
 from flows.planning.run import Run
@@ -40,7 +41,7 @@ def shape_of(plan: AnyPlan) -> str:
         "texts": recipe.policy.diffusers.max_prompt_length,
         "media": plan.media.model_dump(mode="json"),
         "algorithm": recipe.train.train_policy.type,
-        "passes": estimate.passes(plan),
+        "passes": predicted.passes(plan),
         "samples": recipe.train.train_batch_per_replica,
         "dtype": recipe.train.param_dtype,
         "rewards": [reward.fn.label for reward in Run(plan, "").scored],

@@ -1,8 +1,23 @@
 """The origin of a fork: the run that it begins in the middle of."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from cosmos_rl_core.config.base import Section
+
+MAX_DRIFT = 1.0
+"""Default of the largest drift."""
+
+
+class StoredRollouts(Section):
+    """How a fork trains on the rollouts of its origin, instead of making its own."""
+
+    anchor: Literal["own", "behaviour"] | None = None
+    """Weights that a loss compares with: the run's own copy, or those that made the rollouts. None: its own, and with
+    staleness those that made the rollouts, because its own are of another version there."""
+    max_drift: float = Field(default=MAX_DRIFT, gt=0, json_schema_extra={"neutral": MAX_DRIFT})
+    """Drift at which the fork ends: a mean squared difference of velocities, over the behaviour's own error."""
 
 
 class Origin(Section):
@@ -18,7 +33,11 @@ class Origin(Section):
     """Whether scores and evaluations compare with the origin's: equal rewards, limits and validation. If not, early
     warnings and held-out numbers are compared with version ``at``."""
 
+    stored: StoredRollouts | None = Field(default=None, json_schema_extra={"neutral": None})
+    """Set if the fork trains on the rollouts of its origin and makes none."""
+
     @property
     def words(self) -> str:
         """Return the origin for people."""
-        return f"policy {self.at} of {self.run}, as a fork"
+        how = "as a fork" if self.stored is None else "trained on its rollouts"
+        return f"policy {self.at} of {self.run}, {how}"

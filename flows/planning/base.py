@@ -172,16 +172,13 @@ class BasePlan(Section, Generic[OfKind]):
     held_out_snapshot: Pinned | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
     """The prepared dataset whose media are held out."""
     prefixed: bool = Field(default=False, json_schema_extra=NOT_IDENTITY)
-    """Whether text embeddings are stored behind a frozen prefix of the transformer. Pinned, so that all embeddings of
-    a run have one format."""
+    """Whether text embeddings are stored behind a frozen prefix of the transformer; pinned, as they have one format."""
     checkpointing: bool | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
-    """What ``policy.model_gradient_checkpointing = "auto"`` was decided to be. Pinned, so that a retry does the same;
-    None for a recipe that says it itself."""
+    """Pinned decision of ``policy.model_gradient_checkpointing = "auto"``; None for a recipe that says it itself."""
     buckets: tuple[tuple[int, int], ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
     """Heights and widths that media are cut to, each to the nearest; none if all have one size."""
     plugins: tuple[Pin, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
-    """Plugins from outside the package, with the digests of their files. They do not change the default run id: an
-    edited file is refused, and does not start another run."""
+    """Plugins from outside the package, with the digests of their files: an edited file is refused."""
     early_warning: EarlyWarningConfig | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
     """Limits on the scores of rollouts: those of the last recipe of the run that had any, else the default ones when
     the run was planned. None in plans from before there were any."""
@@ -204,6 +201,11 @@ class BasePlan(Section, Generic[OfKind]):
     def first(self) -> int:
         """Return the policy version that the run begins with: 0, or where it forked."""
         return self.origin.at if self.origin else 0
+
+    @property
+    def generates(self) -> bool:
+        """Return whether the run makes its rollouts; False if it trains on those of its origin."""
+        return self.origin is None or self.origin.stored is None
 
     @property
     def baseline(self) -> int:

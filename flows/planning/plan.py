@@ -25,6 +25,7 @@ from cosmos_rl_core.storage.sealed import seal, unseal
 from flows.checking import checks, room
 from flows.checking.misplaced import misplaced
 from flows.defaults import DEFAULT_STORE
+from flows.lineage.origin import StoredRollouts
 from flows.planning import inits, kinds, versions
 from flows.planning.base import AnyPlan, BasePlan, Slots, run_url
 from flows.planning.datasets import read_datasets
@@ -49,6 +50,8 @@ class ForkOf(NamedTuple):
     """The policy version that the fork begins with."""
     rewards: str | None = None
     """A TOML file with the ``[[rewards]]`` of the fork; None for the rewards of the run."""
+    stored: StoredRollouts | None = None
+    """Set for a fork that trains on the rollouts of the run."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class Settings:
     """Go on with another scorer of a reward service than the run began with."""
     fork: ForkOf | None = None
     """The run whose recipe is taken in place of a file."""
+    of_study: bool = False
+    """Whether it is a run of a study, which the study's command continues."""
 
     @property
     def changes(self) -> list[str]:

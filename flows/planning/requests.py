@@ -10,7 +10,7 @@ from cosmos_rl_core.config.train import RewardConfig, RewardedOptions, Supervise
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.training.schedules import optimizer_steps
 from cosmos_rl_core.weights.parts import CURRENT, EMA, INIT, REFERENCE, STATE
-from flows.planning import facts, ranking
+from flows.planning import facts, ranking, stored
 from flows.planning.base import AnyRun
 from flows.planning.datasets import data_of, split_of, weights_of
 from flows.planning.run import Run, inputs_of
@@ -36,14 +36,13 @@ def policy(run: Run) -> Request:
     return run.plan.request(run.slots.policy(0), config, inputs={INIT: run.plan.init_inputs})
 
 
-def rollout(run: Run, k: int) -> Request:
-    """Return the Request for the samples of iteration k."""
+def sampling(run: Run, k: int) -> contracts.Rollout:
+    """Return the settings of the stage that makes the samples of iteration k."""
     settings, given_frames = run.recipe.rollout, run.recipe.train.train_policy.given_frames
-    bare = _samples_the_base(run)
-    config = contracts.Rollout(
+    return contracts.Rollout(
         model=run.plan.sampled,
         lora=run.recipe.policy.lora,
-        below=None if bare else run.plan.below,
+        below=None if _samples_the_base(run) else run.plan.below,
         param_dtype=run.recipe.train.param_dtype,
         prompts=run.plan.prompts_of(k),
         n_generation=settings.n_generation,
@@ -57,13 +56,17 @@ def rollout(run: Run, k: int) -> Request:
         batch_size=settings.n_generation_mini_batch,
         samples_per_shard=settings.samples_per_shard,
     )
+
+
+def rollout(run: Run, k: int) -> Request:
+    """Return the Request for the samples of iteration k."""
     inputs = {
         "policy": (_behaviour(run, k),),
-        INIT: () if bare else _init(run),
+        INIT: () if _samples_the_base(run) else _init(run),
         "embeddings": inputs_of([run.prepared.embed_at(k)]),
-        **(run.prepared.data.inputs() if given_frames[1] > 0 else {}),
+        **(run.prepared.data.inputs() if run.recipe.train.train_policy.given_frames[1] > 0 else {}),
     }
-    return run.plan.request(run.slots.iteration(k, "rollout"), config, k, inputs)
+    return run.plan.request(run.slots.iteration(k, "rollout"), sampling(run, k), k, inputs)
 
 
 def decode(run: Run, k: int) -> Request:
@@ -168,12 +171,13 @@ def update(run: Run, k: int) -> Request:
         data_split=split_of(data_of(recipe)) if run.needs.data_term is not None else None,
         density=recipe.policy.diffusers.density,
         posterior=recipe.policy.diffusers.posterior if run.needs.data_term is not None else "mode",
+        foreign=stored.foreign(run, k, _behaviour(run, k)),
     )
     inputs = {
         "policy": (_state(run, k),),
         INIT: _init(run),
         "rollouts": (input_of(run.slots.iteration(k, "rollout"), INDEX, TENSORS),),
-        "behaviours": (_behaviour(run, k),),
+        "behaviours": (_behaviour(run, k) if run.plan.generates else stored.made_by(run, k),),
         "scores": tuple(input_of(run.slots.iteration(k, f"reward-{r.fn.label}")) for r in (*trained, *gates)),
         "embeddings": inputs_of(run.prepared.embeddings_at(k)),
         **(run.prepared.data.inputs() if run.needs.data_term is not None else {}),

@@ -20,7 +20,16 @@ from pydantic import Field
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.train import RewardConfig
-from cosmos_rl_core.errors import ApprovalError, ConfigError, CosmosRLError, StageError, StoppedError, counted, visible
+from cosmos_rl_core.errors import (
+    ApprovalError,
+    ConfigError,
+    CosmosRLError,
+    OffPolicyError,
+    StageError,
+    StoppedError,
+    counted,
+    visible,
+)
 from cosmos_rl_core.rewards._base import ServedReward
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.lease import Lease
@@ -144,6 +153,8 @@ def ends_in_state(work: Callable[P, str]) -> Callable[P, State[None]]:
                 # Now that the lease is free: Resume may follow at once.
                 pauses.suspend(error.evidence, visible(str(error)))
             message = error.summary if isinstance(error, StageError) else str(error)
+            if isinstance(error, OffPolicyError):
+                return Failed(name="OffPolicy", message=visible(message), data=error)
             ended = Cancelled if isinstance(error, StoppedError) else Failed
             return ended(message=visible(message), data=error)
 
@@ -237,11 +248,13 @@ def train(settings: Settings, algorithm: str | None = None) -> str:
             note(f"begins with {plan.origin.words}: refers to {counted(count, 'artifact')}, no file is copied")
         run = settled(run, remake=settings.remake)
         waves.overlapping = partial(requests.rewards_ahead, run)
-        commands.keep(run, settings)
+        if not settings.of_study:
+            commands.keep(run, settings)
         deriving = Deriving(run)
         with observers_of(run, waves, deriving) as observers:
             make(run, observed(partial(launch, waves), observers), grouped, partial(_take, waves, observers, deriving))
-        note(f"continue: {commands.to_run(settings, plan.run_id, 2 * run.recipe.train.num_iterations)}")
+        if not settings.of_study:
+            note(f"continue: {commands.to_run(settings, plan.run_id, 2 * run.recipe.train.num_iterations)}")
         with one_look():
             for line in held_out_lines(run):
                 note(line)

@@ -1,4 +1,4 @@
-"""Numbers of iterations as people write them."""
+"""Numbers of iterations, and of other things, as people write them."""
 
 import re
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ MOST = 1_000_000
 """Most numbers of a range."""
 
 
-def parsed(text: str) -> list[int]:
+def parsed(text: str, option: str = "--iterations") -> list[int]:
     """Return the numbers of a text such as ``3-7,9``, sorted. Raises :class:`ConfigError` for any other."""
     found: set[int] = set()
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not first <= last < first + MOST:
-            raise ConfigError(f"--iterations {text}: {part.strip()!r} is no iteration; expected such as 3-7,9")
+            raise ConfigError(f"{option} {text}: found {part.strip()!r}, expected numbers such as 3-7,9")
         found.update(range(first, last + 1))
     return sorted(found)
 

@@ -78,6 +78,9 @@ def _advantages_of(samples: pd.DataFrame, request: Request, algorithm: Algorithm
         key = (request.seed, "shuffled rewards", request.iteration or 0, place)
         order = seeds.permutation(len(trainable), *key)
         trainable[scored] = trainable[scored].iloc[order].reset_index(drop=True)
+    if (number := request.settings(contracts.Update).algorithm.shuffle_groups) > 0:
+        key = (request.seed, "shuffled groups", number, request.iteration or 0, place)
+        trainable = _shuffled_in_groups(trainable, scored, key)
     table = algorithm.advantages(trainable)
     broken = table["used"].to_numpy(bool) & ~np.isfinite(table["advantage"].to_numpy(np.float64))
     if broken.any():
@@ -93,6 +96,15 @@ def _advantages_of(samples: pd.DataFrame, request: Request, algorithm: Algorithm
         table = samples.drop(columns=scored).merge(trained, on="sample_id", how="left")
         table["used"] = table["used"].eq(True)
     return table
+
+
+def _shuffled_in_groups(samples: pd.DataFrame, scored: list[str], key: tuple[int | str, ...]) -> pd.DataFrame:
+    """Return the samples with the columns ``scored`` in another order within each prompt."""
+    order = np.arange(len(samples))
+    for prompt, members in samples.groupby("prompt_id", sort=True).indices.items():
+        order[members] = members[seeds.permutation(len(members), *key, str(prompt))]
+    shuffled = samples[scored].iloc[order].reset_index(drop=True)
+    return samples.assign(**{name: shuffled[name] for name in scored})
 
 
 def _check_pairs(table: pd.DataFrame, name: str) -> None:

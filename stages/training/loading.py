@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from cosmos_rl_core import plugins
+from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets._base import Media
 from cosmos_rl_core.errors import ArtifactError
@@ -93,11 +94,18 @@ def load_media(dataset: DatasetOptions, planned: str, ranks: Group) -> Media:
 
 
 def load_policy(
-    request: Request, config: OnPolicy, *, components: tuple[str, ...], context: Context[Group], reference: bool
+    request: Request,
+    config: OnPolicy,
+    *,
+    components: tuple[str, ...],
+    context: Context[Group],
+    reference: bool,
+    other: LoraConfig | None = None,
 ) -> tuple[Model, PolicyWeights]:
     """Load the model with ``components`` and its transformer, with the weights of the Request's input ``policy``.
 
-    They are the part that the input names first. A frozen adapter below them is the input ``init``.
+    They are the part that the input names first. A frozen adapter below them is the input ``init``. ``other`` are the
+    settings of an adapter of another shape, which has no weights yet.
 
     With sharded weights each rank reads and keeps its own rows; context-parallel peers then share the tokens of every
     forward pass.
@@ -126,7 +134,7 @@ def load_policy(
     base = model.transformer
     if config.lora is None:
         KEPT.own(base)
-    weights = prepare(base, config.lora, below=config.below, reference=reference, shard=shard)
+    weights = prepare(base, config.lora, below=config.below, other=other, reference=reference, shard=shard)
     weights.load(CURRENT, read_part(source, source.part, weights.shards, context.progress, group=group))
     if config.below is not None:
         weights.load_below(read_part(request.one(INIT), INIT, progress=context.progress, group=group))

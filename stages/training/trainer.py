@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cosmos_rl_core.algorithms._base import Algorithm, Batch, Loss, Transitions
+from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import Conditioning, Model, guided_velocity
 from cosmos_rl_core.parallel.distributed import Group
@@ -133,12 +134,17 @@ class Trainer(Stepper):
         components: tuple[str, ...],
         context: Context[Group],
         copies: list[str],
+        other: LoraConfig | None = None,
     ) -> "Trainer":
-        """Load the Request's policy to continue its training. Copies that it lacks start equal to ``current``."""
+        """Load the Request's policy to continue its training. Copies that it lacks start equal to ``current``.
+
+        ``other`` are the settings of an adapter of another shape, for other policies.
+        """
         # The base is the reference, unless this policy has one of its own.
         reference = REFERENCE in algorithm.needs.roles and REFERENCE not in copies
         policy = request.one("policy")
-        model, weights = load_policy(request, config, components=components, context=context, reference=reference)
+        given = {"components": components, "context": context, "reference": reference, "other": other}
+        model, weights = load_policy(request, config, **given)
         if config.gradient_checkpointing:
             model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
         for part in copies:
@@ -181,8 +187,18 @@ class Trainer(Stepper):
         return goes_on
 
     def _loss(self, micro: MicroBatch) -> Loss:
-        batch = micro.batch
-        x_t, t = batch.x_t, batch.t.float()
+        loss = self.algorithm.loss(self.velocities(micro), micro.batch)
+        if loss.per_sample.shape != micro.batch.t.shape:
+            found = f"found shape {list(loss.per_sample.shape)}, expected {list(micro.batch.t.shape)}"
+            raise ConfigError(f"the algorithm's loss must be one number a sample: {found}")
+        return loss
+
+    def velocities(self, micro: MicroBatch) -> Callable[[str], Tensor]:
+        """Return a function from a policy part to its prediction for a micro-batch, which is on the device.
+
+        The prediction has the shape of ``micro.batch.x_t``. Only ``current`` has gradients.
+        """
+        x_t, t = micro.batch.x_t, micro.batch.t.float()
         own = micro.embedded_guidance_scale
         self.model.embedded_guidance_scale = self._embedded_guidance_scale if own is None else own
         # On the device, so that each sample's conditioning is copied to it once for all its levels.
@@ -206,11 +222,7 @@ class Trainer(Stepper):
                     trains_unconditional=self.algorithm.needs.trains_unconditional,
                 )
 
-        loss = self.algorithm.loss(velocity, batch)
-        if loss.per_sample.shape != t.shape:
-            found = f"found shape {list(loss.per_sample.shape)}, expected {list(t.shape)}"
-            raise ConfigError(f"the algorithm's loss must be one number a sample: {found}")
-        return loss
+        return velocity
 
     def _over_ranks(self, sums: "_Sums") -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
         """Return sums, counts and maxima over all ranks, by name. A rank may have had batches of one kind only."""

@@ -13,6 +13,7 @@ import typer
 from cosmos_rl_core.errors import CosmosRLError, StageError, no_space
 from flows.forking.plan import plan_of_fork
 from flows.forking.references import refer_to_origin
+from flows.lineage.origin import StoredRollouts
 from flows.operations.upgrades import settled
 from flows.planning import requests
 from flows.planning.base import AnyRun
@@ -80,10 +81,15 @@ def main(
     overrides: Annotated[list[str] | None, typer.Option("--set")] = None,
     allow_numerics_change: bool = False,
     at: int = 0,
+    stored: bool = False,
 ) -> None:
-    """Take the options of ``cosmos-flows run`` and ``fork`` that tests give, and give their exit codes."""
+    """Take the options of ``cosmos-flows run`` and ``fork`` that tests give, and give their exit codes.
+
+    With ``stored`` a fork trains on the rollouts of its origin, as a setting of ``cosmos-flows what-if``.
+    """
     settings = Settings(named, store, run_id, iterations, tuple(overrides or ()), None, allow_numerics_change)
-    settings = replace(settings, fork=ForkOf(named, at) if command == "fork" else None)
+    wanted = ForkOf(named, at, stored=StoredRollouts() if stored else None)
+    settings = replace(settings, fork=wanted if command == "fork" else None)
     try:
         train(settings)
     except KeyboardInterrupt:

@@ -12,7 +12,7 @@ from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.recipes.reading import check, read_values
 from flows.cli import app as cli
-from flows.planning import estimate
+from flows.ledger import predicted
 from flows.planning.plan import Settings, plan_of
 from flows.sizes import memory
 
@@ -149,7 +149,7 @@ def test_the_time_is_that_of_the_forward_passes_on_devices_of_a_stated_speed(rec
     causes = stages["update"]["causes"]
     assert causes["transformer"] == stages["update"]["flops"] / (2 * time["device_flops"])
     assert stages["update"]["seconds"] == sum(causes.values())
-    assert causes["start"] == estimate.COLD_ON_CPU_S
+    assert causes["start"] == predicted.COLD_ON_CPU_S
     # Eight samples in tiles of eight: the second rank waits for the first.
     assert stages["rollout"]["causes"]["wait for the last rank"] == stages["rollout"]["causes"]["transformer"]
 

@@ -17,3 +17,7 @@ StoreOption = Annotated[str, Option(envvar=STORE_VARIABLE, help="Directory or UR
 ClusterOption = Annotated[str | None, Option(help="Cluster profile: a TOML file, or package:local")]
 DryRunOption = Annotated[bool, Option(help="Print what would happen; change nothing")]
 JsonOption = Annotated[bool, Option("--json", help="Print only JSON; notes go to stderr")]
+SweepsOption = Annotated[
+    list[str] | None, Option("--sweep", help="A setting with values: section.key=value,value; may be repeated")
+]
+NameOption = Annotated[str | None, Option(help="Name of the study; default: from its runs")]

@@ -174,7 +174,7 @@ def test_what_is_left_of_nothing_is_refused_by_number(recipe: Any, tmp_path: Pat
     [
         ("jpg", None, "jpeg"),
         ("jpeg", "3", "has no rollout of 3; it has 0 to 1"),
-        ("jpeg", "1-0", "'1-0' is no iteration"),
+        ("jpeg", "1-0", "found '1-0', expected numbers"),
         ("none.toml", None, "no file at none.toml"),
         ("geneval", None, "re-score of hand"),
     ],

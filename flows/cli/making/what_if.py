@@ -1,0 +1,83 @@
+"""The command that trains other settings on the stored rollouts of a run."""
+
+from functools import partial
+from importlib import import_module
+from typing import Annotated, Literal
+
+from typer import Option
+
+from flows.cli.base.flowing import flowing
+from flows.cli.base.options import (
+    ClusterOption,
+    DryRunOption,
+    JsonOption,
+    NameOption,
+    OverridesOption,
+    RunArgument,
+    StoreOption,
+    SweepsOption,
+)
+from flows.cli.base.planned import misfits
+from flows.cli.base.printing import print_found, print_json
+from flows.defaults import DEFAULT_STORE
+from flows.lineage.origin import MAX_DRIFT, StoredRollouts
+from flows.planning.plan import Settings
+from flows.running.tags import tags_of
+
+
+def what_if(
+    run: RunArgument,
+    store: StoreOption = DEFAULT_STORE,
+    iterations: Annotated[str | None, Option(help="Which rollouts: 0-15. Default: all that there are")] = None,
+    algorithm: Annotated[str | None, Option(help="Another algorithm: nft, dpo, ...")] = None,
+    overrides: OverridesOption = None,
+    rewards: Annotated[str | None, Option(help="TOML with other [[rewards]]; default: RUN's")] = None,
+    sweeps: SweepsOption = None,
+    anchor: Annotated[
+        Literal["own", "behaviour"] | None, Option(help="What NFT compares with: its own old policy, or the samples'")
+    ] = None,
+    max_drift: Annotated[float, Option(min=1e-9, help="Drift at which a chain of updates ends")] = MAX_DRIFT,
+    controls: Annotated[int, Option(min=0, max=20, help="Runs of each setting with shuffled rewards")] = 3,
+    name: NameOption = None,
+    cluster: ClusterOption = None,
+    allow_numerics_change: Annotated[bool, Option(help="Accept other versions or devices")] = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train other settings on the stored rollouts of a run, and compare them. The same command continues it.
+
+    No training sample is generated, and nothing of RUN changes. Each setting is trained from policy 0 on, evaluated,
+    and shown next to RUN itself and to runs of the same setting with shuffled rewards. Its samples were made by RUN's
+    policies: the page says how far the trained ones are from these, and a chain that goes too far ends (exit code 78 if
+    all do). --dry-run says what it would cost.
+
+    Examples:
+        cosmos-flows what-if nft-1a2b3c4d --sweep train.optm_lr=1e-4,3e-4,1e-3
+        cosmos-flows what-if nft-1a2b3c4d --algorithm dpo --iterations 0-7
+    """
+    plans = import_module("flows.studying.what_if")  # brings pandas along
+    settings = Settings("", store, None, None, tuple(overrides or ()), cluster, allow_numerics_change)
+    stored = StoredRollouts(anchor=anchor, max_drift=max_drift)
+    chosen = {"iterations": iterations, "algorithm": algorithm, "rewards": rewards, "controls": controls, "name": name}
+    fits = partial(misfits, runs_here=True)
+    study, planned = plans.plan_of_what_if(run, settings, stored, sweeps=sweeps or (), misfits=fits, **chosen)
+    if dry_run:
+        found = import_module("flows.studying.members").planned_study(study, planned, store)
+        print_found(found, found.lines(), as_json=as_json)
+        return
+    plan = planned[0].plan
+    tags = tags_of(plan.recipe.train.train_policy.type, plan.model.adapter)
+    with flowing(tags, f"the same command continues {study.name}", as_json=as_json):
+        import_module("flows.branches.study").what_if(
+            run,
+            store,
+            overrides=overrides,
+            sweeps=sweeps,
+            anchor=anchor,
+            max_drift=stored.max_drift,
+            cluster=cluster,
+            allow_numerics_change=allow_numerics_change,
+            **chosen,
+        )
+    if as_json:
+        print_json(import_module("flows.studying.report").report_of(study, store))

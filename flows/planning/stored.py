@@ -1,0 +1,57 @@
+"""Runs that train on the rollouts of another run: what their updates read in place of rollouts of their own."""
+
+from typing import Literal
+
+from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.config.shared import Foreign
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.weights.parts import BEHAVIOUR
+from flows.planning.run import Run
+from stages.artifacts.request import Input
+from stages.artifacts.slots import named_manifest, standing
+
+
+def made_by(run: Run, k: int) -> Input:
+    """Return the weights that made stored rollout k. Raises :class:`ArtifactError` if it is not there."""
+    slot = run.slots.iteration(k, "rollout")
+    _, rollout = standing(slot)
+    if rollout is None:
+        raise ArtifactError(f"{slot} has no artifact yet")
+    (found,) = rollout.inputs["policy"]
+    return found
+
+
+def foreign(run: Run, k: int, own: Input) -> Foreign | None:
+    """Return how update k treats a stored rollout; None if ``own`` weights of the run are those that made it.
+
+    Raises :class:`ConfigError` if they are not, and the algorithm has no loss on rollouts of other policies.
+    """
+    begins = run.plan.origin
+    if begins is None or begins.stored is None or (source := made_by(run, k)).content == own.content:
+        return None
+    if refusal := needs_its_own(run):
+        raise ConfigError(f"update {k} of {run.plan.run_id}: {refusal}")
+    # That of version 0 has the settings of all versions.
+    settings = named_manifest(source).config["lora"]
+    lora = None if settings is None else LoraConfig.model_validate(settings)
+    return Foreign(anchor=anchor(run), lora=lora, max_drift=begins.stored.max_drift)
+
+
+def anchor(run: Run) -> Literal["own", "behaviour"]:
+    """Return the weights that the loss compares with on stored rollouts of another policy."""
+    begins = run.plan.origin
+    assert begins is not None
+    assert begins.stored is not None
+    return begins.stored.anchor or ("behaviour" if run.recipe.train.staleness else "own")
+
+
+def needs_its_own(run: Run) -> str:
+    """Return why the algorithm cannot train on rollouts of other policies; "" if it can."""
+    needs, name = run.needs, run.recipe.train.train_policy.type
+    if not needs.transitions and (BEHAVIOUR not in needs.roles or needs.off_policy):
+        return ""
+    return (
+        f"{name} compares the policy with the one that made the rollouts, which must be the run's own; once they "
+        "differ, these rollouts give it no gradient. Train on them with another algorithm, such as nft or dpo, or on "
+        "the first of them alone"
+    )

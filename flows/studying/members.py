@@ -1,0 +1,90 @@
+"""Runs of a study that are planned together."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import starmap
+
+from cosmos_rl_core.errors import ConfigError, Mistakes, counted
+from cosmos_rl_core.storage import store
+from flows.forking.references import found_in_origin
+from flows.forking.work import Work, work_of
+from flows.planning.base import AnyPlan, AnyRun
+from flows.planning.plan import Settings
+from flows.planning.run import run_of
+from flows.post_train import post_train
+from flows.studying.study import Member, Study
+from stages.artifacts.slots import one_look
+from stages.registry import trains
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of a study, with its plan and the settings that a training flow takes."""
+
+    member: Member
+    settings: Settings
+    plan: AnyPlan
+    begins: str = ""
+    """The run of the study that it is a fork of at policy 0, once that is there."""
+
+
+@dataclass(frozen=True)
+class PlannedStudy:
+    """A study that is not made yet, with its work."""
+
+    study: Study
+    folder: str
+    runs: tuple[tuple[Member, Work], ...]
+
+    @property
+    def work(self) -> Work:
+        """Return the work of all runs."""
+        return sum((work for _, work in self.runs), Work())
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines to print."""
+        yield f"{'study':<11}{self.study.name}: {counted(len(self.runs), 'run')} of {self.study.source}"
+        for member, work in self.runs:
+            yield f"{'':<11}{member.words} ({member.run}): {work.words}"
+        yield f"{'makes':<11}{self.work.words}"
+        yield f"{'page':<11}{self.folder}/index.html"
+
+
+def planned_study(study: Study, planned: Sequence[Planned], store_url: str) -> PlannedStudy:
+    """Return the work of a study. Writes nothing."""
+    return PlannedStudy(study, study.url(store_url), tuple(starmap(_work, ((one, store_url) for one in planned))))
+
+
+def _work(one: Planned, store_url: str) -> tuple[Member, Work]:
+    run = run_of(one.plan.model_copy(update={"run_id": one.member.run}), store_url)
+    with one_look():
+        if run.plan.origin is not None:
+            return one.member, work_of(run, found_in_origin(run))
+        return one.member, work_of(run, _shared(run) if one.begins else ())
+
+
+def _shared(run: AnyRun) -> set[str]:
+    """Return the slots that a run has of the first run of its seed: all before its first update."""
+    before = [run.slots.policy(0), store.join(run.url, "iterations/0000"), store.join(run.url, "exports/0000")]
+    every = (step for wave in post_train(run) for step in wave.steps if not trains(step.kind))
+    return {step.slot for step in every if step.slot.startswith(tuple(before))}
+
+
+class Names:
+    """Plans of several runs: each is made, and every mistake is told at once."""
+
+    def __init__(self) -> None:
+        self.mistakes = Mistakes()
+        self.planned: list[Planned] = []
+
+    def add(self, planned: Planned | None) -> None:
+        """Add a run, unless it is there: two settings may say the same."""
+        if planned is not None and planned.member.run not in {one.member.run for one in self.planned}:
+            run = replace(planned.settings, run_id=planned.member.run, of_study=True)
+            self.planned.append(replace(planned, settings=run))
+
+    def found(self) -> list[Planned]:
+        """Return the runs. Raises one :class:`ConfigError` with all mistakes."""
+        if self.mistakes:
+            raise ConfigError("\n  ".join(self.mistakes))
+        return self.planned

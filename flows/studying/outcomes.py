@@ -1,0 +1,146 @@
+"""What the runs of a study came to on held-out data, with errors."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.estimates.estimate import Estimate, Sums
+from flows.library.best import judged
+from flows.library.tables import held_out
+from flows.planning.base import AnyRun
+from flows.planning.ranking import judge_of
+from flows.planning.steps import read_run
+from flows.studying.study import Member, Study
+from stages.artifacts.slots import standing
+
+VALUE = "value"
+"""Column of the number that ranks policies, of each held-out sample."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The held-out numbers of a run."""
+
+    member: Member
+    by: str
+    """Name of the number that ranks its policies."""
+    figures: dict[int, float]
+    """That number of each judged policy version."""
+    first: int
+    """Policy version that it began with."""
+    trained: int
+    """Its newest policy version."""
+    planned: int
+    """The version that it was to reach."""
+    drifts: dict[int, float]
+    """Drift from the behaviour before each update on rollouts that its own policy did not make."""
+    samples: Any = None
+    """Held-out samples of its last judged version, by id: ``value`` and ``prompt_id``; None if a loss ranks."""
+
+    @property
+    def last(self) -> int | None:
+        """Return its last judged version."""
+        return max(self.figures, default=None)
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether it has come to its end."""
+        return self.trained >= self.planned
+
+    @property
+    def estimate(self) -> Estimate:
+        """Return the number of the last judged version, with its error over prompts."""
+        if self.samples is None:
+            return Estimate.missing() if self.last is None else Estimate(self.figures[self.last], math.nan, 1, 1)
+        return Sums.of(self.samples[VALUE], self.samples["prompt_id"]).estimate
+
+
+def outcomes_of(study: Study, store_url: str) -> list[Outcome]:
+    """Return what each run has come to; runs that have no plan or no number yet are left out."""
+    return [found for member in study.members if (found := _outcome(store_url, member)) is not None]
+
+
+def _outcome(store_url: str, member: Member) -> Outcome | None:
+    try:
+        run = read_run(store_url, member.run)
+    except (ConfigError, ArtifactError):
+        return None
+    ks = range(run.recipe.train.num_iterations + 1)
+    made = {k: found for k in ks if (found := standing(run.slots.policy(k))[1]) is not None}
+    best = {k: one for k in ks if run.plan.baseline <= k and (one := judged(run, k)) is not None}
+    if not best:
+        return None
+    drifts = {k - 1: one.summary["drift"] for k, one in made.items() if isinstance(one.summary.get("drift"), float)}
+    return Outcome(
+        member=member,
+        by=best[max(best)].by,
+        figures={k: one.figure for k, one in best.items()},
+        first=run.plan.first,
+        trained=max(made, default=0),
+        planned=run.recipe.train.num_iterations,
+        drifts={k: float(drift) for k, drift in drifts.items()},
+        samples=_samples(run, max(best)),
+    )
+
+
+def _samples(run: AnyRun, k: int) -> Any:
+    """Return the held-out samples of a policy version by id; None if it is ranked by a loss."""
+    judge = judge_of(run)
+    if judge is None or judge.of_losses or not run.evaluates:
+        return None
+    table = held_out(run, k).set_index("sample_id")
+    weights = judge.weights or {judge.name: 1.0}
+    if judge.gates or not all(label in table for label in weights):
+        return None
+    value = sum(weight * table[label] for label, weight in weights.items())
+    return pd.DataFrame({VALUE: value, "prompt_id": table["prompt_id"]})
+
+
+def against(outcome: Outcome, others: Sequence[Outcome]) -> Estimate:
+    """Return by how much a run's number is above the mean of others, paired by held-out samples.
+
+    The error is over prompts, together with that of the mean over the others. Missing without others of the same
+    number.
+    """
+    same = [one for one in others if one.by == outcome.by and one.samples is not None]
+    if outcome.samples is None or not same:
+        return Estimate.missing()
+    columns = pd.concat([one.samples[VALUE] for one in same], axis=1, join="inner")
+    mean = columns.mean(axis=1)
+    both = outcome.samples.join(mean.rename("mean"), how="inner").dropna()
+    if both.empty:
+        return Estimate.missing()
+    found = Sums.of(both[VALUE] - both["mean"], both["prompt_id"]).estimate
+    means = columns.mean(axis=0).to_numpy(np.float64)
+    spread = float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else 0.0
+    return Estimate(found.mean, math.hypot(found.error, spread), found.n, found.clusters)
+
+
+def over_seeds(values: Sequence[float]) -> Estimate:
+    """Return the mean of numbers of runs of several seeds, and its standard error over them."""
+    return Sums.of(np.asarray(values, np.float64), np.arange(len(values))).estimate
+
+
+def paired(setting: Sequence[Outcome], other: Sequence[Outcome]) -> Estimate:
+    """Return by how much a setting is above another one at the version that both reached, paired by seeds."""
+    mine, theirs = ({one.member.seed: one for one in some} for some in (setting, other))
+    moved = [
+        mine[seed].figures[k] - theirs[seed].figures[k]
+        for seed in sorted(mine.keys() & theirs.keys())
+        if mine[seed].by == theirs[seed].by
+        for k in [max(mine[seed].figures.keys() & theirs[seed].figures.keys(), default=None)]
+        if k is not None
+    ]
+    return over_seeds(moved) if moved else Estimate.missing()
+
+
+def curves(outcomes: Sequence[Outcome]) -> Iterator[tuple[int, Estimate]]:
+    """Yield the mean over runs of each policy version that all of them judged, with its error over seeds."""
+    common = set.intersection(*(set(one.figures) for one in outcomes)) if outcomes else set[int]()
+    for k in sorted(common):
+        yield k, over_seeds([one.figures[k] for one in outcomes])

@@ -1,0 +1,88 @@
+"""The record of a study: its runs, by setting, seed and control."""
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+from cosmos_rl_core.canonical import digest
+from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.sealed import unseal
+from flows.checking import checks
+from stages.artifacts.records import Sealed, parsed
+
+STUDIES = "studies"
+"""Folder of a store with a folder a study."""
+FILE, NUMBERS = "study.json", "numbers.json"
+"""Names of its record, which is written first, and of the numbers of its report."""
+Origin = Literal["what-if", "seeds"]
+
+
+class Member(Section):
+    """One run of a study."""
+
+    run: str
+    """Its id."""
+    setting: str
+    """What is different about it, in short: runs of one setting are compared as one."""
+    seed: int
+    control: int = 0
+    """Number of the order that its rewards are shuffled in; 0 for rewards as they are."""
+
+    @property
+    def words(self) -> str:
+        """Return the member for people."""
+        return f"{self.setting}, seed {self.seed}" + (f", control {self.control}" if self.control else "")
+
+
+class Study(Sealed):
+    """Runs that are compared."""
+
+    kind: ClassVar[str] = "study"
+    name: str
+    of: Origin
+    source: str
+    """The run whose rollouts are used, or the recipe."""
+    members: tuple[Member, ...]
+
+    def url(self, store_url: str) -> str:
+        """Return where its folder is."""
+        return store.join(store.absolute(store_url), STUDIES, self.name)
+
+    @property
+    def settings(self) -> list[str]:
+        """Return the settings in order."""
+        return [*dict.fromkeys(member.setting for member in self.members)]
+
+    def of_setting(self, setting: str, *, controls: bool) -> Iterator[Member]:
+        """Yield the runs of a setting with their rewards as they are, or its controls."""
+        yield from (one for one in self.members if one.setting == setting and bool(one.control) == controls)
+
+    def write(self, store_url: str) -> None:
+        """Write the record, unless it is there. Raises :class:`ConfigError` if the folder has another one."""
+        url = store.join(self.url(store_url), FILE)
+        store.check_writable(self.url(store_url))
+        store.put_if_absent(url, self.sealed())
+        if read(store_url, self.name) != self:
+            raise ConfigError(f"{url} is the record of other runs; give this study another --name")
+
+
+def read(store_url: str, name: str) -> Study:
+    """Return the study with a name. Raises :class:`ConfigError` if there is none."""
+    url = store.join(store.absolute(store_url), STUDIES, name, FILE)
+    data = store.read_if_exists(url)
+    if data is None:
+        known = ", ".join(sorted(store.names(store.join(store.absolute(store_url), STUDIES)))) or "none"
+        raise ConfigError(f"{url} is missing: no study {name!r} here; known: {known}")
+    return parsed(Study, unseal(data, Study.kind, url), url)
+
+
+def named(name: str | None, of: Origin, source: str, members: tuple[Member, ...], stem: str) -> Study:
+    """Return the study of some runs, by default with a name from ``stem`` and the runs.
+
+    Raises :class:`ConfigError` for a name that cannot be one of a folder.
+    """
+    default = f"{stem}-{digest([member.model_dump(mode='json') for member in members])[:8]}"
+    if wrong := checks.misnamed(name or default):
+        raise ConfigError(*wrong)
+    return Study(name=name or default, of=of, source=source, members=members)
