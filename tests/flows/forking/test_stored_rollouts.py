@@ -1,0 +1,184 @@
+"""Forks that train on the rollouts of their origin: what they refer to, what their updates read, what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cosmos_rl_core.config.shared import Foreign
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.storage import store
+from cosmos_rl_core.weights.parts import OLD
+from flows.forking.plan import plan_of_fork
+from flows.forking.references import refer_to_origin
+from flows.lineage.origin import StoredRollouts
+from flows.planning.base import AnyRun
+from flows.planning.plan import ForkOf, Settings, freeze
+from flows.planning.run import Run, run_of
+from stages import contracts
+from stages.artifacts.request import Request
+from stages.artifacts.slots import drop, input_of
+from tests.flows.by_hand import MONITORED, make_all, planned_run, validated
+from tests.flows.forking.forked import made
+from tests.flows.forking.test_forks import contents, faults
+from tests.hand_made import planned
+
+LR = ("train.optm_lr=2e-3",)
+GRPO = ("train.train_policy.type=grpo", 'policy.diffusers.sample.solver="flow_sde"')
+
+
+@pytest.fixture
+def origin(recipe: Any, tmp_path: Path) -> Run:
+    """A finished run of two iterations."""
+    run = planned_run(recipe, tmp_path)
+    make_all(run)
+    return run
+
+
+def begun(origin: AnyRun, *overrides: str, at: int = 0, until: int = 2, **stored: Any) -> AnyRun:
+    """A fork on stored rollouts that has its plan and its references."""
+    settings = Settings("", origin.store_url, iterations=until, overrides=overrides)
+    wanted = ForkOf(origin.plan.run_id, at, stored=StoredRollouts.model_validate(stored))
+    run = run_of(freeze(plan_of_fork(wanted, settings), origin.store_url), origin.store_url)
+    refer_to_origin(run)
+    return run
+
+
+def refusal(origin: AnyRun, *overrides: str, **options: Any) -> str:
+    with pytest.raises(ConfigError) as refused:
+        begun(origin, *overrides, **options)
+    return str(refused.value)
+
+
+def updates(run: AnyRun) -> list[Request]:
+    return [one for one in make_all(run).values() if one.stage == "update" and one.slot.startswith(run.url)]
+
+
+def foreign_of(update: Request) -> Foreign | None:
+    return update.settings(contracts.Update).foreign
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_without_changes_it_is_its_origin(origin: Run, at: int) -> None:
+    fork = begun(origin, at=at)
+    own = [slot for slot in make_all(fork) if slot.startswith(fork.url) and made(slot).slot == slot]
+    assert own == [fork.slots.report]
+    assert contents(fork) == {slot: one for slot, one in contents(origin).items() if slot in contents(fork)}
+    assert faults(fork) == faults(origin)
+
+
+def test_it_makes_no_rollout_and_no_score(origin: Run) -> None:
+    fork = begun(origin, *LR)
+    asked = make_all(fork)
+    own = {slot.removeprefix(fork.url) for slot in asked if slot.startswith(fork.url) and made(slot).slot == slot}
+    assert {slot for slot in own if "iterations" in slot} == {"/iterations/0000/update", "/iterations/0001/update"}
+    assert not any(one.stage == "rollout" for one in asked.values())
+    for k in (0, 1):
+        assert made(fork.slots.iteration(k, "rollout")).slot == origin.slots.iteration(k, "rollout")
+    assert faults(fork) == faults(origin)
+
+
+def test_the_first_update_is_one_on_own_rollouts_and_later_ones_are_not(origin: Run) -> None:
+    first, second = updates(begun(origin, *LR))
+    assert foreign_of(first) is None
+    found = foreign_of(second)
+    assert found is not None
+    assert found.anchor == "own"
+    assert found.lora == origin.recipe.policy.lora
+    (behaviour,) = second.inputs["behaviours"]
+    assert behaviour == input_of(origin.slots.policy(1), OLD)
+    assert second.one("policy").url != origin.slots.policy(1)
+
+
+def test_another_rank_begins_with_a_policy_of_its_own(origin: Run) -> None:
+    fork = begun(origin, "policy.lora.r=3")
+    first, second = updates(fork)
+    assert made(fork.slots.policy(0)).slot == fork.slots.policy(0)
+    assert origin.recipe.policy.lora is not None
+    for update in (first, second):
+        found = foreign_of(update)
+        assert found is not None
+        assert found.lora == origin.recipe.policy.lora
+        assert update.settings(contracts.Update).lora != found.lora
+
+
+def test_with_staleness_the_anchor_is_the_policy_that_made_the_rollout(recipe: Any, tmp_path: Path) -> None:
+    stale = ("train_batch_per_replica = 8", "train_batch_per_replica = 8\nstaleness = 1")
+    origin = planned(validated(recipe, tmp_path, MONITORED, stale), tmp_path, run_id="hand", iterations=3)
+    make_all(origin)
+    unchanged = begun(origin, until=3)
+    assert contents(unchanged) == {slot: one for slot, one in contents(origin).items() if "rollout" not in slot}
+    # Rollout 1 was made by policy 0 too, with which both begin.
+    first, second, third = map(foreign_of, updates(begun(origin, *LR, until=3)))
+    assert first is second is None
+    assert third is not None
+    assert third.anchor == "behaviour"
+
+
+@pytest.mark.parametrize("named", ["own", "behaviour"])
+def test_a_named_anchor_is_taken(origin: Run, named: str) -> None:
+    _, second = updates(begun(origin, *LR, anchor=named, max_drift=0.25))
+    found = foreign_of(second)
+    assert found is not None
+    assert (found.anchor, found.max_drift) == (named, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (("policy.diffusers.sample.num_steps=7",), "sampler (policy.diffusers.sample)"),
+        (("rollout.n_generation=2",), "samples a prompt (rollout.n_generation)"),
+        (("train.seed=7",), "prompts, their order"),
+        (("policy.lora.lora_alpha=3", "policy.diffusers.inference_size=[48, 48]"), "size or frames"),
+    ],
+)
+def test_what_other_rollouts_would_need_is_refused_by_name(
+    origin: Run, changes: tuple[str, ...], expected: str
+) -> None:
+    assert expected in refusal(origin, *changes)
+
+
+def test_iterations_without_a_rollout_are_named(origin: Run) -> None:
+    assert "has no rollout of iterations 2 to 4; it has 0 to 1" in refusal(origin, until=5)
+
+
+def test_dropped_tensors_are_named(origin: Run) -> None:
+    drop(origin.slots.iteration(1, "rollout"), "tensors")
+    assert "the tensors of rollouts 1 were deleted" in refusal(origin, *LR)
+
+
+def test_dropped_behaviours_are_named_unless_nothing_changes(origin: Run) -> None:
+    drop(origin.slots.policy(1), OLD)
+    assert "the weights that made rollouts 1 were deleted (train.ckpt.max_keep)" in refusal(origin, *LR)
+    begun(origin)
+    begun(origin, *LR, until=1)
+
+
+def test_retention_of_the_origin_leaves_what_it_will_read(origin: Run) -> None:
+    begun(origin, *LR)
+    before = store.listed(origin.url)
+    for slot in (origin.slots.iteration(0, "rollout"), origin.slots.iteration(1, "rollout"), origin.slots.policy(1)):
+        assert any(slot.removeprefix(f"{origin.url}/") in name for name in before)
+    rollout, train = origin.recipe.rollout, origin.recipe.train
+    kept = rollout.model_copy(update={"keep": rollout.keep.model_copy(update={"tensors": 1})})
+    train = train.model_copy(update={"ckpt": train.ckpt.model_copy(update={"max_keep": 1})})
+    recipe = origin.recipe.model_copy(update={"rollout": kept, "train": train})
+    small = Run(origin.plan.model_copy(update={"recipe": recipe}), origin.store_url)
+    for newest in range(1, 3):
+        small.drop_old_state(newest)
+    assert store.listed(origin.url) == before
+
+
+def test_rollouts_that_came_later_are_taken_by_the_next_command(recipe: Any, tmp_path: Path) -> None:
+    origin = planned_run(recipe, tmp_path)
+    make_all(origin)
+    fork = begun(origin, *LR, until=1)
+    make_all(fork)
+    first = made(fork.slots.policy(1))
+    longer = begun(origin, *LR, until=2)
+    assert longer.plan.run_id == fork.plan.run_id
+    assert made(longer.slots.iteration(1, "rollout")).slot == origin.slots.iteration(1, "rollout")
+    make_all(longer)
+    assert made(longer.slots.policy(1)).digest == first.digest
+    assert made(longer.slots.policy(2)).slot == longer.slots.policy(2)
+    assert faults(longer) == faults(origin)
