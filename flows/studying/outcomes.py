@@ -104,10 +104,10 @@ def _samples(run: AnyRun, k: int) -> Any:
 def against(outcome: Outcome, others: Sequence[Outcome]) -> Estimate:
     """Return by how much a run's number is above the mean of others, paired by held-out samples.
 
-    The error is over prompts, together with that of the mean over the others. Missing without others of the same
-    number.
+    The error is over prompts, together with that of the mean over the others. Missing without others whose last judged
+    version is the same, and has the same number.
     """
-    same = [one for one in others if one.by == outcome.by and one.samples is not None]
+    same = [one for one in others if (one.by, one.last) == (outcome.by, outcome.last) and one.samples is not None]
     if outcome.samples is None or not same:
         return Estimate.missing()
     columns = pd.concat([one.samples[VALUE] for one in same], axis=1, join="inner")

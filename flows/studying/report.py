@@ -32,9 +32,9 @@ class Row:
     value: Estimate
     """Over seeds; of a single run over prompts."""
     above_controls: Estimate
-    """What does not come from shuffled rewards; missing without controls."""
+    """Difference from runs with shuffled rewards, at the same policy version; missing without controls."""
     above_first: Estimate
-    """Difference from the first setting, paired."""
+    """Difference from the first setting at the same policy version, paired."""
     ended: str
     """Why and where a run ended before its planned version; "" if none did."""
 
@@ -78,9 +78,9 @@ class Report:
     @property
     def header(self) -> list[str]:
         """Return the names of the columns."""
-        names = ["setting", self.by, "policy", f"above {self.rows[0].setting!r}" if self.rows else ""]
+        names = ["setting", self.by, "policy", f"against {self.rows[0].setting!r}" if self.rows else ""]
         if self.study.of == "what-if":
-            names += ["above shuffled rewards", "drift"]
+            names += ["against shuffled rewards", "drift"]
         return [*names, "runs"]
 
     def cells(self) -> Iterator[list[str]]:
@@ -102,11 +102,10 @@ class Report:
         for row in self.rows:
             told = [f"{self.by} {row.value}", f"policy {row.reached}"]
             if row is not self.rows[0]:
-                told.append(f"{_told(row.above_first)} above {self.rows[0].setting!r}")
-            if _told(row.above_controls):
-                told.append(f"{_told(row.above_controls)} above shuffled rewards")
+                told += [f"{row.above_first} against {self.rows[0].setting!r}"] if row.above_first.n else []
+            told += [f"{row.above_controls} against shuffled rewards"] if row.above_controls.n else []
             told += [f"drift {row.drift:.3g}"] if row.drift is not None else []
-            told += [row.ended] if row.ended else []
+            told += ["ended early"] if row.ended else []
             yield f"{row.setting:<28} {', '.join(told)}"
         yield f"{'page':<28} {self.page}"
 
@@ -155,7 +154,8 @@ def _row(setting: str, some: Sequence[Outcome], first: Sequence[Outcome], ended:
     values = [one.figures[one.last] for one in plain if one.last is not None]
     alone = len(plain) == 1
     above = against(plain[0], controls) if alone else Estimate.missing()
-    moved = against(plain[0], [one for one in first if one is not plain[0]]) if alone else paired(plain, first)
+    others = [one for one in first if one is not plain[0]]
+    moved = against(plain[0], others) if alone and len(first) == 1 else paired(plain, others)
     told = [f"run {one.member.run} {ended[one.member.run]}" for one in plain if one.member.run in ended]
     return Row(setting, tuple(plain), plain[0].estimate if alone else over_seeds(values), above, moved, "; ".join(told))
 

@@ -119,3 +119,74 @@ def test_one_adapter_equals_both_in_the_stock_pipeline(folder, model, conditioni
     config = both.config
     assert config.r == config.lora_alpha
     assert {key: float(rank) for key, rank in config.r_pattern.items()} == config.alpha_pattern
+
+
+OTHER = LoraConfig(r=3, lora_alpha=5.0, target_modules=("to_k", "net.2"))
+
+
+def of_another_shape(model, below: LoraConfig | None = None):
+    weights = prepare(model.transformer, ABOVE, below=below, other=OTHER, reference=False)
+    weights.load("current", noise(weights.parameters, 2))
+    return weights
+
+
+def test_a_part_of_another_shape_replaces_the_trained_adapter(folder, model, conditioning):
+    other = load_model(folder, ("transformer",), CPU)
+    alone = prepare(other.transformer, OTHER, reference=False)
+    alone.load("current", noise(alone.parameters, 3))
+    weights = of_another_shape(model)
+    now = output(model, conditioning)
+    weights.create_other("behaviour 0", noise(weights.other, 3))
+    weights.share("behaviour 1", "behaviour 0")
+    assert torch.equal(output(model, conditioning), now)
+    for part in ("behaviour 0", "behaviour 1"):
+        with weights.use(part):
+            # The sum of both adapters is rounded otherwise than one.
+            assert torch.allclose(output(model, conditioning), output(other, conditioning), atol=1e-6)
+    assert torch.equal(output(model, conditioning), now)
+    assert not any(parameter.any() for parameter in weights.other.values())
+    weights.remove("behaviour 0")
+    with weights.use("behaviour 1"):
+        assert not torch.equal(output(model, conditioning), now)
+    weights.remove("behaviour 1")
+    assert weights.parts == ("current",)
+
+
+def test_the_trained_adapter_has_the_bits_and_gradients_that_it_has_alone(folder, model, conditioning):
+    alone = load_model(folder, ("transformer",), CPU)
+    plain = prepare(alone.transformer, ABOVE, reference=False)
+    plain.load("current", noise(plain.parameters, 2))
+    weights = of_another_shape(model)
+    weights.create_other("behaviour 0", noise(weights.other, 3))
+    with weights.use("behaviour 0"):
+        behaviour = output(model, conditioning)
+    assert not behaviour.requires_grad
+    for used, found in ((alone, plain), (model, weights)):
+        output(used, conditioning).square().mean().backward()
+        assert all(parameter.grad is not None for parameter in found.parameters.values())
+    assert plain.parameters.keys() == weights.parameters.keys()
+    for name, parameter in plain.parameters.items():
+        assert torch.equal(parameter, weights.parameters[name])
+        assert torch.equal(parameter.grad, weights.parameters[name].grad), name
+    assert all(parameter.grad is None for parameter in weights.other.values())
+
+
+def test_a_frozen_adapter_stays_below_a_part_of_another_shape(folder, model, conditioning):
+    weights = of_another_shape(model, BELOW)
+    weights.load_below(noise(weights.below, 1))
+    for name, bare in (("behaviour 0", False), ("behaviour 1", True)):
+        weights.create_other(name, noise(weights.other, 3), bare=bare)
+    with weights.use("behaviour 0"):
+        stacked = output(model, conditioning)
+    with weights.use("behaviour 1"):
+        bare = output(model, conditioning)
+    weights.load_below({name: torch.zeros_like(tensor) for name, tensor in weights.below.items()})
+    with weights.use("behaviour 0"):
+        assert torch.equal(output(model, conditioning), bare)
+    assert not torch.equal(stacked, bare)
+
+
+def test_tensors_of_the_trained_shape_are_refused_as_those_of_the_other(model):
+    weights = of_another_shape(model)
+    with pytest.raises(ArtifactError, match="an adapter of another shape"):
+        weights.create_other("behaviour 0", noise(weights.parameters, 3))

@@ -1,0 +1,149 @@
+"""Plans of studies, their records, and reports of runs made by hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cosmos_rl_core.errors import ArtifactError, ConfigError
+from cosmos_rl_core.storage import store
+from flows.forking.plan import plan_of_fork
+from flows.lineage.origin import StoredRollouts
+from flows.planning.plan import Settings, freeze, plan_of
+from flows.planning.run import Run
+from flows.studying.members import planned_study
+from flows.studying.over_seeds import as_begun, plan_of_study
+from flows.studying.report import report_of, write_report
+from flows.studying.study import NUMBERS, Study, read
+from flows.studying.what_if import UNCHANGED, plan_of_what_if
+from tests.flows.by_hand import make_all, planned_run, validated
+
+LR = "train.optm_lr=1e-3,2e-3"
+
+
+@pytest.fixture
+def origin(recipe: Any, tmp_path: Path) -> Run:
+    """A finished run of two iterations."""
+    run = planned_run(recipe, tmp_path)
+    make_all(run)
+    return run
+
+
+def what_if(origin: Run, *overrides: str, **chosen: Any) -> Any:
+    settings = Settings("", origin.store_url, overrides=overrides)
+    return plan_of_what_if(origin.plan.run_id, settings, StoredRollouts(), **chosen)
+
+
+def test_a_what_if_has_the_run_itself_and_controls_of_each_other_setting(origin: Run) -> None:
+    study, planned = what_if(origin, sweeps=["train.optm_lr=2e-3,3e-3"], controls=2)
+    found = [(one.setting, one.control) for one in study.members]
+    assert found == [(UNCHANGED, 0), *((f"optm_lr={lr}", control) for lr in ("2e-3", "3e-3") for control in range(3))]
+    assert len({one.run for one in study.members}) == 7
+    assert all(one.settings.of_study and one.settings.run_id == one.member.run for one in planned)
+    shuffled = [one.plan.recipe.train.train_policy.shuffle_groups for one in planned]
+    assert shuffled == [0, 0, 1, 2, 0, 1, 2]
+    assert not store.listed(study.url(origin.store_url))
+
+
+def test_a_setting_that_changes_nothing_is_the_run_itself(origin: Run) -> None:
+    study, _ = what_if(origin, sweeps=[LR], controls=0)
+    # 1e-3 is the recipe's own.
+    assert [one.setting for one in study.members] == [UNCHANGED, "optm_lr=2e-3"]
+
+
+def test_the_cost_is_that_of_training_and_evaluations(origin: Run) -> None:
+    study, planned = what_if(origin, "train.optm_lr=2e-3", controls=1)
+    cost = planned_study(study, planned, origin.store_url)
+    assert cost.work.generated == 0
+    assert [work.trained for _, work in cost.runs] == [0, 16, 16]
+    assert cost.work.held_out == 2 * 2 * planned[1].plan.recipe.validation.n_generation
+    assert any("of hand" in line for line in cost.lines())
+
+
+@pytest.mark.parametrize("iterations", ["0,2", "5-3", "x"])
+def test_iterations_with_gaps_are_refused(origin: Run, iterations: str) -> None:
+    with pytest.raises(ConfigError, match="--iterations"):
+        what_if(origin, iterations=iterations)
+
+
+def test_all_mistakes_of_all_settings_are_told_at_once(origin: Run) -> None:
+    with pytest.raises(ConfigError) as refused:
+        what_if(origin, sweeps=["train.train_policy.type=nft,grpo,unknown"], controls=0)
+    assert "grpo" in str(refused.value)
+    assert "unknown" in str(refused.value)
+
+
+def test_a_run_without_a_rollout_is_refused(recipe: Any, tmp_path: Path) -> None:
+    run = planned_run(recipe, tmp_path)
+    with pytest.raises(ConfigError, match="has no rollout yet"):
+        what_if(run)
+
+
+def test_the_report_compares_with_the_run_and_with_controls(origin: Run) -> None:
+    study, planned = what_if(origin, "train.optm_lr=2e-3", controls=1)
+    study.write(origin.store_url)
+    assert read(origin.store_url, study.name) == study
+    assert not report_of(study, origin.store_url).rows
+    ended = {planned[1].member.run: "ended at policy 1: far"}
+    report = write_report(study, origin.store_url, ended)
+    page = store.read(report.page).decode()
+    assert "No training sample was generated" in page
+    numbers = json.loads(store.read(store.join(study.url(origin.store_url), NUMBERS)))
+    assert numbers["study"] == study.name
+
+
+def test_another_record_under_the_same_name_is_refused(origin: Run) -> None:
+    what_if(origin, "train.optm_lr=2e-3", controls=0, name="mine")[0].write(origin.store_url)
+    with pytest.raises(ConfigError, match="another --name"):
+        what_if(origin, "train.optm_lr=3e-3", controls=0, name="mine")[0].write(origin.store_url)
+
+
+def test_a_damaged_record_is_told(origin: Run) -> None:
+    study, _ = what_if(origin, controls=0, name="mine")
+    study.write(origin.store_url)
+    url = store.join(study.url(origin.store_url), "study.json")
+    store.write(url, store.read(url).replace(b'"what-if"', b'"seeds"'))
+    with pytest.raises(ArtifactError):
+        read(origin.store_url, "mine")
+
+
+def test_no_such_study_names_those_that_there_are(origin: Run) -> None:
+    what_if(origin, controls=0, name="mine")[0].write(origin.store_url)
+    with pytest.raises(ConfigError, match=r"no study 'other' here; known: mine"):
+        read(origin.store_url, "other")
+
+
+def over_seeds(recipe: Any, tmp_path: Path, **chosen: Any) -> tuple[Study, Any]:
+    settings = Settings(validated(recipe, tmp_path), str(tmp_path / "store"))
+    return plan_of_study(settings, **{"seeds": "0-1", "sweeps": [LR]} | chosen)
+
+
+def test_every_seed_has_every_setting(recipe: Any, tmp_path: Path) -> None:
+    study, planned = over_seeds(recipe, tmp_path)
+    found = [(one.seed, one.setting) for one in study.members]
+    assert found == [(seed, f"optm_lr={lr}") for seed in (0, 1) for lr in ("1e-3", "2e-3")]
+    assert [one.plan.recipe.train.seed for one in planned] == [0, 0, 1, 1]
+    begun = [one.begins for one in planned]
+    assert begun == ["", planned[0].member.run, "", planned[2].member.run]
+    cost = planned_study(study, planned, str(tmp_path / "store"))
+    assert [work.generated for _, work in cost.runs] == [16, 8, 16, 8]
+
+
+def test_a_later_setting_of_a_seed_begins_as_a_fork_of_the_first(recipe: Any, tmp_path: Path) -> None:
+    _, (first, second, *_) = over_seeds(recipe, tmp_path, seeds="3")
+    run = Run(freeze(plan_of(first.settings), first.settings.store), first.settings.store)
+    make_all(run)
+    settings = as_begun(second)
+    assert settings.fork is not None
+    plan = plan_of_fork(settings.fork, settings)
+    assert plan.run_id == second.member.run
+    assert plan.origin is not None
+    assert (plan.origin.run, plan.origin.at, plan.origin.stored) == (first.member.run, 0, None)
+    assert plan.recipe.train.optm_lr == 2e-3
+    assert plan.recipe.train.seed == 3
+
+
+def test_a_setting_of_the_policy_begins_anew(recipe: Any, tmp_path: Path) -> None:
+    _, planned = over_seeds(recipe, tmp_path, sweeps=["policy.lora.r=2,4"])
+    assert [one.begins for one in planned] == ["", "", "", ""]
