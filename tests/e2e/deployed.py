@@ -29,6 +29,8 @@ NAMES = {
     "stage": {"run"},
     "fork": {"runs"},
     "rescore": {"runs"},
+    "what-if": {"runs"},
+    "study": {"recipes"},
     "audit": {"runs"},
     "infra": {"check"},
 }
