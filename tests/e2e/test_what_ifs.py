@@ -1,4 +1,4 @@
-"""What-ifs and studies as processes: the bits of the run where nothing changes, killed once, audited while they work."""
+"""What-ifs and studies as processes: the bits of the run where nothing changes, killed once, audited at work."""
 
 import json
 import time
