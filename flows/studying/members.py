@@ -1,8 +1,9 @@
 """Runs of a study that are planned together."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import starmap
+from typing import Any
 
 from cosmos_rl_core.errors import ConfigError, Mistakes, counted
 from cosmos_rl_core.storage import store
@@ -48,6 +49,13 @@ class PlannedStudy:
             yield f"{'':<11}{member.words} ({member.run}): {work.words}"
         yield f"{'makes':<11}{self.work.words}"
         yield f"{'page':<11}{self.folder}/index.html"
+
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the work as plain data."""
+        runs = [{**member.model_dump(mode="json"), "work": asdict(work)} for member, work in self.runs]
+        found = {"study": self.study.name, "of": self.study.of, "source": self.study.source, "folder": self.folder}
+        return found | {"work": asdict(self.work), "runs": runs}
 
 
 def planned_study(study: Study, planned: Sequence[Planned], store_url: str) -> PlannedStudy:
