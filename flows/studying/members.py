@@ -50,7 +50,6 @@ class PlannedStudy:
         yield f"{'makes':<11}{self.work.words}"
         yield f"{'page':<11}{self.folder}/index.html"
 
-
     def as_json(self) -> dict[str, Any]:
         """Return the work as plain data."""
         runs = [{**member.model_dump(mode="json"), "work": asdict(work)} for member, work in self.runs]

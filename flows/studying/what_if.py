@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ConfigError
 from flows.checking import checks
 from flows.forking import given
@@ -44,6 +45,11 @@ def plan_of_what_if(
     used, such as ``0-15``; by default all that the run has. Raises one :class:`ConfigError` with every mistake.
     """
     origin = read_run(settings.store, run_id)
+    if algorithm and origin.trains_on_rewards and not plugins.load("algorithms", algorithm).Options.rewarded:
+        raise ConfigError(
+            f"--algorithm {algorithm} trains on media of a dataset, {run_id} has rewarded rollouts; expected such as "
+            "rft, which takes supervised steps on the best of them, nft or dpo"
+        )
     with one_look():
         first, until = _span(iterations) if iterations else (0, given.count(origin, 0))
     if until <= first:

@@ -101,8 +101,8 @@ def test_without_changes_each_update_is_computed_to_the_bits_of_the_run(
 
 @pytest.mark.parametrize(
     "changes",
-    [("train.optm_lr=3e-3",), ("train.train_policy.type=dpo", "train.train_policy.mini_batch=2"), ("policy.lora.r=8",)],
-    ids=["learning rate", "dpo", "rank"],
+    [("train.optm_lr=3e-3",), ("train.train_policy.type=dpo",), ("train.train_policy.type=rft",), ("policy.lora.r=8",)],
+    ids=["learning rate", "dpo", "rft", "rank"],
 )
 def test_other_settings_train_on_the_rollouts_of_the_run(
     changes: tuple[str, ...], new_flows: Callable[[str], Flows]

@@ -106,7 +106,7 @@ def test_their_settings_are_validated_with_all_others(recipe: str):
 def test_an_unknown_name_lists_those_from_outside(recipe: str):
     said = refused(recipe, "train.train_policy.type=nft3", 'rewards=[{ fn = { name = "brigth" } }]')
     assert "unknown algorithm 'nft3'; did you mean 'nft" in said
-    assert "known: ddrl, dpo, grpo, nft, nft2, sft" in said
+    assert "known: ddrl, dpo, grpo, nft, nft2, rft, sft" in said
     known = ", ".join(sorted(["bright", *plugins.own("rewards")]))
     assert f"unknown reward 'brigth'; did you mean 'bright'? known: {known}" in said
 

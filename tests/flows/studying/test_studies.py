@@ -74,6 +74,17 @@ def test_all_mistakes_of_all_settings_are_told_at_once(origin: Run) -> None:
     assert "unknown" in str(refused.value)
 
 
+def test_an_algorithm_on_media_is_refused_with_its_counterpart(origin: Run) -> None:
+    with pytest.raises(ConfigError, match="such as rft, which takes supervised steps on the best of them"):
+        what_if(origin, algorithm="sft")
+
+
+def test_an_algorithm_takes_its_own_options(origin: Run) -> None:
+    study, planned = what_if(origin, "train.train_policy.keep=0.5", algorithm="rft", controls=1)
+    assert [one.setting for one in study.members][1:] == ["type=rft, keep=0.5"] * 2
+    assert planned[1].plan.recipe.train.train_policy.model_dump()["keep"] == 0.5
+
+
 def test_a_run_without_a_rollout_is_refused(recipe: Any, tmp_path: Path) -> None:
     run = planned_run(recipe, tmp_path)
     with pytest.raises(ConfigError, match="has no rollout yet"):
