@@ -8,10 +8,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from cosmos_rl_core.algorithms._foreign import Foreign
 from cosmos_rl_core.config.base import NOT_IDENTITY
 from cosmos_rl_core.config.early_warning import Limit
 from cosmos_rl_core.config.policy import LoraConfig, SolverConfig, TimeDensity
-from cosmos_rl_core.config.shared import Decoding, Foreign, Init, MediaShape, ModelRef, Split, StageConfig, Trains
+from cosmos_rl_core.config.shared import Decoding, Init, MediaShape, ModelRef, Split, StageConfig, Trains
 from cosmos_rl_core.config.train import AnyCaptioner, AnyDataset, AnyReward, AnyRewarded, AnySupervised, Gate
 from cosmos_rl_core.datasets._base import Prompt
 
@@ -68,7 +69,7 @@ class Index(StageConfig):
     max_left_out: float = Field(default=0.05, json_schema_extra=NOT_IDENTITY)
     """Share of all items that may be left out. Affects success, not the result."""
     units_per_shard: int = 256
-    """Units in one shard: what a retry keeps."""
+    """Units in one shard."""
 
 
 class Caption(StageConfig):
@@ -112,10 +113,9 @@ class Describe(Caption):
 
 
 class Embed(StageConfig):
-    """Text embeddings: one safetensors file a text, in a pool that all runs of a store share, so each is made once.
+    """Text embeddings of ``prompts``, or of the captions that the last of the input ``parts`` adds to a dataset.
 
-    Of ``prompts``, or of the captions that the last of the input ``parts`` adds to a dataset.
-    """
+    A file a text, in a pool that all runs of a store share."""
 
     name = "embed"
     elastic = True
@@ -133,10 +133,9 @@ class Embed(StageConfig):
 
 
 class Encode(StageConfig):
-    """Latents of media, made once: one safetensors file an item, in tar shards.
+    """Latents of a media set, made once: one safetensors file an item, in tar shards.
 
-    Of a media set, or of the media that the last of the input ``parts`` adds to a dataset; with parts that come
-    ``later``, of those that are still there after them.
+    Or of the media that the last of the input ``parts`` adds to a dataset, and that parts that come ``later`` leave.
     """
 
     name = "encode"

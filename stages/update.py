@@ -62,15 +62,11 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     if BEHAVIOUR in algorithm.needs.roles or config.foreign is not None:
         bare = [config.below is not None and not rollout.manifest.inputs.get(INIT) for rollout in rollouts]
         behaviours = _add_behaviours(request, trainer.weights, copies, bare, context)
-    own = _anchored(config, algorithm, trainer.weights, behaviours)
-    stored = Stored.read(request, table, own, context)
-    draws = _draws(request, algorithm, trainer.model, stored)
+    compared = _anchored(config, algorithm, trainer.weights, behaviours)
+    draws = _draws(request, algorithm, trainer.model, Stored.read(request, table, compared, context))
     moved = _drift(request, trainer, draws[0][0], units, behaviours, fills)
-    for unread in {*behaviours} - ({*own} if BEHAVIOUR in algorithm.needs.roles else set()):
-        trainer.weights.remove(unread)
-    contents = [rollout.manifest.content for rollout in rollouts]
     if (limit := algorithm.needs.max_logp_drift) is not None:
-        trainer.watcher = DriftWatch(limit, trainer, contents)
+        trainer.watcher = DriftWatch(limit, trainer, [rollout.manifest.content for rollout in rollouts])
     per_pass = len(steps) // config.algorithm.mu_iterations
     at_once = layout.get("levels", 1)
     cut_draws = [(draw, evenly([*range(times)], math.ceil(times / at_once))) for draw, times in draws]
@@ -105,7 +101,7 @@ def _anchored(
     config: contracts.Update, algorithm: Algorithm, weights: PolicyWeights, behaviours: list[str]
 ) -> list[str]:
     """Return the names of the weights that the loss reads as the behaviour of each rollout."""
-    if config.foreign is None or config.foreign.anchor == "behaviour" or BEHAVIOUR not in algorithm.needs.roles:
+    if config.foreign is None or config.foreign.anchor == BEHAVIOUR or BEHAVIOUR not in algorithm.needs.roles:
         return behaviours
     own = algorithm.needs.behaviour
     if own not in weights.parts or own == CURRENT:
@@ -125,6 +121,10 @@ def _drift(
     assert isinstance(draw, LatentDraws), "plans refuse recorded steps of another policy"
     found = foreign.drift(trainer, draw, units, behaviours, fills.samples)
     foreign.check(found, config.foreign, request.iteration or 0)
+    # The loss needs them no longer, unless they are what it compares with.
+    if config.foreign.anchor != BEHAVIOUR or BEHAVIOUR not in trainer.algorithm.needs.roles:
+        for name in behaviours:
+            trainer.weights.remove(name)
     return {"drift": found}
 
 

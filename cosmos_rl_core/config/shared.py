@@ -88,17 +88,6 @@ class Split(Section):
     """Expected share of the media that are held out."""
 
 
-class Foreign(Section):
-    """Stored rollouts of another policy than the run's own, and how a loss treats them."""
-
-    anchor: Literal["own", "behaviour"]
-    """Weights that the loss reads as ``behaviour``: the run's own copy, or those that made the rollouts."""
-    lora: LoraConfig | None
-    """Settings of the adapter that made the rollouts."""
-    max_drift: float = Field(json_schema_extra=NOT_IDENTITY)
-    """Largest drift at which training begins. Affects success, not the result."""
-
-
 class StageConfig(Section):
     """The closed settings of a stage. Each subclass with a name is one stage, which a module of its package runs."""
 

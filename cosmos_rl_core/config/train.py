@@ -292,8 +292,7 @@ class RewardedOptions(AlgorithmOptions):
     as fit, then those of more samples; at least one level. Changes speed and memory; the gradient is the same up to
     rounding. Default: one noise level of ``mini_batch`` samples."""
     mu_iterations: int = Field(default=1, ge=1)
-    """Number of passes over each rollout. More passes learn more from a rollout and move further from the policy
-    that made it."""
+    """Number of passes over each rollout. More learn more from it and move further from the policy that made it."""
     shuffle_rewards: bool = False
     """Train on the iteration's rewards in random order, as a control: what still improves does not come from them."""
     shuffle_groups: int = Field(default=0, ge=0, json_schema_extra={"neutral": 0})

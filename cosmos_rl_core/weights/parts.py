@@ -1,6 +1,7 @@
 """Names of the parts of a policy and of the weights that a loss compares, and their files. Imports no torch."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 CURRENT = "current"
 """The trained weights."""
@@ -18,6 +19,11 @@ SCHEDULE = "schedule"
 """The numbers of finished iterations and optimizer steps."""
 BEHAVIOUR = "behaviour"
 """The weights that generated the rollouts. Not stored as a part: it is ``current``, ``old`` or ``ema`` of a policy."""
+
+OWN = "own"
+"""In place of ``behaviour``, the run's own copy where another policy made the rollouts."""
+Anchor = Literal["own", "behaviour"]
+"""Weights that a loss reads as ``behaviour`` on rollouts of another run."""
 
 STATE = (CURRENT, OLD, EMA, REFERENCE, OPTIMIZER, SCHEDULE)
 """The parts that training reads and writes."""

@@ -51,7 +51,7 @@ def makers(run: AnyRun, ks: Sequence[int]) -> Iterator[Manifest]:
 def mistakes(origin: AnyRun, plan: AnyPlan) -> list[str]:
     """Return why the rollouts of a run cannot be trained on by a plan."""
     if kinds.of(origin.plan) is not None:
-        return ["a run of a VLM has no rollouts; change its settings with `fork --at 0`"]
+        return [f"{origin.plan.run_id} has no rollouts; change its settings with `fork --at 0`"]
     assert isinstance(origin, Run)
     run = Run(plan, origin.store_url)  # pyright: ignore[reportArgumentType]
     if plan.recipe.validation is None:

@@ -1,19 +1,18 @@
 """The origin of a fork: the run that it begins in the middle of."""
 
-from typing import Literal
-
 from pydantic import Field
 
 from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.weights.parts import Anchor
 
 MAX_DRIFT = 1.0
 """Default of the largest drift."""
 
 
 class StoredRollouts(Section):
-    """How a fork trains on the rollouts of its origin, instead of making its own."""
+    """The way in which a fork trains on the rollouts of its origin, instead of making its own."""
 
-    anchor: Literal["own", "behaviour"] | None = None
+    anchor: Anchor | None = None
     """Weights that a loss compares with: the run's own copy, or those that made the rollouts. None: its own, and with
     staleness those that made the rollouts, because its own are of another version there."""
     max_drift: float = Field(default=MAX_DRIFT, gt=0, json_schema_extra={"neutral": MAX_DRIFT})

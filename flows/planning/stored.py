@@ -1,11 +1,9 @@
 """Runs that train on the rollouts of another run: what their updates read in place of rollouts of their own."""
 
-from typing import Literal
-
+from cosmos_rl_core.algorithms._foreign import Foreign
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.config.shared import Foreign
 from cosmos_rl_core.errors import ArtifactError, ConfigError
-from cosmos_rl_core.weights.parts import BEHAVIOUR
+from cosmos_rl_core.weights.parts import BEHAVIOUR, OWN, Anchor
 from flows.planning.run import Run
 from stages.artifacts.request import Input
 from stages.artifacts.slots import named_manifest, standing
@@ -37,12 +35,12 @@ def foreign(run: Run, k: int, own: Input) -> Foreign | None:
     return Foreign(anchor=anchor(run), lora=lora, max_drift=begins.stored.max_drift)
 
 
-def anchor(run: Run) -> Literal["own", "behaviour"]:
+def anchor(run: Run) -> Anchor:
     """Return the weights that the loss compares with on stored rollouts of another policy."""
     begins = run.plan.origin
     assert begins is not None
     assert begins.stored is not None
-    return begins.stored.anchor or ("behaviour" if run.recipe.train.staleness else "own")
+    return begins.stored.anchor or (BEHAVIOUR if run.recipe.train.staleness else OWN)
 
 
 def needs_its_own(run: Run) -> str:

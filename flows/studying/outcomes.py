@@ -1,4 +1,4 @@
-"""What the runs of a study came to on held-out data, with errors."""
+"""Held-out numbers of the runs of a study, and differences between them, with errors."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -75,7 +75,7 @@ def _outcome(store_url: str, member: Member) -> Outcome | None:
     best = {k: one for k in ks if run.plan.baseline <= k and (one := judged(run, k)) is not None}
     if not best:
         return None
-    drifts = {k - 1: one.summary["drift"] for k, one in made.items() if isinstance(one.summary.get("drift"), float)}
+    drifts = {k - 1: drift for k, one in made.items() if isinstance(drift := one.summary.get("drift"), float)}
     return Outcome(
         member=member,
         by=best[max(best)].by,
@@ -83,7 +83,7 @@ def _outcome(store_url: str, member: Member) -> Outcome | None:
         first=run.plan.first,
         trained=max(made, default=0),
         planned=run.recipe.train.num_iterations,
-        drifts={k: float(drift) for k, drift in drifts.items()},
+        drifts=drifts,
         samples=_samples(run, max(best)),
     )
 

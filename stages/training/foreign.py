@@ -7,8 +7,8 @@ import torch
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._base import Batch
+from cosmos_rl_core.algorithms._foreign import Foreign
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.config.shared import Foreign
 from cosmos_rl_core.errors import OffPolicyError
 from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT
 from stages import contracts

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from cosmos_rl_core.algorithms._base import algorithm_of
+from cosmos_rl_core.algorithms._foreign import Foreign
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.config.shared import Foreign
 from cosmos_rl_core.errors import ArtifactError, OffPolicyError
 from cosmos_rl_core.models._base import stack
 from cosmos_rl_core.sampling.solvers import kernel_of

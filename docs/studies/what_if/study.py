@@ -127,8 +127,8 @@ def by_setting(samples: Any) -> Any:
 
 def spearman(a: Any, b: Any) -> float:
     """Return the rank correlation of two columns; NaN if one is constant."""
-    ranks = pd.DataFrame({"a": np.asarray(a), "b": np.asarray(b)}).rank()
-    return float(ranks["a"].corr(ranks["b"])) if (ranks.nunique() > 1).all() else math.nan
+    ranks = np.array([pd.Series(np.asarray(one)).rank() for one in (a, b)], dtype=np.float64)
+    return float(np.corrcoef(ranks)[0, 1]) if (ranks.std(axis=1) > 0).all() else math.nan
 
 
 def mean_rho(table: Any, kind: str) -> float:

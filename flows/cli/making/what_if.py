@@ -2,10 +2,11 @@
 
 from functools import partial
 from importlib import import_module
-from typing import Annotated, Literal
+from typing import Annotated
 
 from typer import Option
 
+from cosmos_rl_core.weights.parts import Anchor
 from flows.cli.base.flowing import flowing
 from flows.cli.base.options import (
     ClusterOption,
@@ -33,9 +34,7 @@ def what_if(
     overrides: OverridesOption = None,
     rewards: Annotated[str | None, Option(help="TOML with other [[rewards]]; default: RUN's")] = None,
     sweeps: SweepsOption = None,
-    anchor: Annotated[
-        Literal["own", "behaviour"] | None, Option(help="What NFT compares with: its own old policy, or the samples'")
-    ] = None,
+    anchor: Annotated[Anchor | None, Option(help="What NFT compares with: its own old policy, or the samples'")] = None,
     max_drift: Annotated[float, Option(min=1e-9, help="Drift at which a chain of updates ends")] = MAX_DRIFT,
     controls: Annotated[int, Option(min=0, max=20, help="Runs of each setting with shuffled rewards")] = 3,
     name: NameOption = None,

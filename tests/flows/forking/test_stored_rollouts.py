@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cosmos_rl_core.config.shared import Foreign
+from cosmos_rl_core.algorithms._foreign import Foreign
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.weights.parts import OLD

@@ -46,8 +46,8 @@ def test_samples_without_a_score_on_one_side_are_left_out_on_both() -> None:
 
 @pytest.mark.parametrize("other", [{"figures": {0: 0.0, 3: 1.0}}, {"by": "held-out jpeg"}, {"values": None}])
 def test_other_versions_and_other_numbers_are_not_compared(other: dict[str, Any]) -> None:
-    values = {"values": [1.0, 1.0, 1.0, 1.0]}
-    found = against(outcome(values=[1.0, 2.0, 3.0, 4.0]), [outcome(control=1, **values | other)])
+    given: dict[str, Any] = {"values": [1.0, 1.0, 1.0, 1.0], "control": 1}
+    found = against(outcome(values=[1.0, 2.0, 3.0, 4.0]), [outcome(**given | other)])
     assert found.n == 0
     assert math.isnan(found.mean)
 
