@@ -167,10 +167,10 @@ def test_the_trained_adapter_has_the_bits_and_gradients_that_it_has_alone(folder
     assert plain.parameters.keys() == weights.parameters.keys()
     for name, parameter in plain.parameters.items():
         assert torch.equal(parameter, weights.parameters[name])
-        gradients = parameter.grad, weights.parameters[name].grad
-        assert gradients[0] is not None
-        assert gradients[1] is not None
-        assert torch.equal(*gradients), name
+        alone_grad, here_grad = parameter.grad, weights.parameters[name].grad
+        assert alone_grad is not None
+        assert here_grad is not None
+        assert torch.equal(alone_grad, here_grad), name
     assert all(parameter.grad is None for parameter in weights.other.values())
 
 

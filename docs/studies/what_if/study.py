@@ -128,7 +128,8 @@ def by_setting(samples: Any) -> Any:
 def spearman(a: Any, b: Any) -> float:
     """Return the rank correlation of two columns; NaN if one is constant."""
     ranks = np.array([pd.Series(np.asarray(one)).rank() for one in (a, b)], dtype=np.float64)
-    return float(np.corrcoef(ranks)[0, 1]) if (ranks.std(axis=1) > 0).all() else math.nan
+    products = np.asarray(np.corrcoef(ranks))
+    return float(products[0, 1]) if (ranks.std(axis=1) > 0).all() else math.nan
 
 
 def mean_rho(table: Any, kind: str) -> float:

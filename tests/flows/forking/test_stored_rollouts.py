@@ -24,7 +24,6 @@ from tests.flows.forking.test_forks import contents, faults
 from tests.hand_made import planned
 
 LR = ("train.optm_lr=2e-3",)
-GRPO = ("train.train_policy.type=grpo", 'policy.diffusers.sample.solver="flow_sde"')
 
 
 @pytest.fixture
@@ -182,3 +181,34 @@ def test_rollouts_that_came_later_are_taken_by_the_next_command(recipe: Any, tmp
     assert made(longer.slots.policy(1)).digest == first.digest
     assert made(longer.slots.policy(2)).slot == longer.slots.policy(2)
     assert faults(longer) == faults(origin)
+
+
+DATA = 'data = { name = "rendered_text", split = "train", num_items = 4, size = [32, 64] }'
+SIZE = "inference_size = [32, 64]"
+DDRL = (
+    ('type = "nft"', f'type = "ddrl"\n{DATA}'),
+    ("timesteps_fraction = 1.0", "train_on = [0]"),
+    (f"diffusers = {{ {SIZE} }}", f'diffusers = {{ {SIZE}, sample = {{ solver = "flow_sde" }} }}'),
+)
+
+
+def test_policy_gradients_are_refused_once_policies_differ(recipe: Any, tmp_path: Path) -> None:
+    origin = planned(validated(recipe, tmp_path, MONITORED, *DDRL), tmp_path, run_id="hand")
+    make_all(origin)
+    said = refusal(origin, *LR)
+    assert "ddrl compares the policy with the one that made the rollouts, which must be the run's own" in said
+    begun(origin)
+    # The first update is on its own policy.
+    alone = begun(origin, *LR, until=1)
+    assert [foreign_of(update) for update in updates(alone)] == [None]
+    (encoded,) = alone.prepared.data.encodes
+    store.remove(store.join(encoded.slot, "manifest.1.json"))
+    assert "ddrl reads encoded data: 1 of 1 sets of latents are not there" in refusal(origin, *LR, until=1)
+
+
+def test_recorded_steps_that_the_rollouts_lack_are_named(recipe: Any, tmp_path: Path) -> None:
+    # NFT on the sampler of policy gradients: equal samples, and no step of them is recorded.
+    origin = planned(validated(recipe, tmp_path, MONITORED, DDRL[2]), tmp_path, run_id="hand")
+    make_all(origin)
+    said = refusal(origin, "train.train_policy.type=grpo", "train.train_policy.train_on=[0]", until=1)
+    assert "grpo trains on recorded steps [0], the rollouts have none" in said
