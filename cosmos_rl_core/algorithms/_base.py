@@ -160,4 +160,9 @@ def algorithm_of(options: AlgorithmOptions) -> Algorithm:
         algorithm = kind.Algorithm(options)
         if not isinstance(algorithm.needs, Needs):
             raise TypeError(f"Algorithm.needs must be a Needs, found {algorithm.needs!r}")
+        if wrong := algorithm.needs.mistakes():
+            raise ValueError(f"Algorithm.needs: {'; '.join(wrong)}")
+        wanted = ("loss", "advantages") if options.rewarded else ("loss",)
+        if missing := [name for name in wanted if not callable(getattr(algorithm, name, None))]:
+            raise TypeError(f"Algorithm has no method {' and no '.join(missing)}")
     return algorithm

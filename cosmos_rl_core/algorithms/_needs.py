@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.sampling.solvers import planned_kernel
-from cosmos_rl_core.weights.parts import CURRENT
+from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, OLD, REFERENCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,6 +87,28 @@ class Needs:
     """Decay d of ``old <- d old + (1 - d) current`` after a 0-based iteration; None: there is no part ``old``."""
     update_ref_every_iter: int = 0
     """Iterations after which the reference becomes a copy of the current policy. 0 keeps the base model."""
+
+    def mistakes(self) -> list[str]:
+        """Return which of them no policy, rollout or schedule can have, or contradict each other."""
+        known = (CURRENT, BEHAVIOUR, OLD, REFERENCE)
+        found = [f"roles: found {role!r}, expected of {known}" for role in self.roles if role not in known]
+        if self.behaviour not in (CURRENT, OLD, REFERENCE):
+            found.append(f"behaviour = {self.behaviour!r}: expected one of {(CURRENT, OLD, REFERENCE)}")
+        if CURRENT not in self.roles:
+            found.append(f"roles = {self.roles}: without {CURRENT!r} nothing is trained")
+        if OLD in (*self.roles, self.behaviour) and self.old_decay is None:
+            found.append(f"{OLD!r} is read, and old_decay = None says that there is no such part; give it a function")
+        if not 0 < self.timesteps_fraction <= 1:
+            found.append(f"timesteps_fraction = {self.timesteps_fraction}: expected above 0 and at most 1")
+        if self.max_logp_drift is not None and not self.train_on:
+            found.append("max_logp_drift is one of recorded steps; set train_on too")
+        if self.max_drift is not None and self.max_logp_drift is None:
+            found.append("max_drift needs max_logp_drift")
+        if self.data_term is not None and not self.train_on:
+            found.append("data_term comes with recorded steps; set train_on too")
+        if self.update_ref_every_iter < 0:
+            found.append(f"update_ref_every_iter = {self.update_ref_every_iter}: expected 0 or more")
+        return found
 
     @property
     def transitions(self) -> bool:

@@ -10,6 +10,7 @@ from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.toml import MAX_TEXT
 from cosmos_rl_core.config.train import DatasetOptions, SnapshotOptions
 from cosmos_rl_core.datasets._base import MediaPlugin, Prompt
+from cosmos_rl_core.datasets._checked import checked_prompts
 from cosmos_rl_core.datasets._shares import Share, most
 from cosmos_rl_core.datasets._windows import Windows
 from cosmos_rl_core.errors import ArtifactError, ConfigError, Mistakes, counted
@@ -152,7 +153,9 @@ def _prompts(dataset: DatasetOptions | None, place: str) -> PromptSet:
         raise ConfigError(f"{place}: the dataset {dataset.name!r} has media and no prompts; with prompts: {able}")
     with plugins.errors_of("datasets", dataset.name):
         if not hasattr(plugin, "weighted"):
-            return PromptSet(_some(plugin.prompts(dataset), dataset, place))
+            prompts = plugin.prompts(dataset)
+            shipped = dataset.name in plugins.own("datasets")
+            return PromptSet(_some(prompts if shipped else checked_prompts(prompts), dataset, place))
         sets = plugin.weighted(dataset)
     every = tuple(prompt for _, prompts in sets for prompt in prompts)
     shares = tuple(Share(weight=weight, num_prompts=len(prompts)) for weight, prompts in sets)

@@ -268,3 +268,54 @@ def test_a_plugin_that_fails_while_it_is_planned_with_is_named(what: str, recipe
     with (folder / name).open("a", encoding="utf-8") as file:
         file.write(f"\n{addition}")
     assert expected.format(folder=folder) in refused(recipe)
+
+
+WRONG_NEEDS = {
+    "behaviour=OLD": ("behaviour='teacher'", "behaviour = 'teacher': expected one of ('current', 'old', 'reference')"),
+    "roles=(CURRENT, BEHAVIOUR, REFERENCE) if": (
+        "roles=(CURRENT, 'teacher') if",
+        "roles: found 'teacher', expected of ('current', 'behaviour', 'old', 'reference')",
+    ),
+    "old_decay=options.old_decay": ("old_decay=None", "'old' is read, and old_decay = None says that there is no such"),
+    "timesteps_fraction=options.timesteps_fraction": ("timesteps_fraction=3.0", "timesteps_fraction = 3.0: expected"),
+    "off_policy=True": ("max_logp_drift=0.1", "max_logp_drift is one of recorded steps; set train_on too"),
+}
+
+
+@pytest.mark.parametrize("old", WRONG_NEEDS)
+def test_needs_that_cannot_be_are_told_with_the_plugin(recipe: str, folder: Path, old: str):
+    file, (new, expected) = folder / "nft2.py", WRONG_NEEDS[old]
+    source = file.read_text(encoding="utf-8")
+    assert source.count(old) == 1
+    file.write_text(source.replace(old, new), encoding="utf-8")
+    said = refused(recipe, "train.train_policy.kl_beta=0.1")
+    assert f"algorithm plugin {file}" in said
+    assert expected in said
+
+
+@pytest.mark.parametrize("method", ["loss", "advantages"])
+def test_an_algorithm_without_a_method_is_told_with_the_plugin(recipe: str, folder: Path, method: str):
+    file = folder / "nft2.py"
+    file.write_text(file.read_text(encoding="utf-8").replace(f"def {method}(", f"def my_{method}("), encoding="utf-8")
+    assert f"algorithm plugin {file}: TypeError: Algorithm has no method {method}" in refused(recipe)
+
+
+OF_EACH = "return tuple(Prompt(id=prompt_id(text), text=text) for text in texts)"
+WRONG_PROMPTS = {
+    "return None": "prompts() must return a tuple of Prompt, found NoneType",
+    "return texts": "prompts() must return a tuple of Prompt, found one of str: 'a sign that says",
+    'return tuple(Prompt(id="same", text=text) for text in texts)': "prompts() gives 4 prompts the id 'same', such as",
+    'return tuple(Prompt(id=prompt_id(t), text=t, metadata={"x": float("nan")}) for t in texts)': "as JSON",
+    'return tuple(Prompt(id=prompt_id(t), text=t, metadata={"x": {1, 2}}) for t in texts)': "cannot be written as JSON",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_PROMPTS)
+def test_prompts_that_cannot_be_are_told_with_the_plugin(recipe: str, folder: Path, wrong: str):
+    file = folder / "signs.py"
+    source = file.read_text(encoding="utf-8")
+    assert source.count(OF_EACH) == 1
+    file.write_text(source.replace(OF_EACH, wrong), encoding="utf-8")
+    said = refused(recipe)
+    assert f"dataset plugin {file}" in said
+    assert WRONG_PROMPTS[wrong] in said
