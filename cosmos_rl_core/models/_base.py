@@ -23,6 +23,7 @@ from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.parallel.precision import keep_float32
 from cosmos_rl_core.pipelines import checkpoints, directories, sizes
@@ -233,12 +234,24 @@ def guided_velocity(
     ``trains_unconditional`` no gradient flows through the unconditional prediction; values are the same.
     Source: classifier-free guidance, arXiv:2207.12598, in the parametrisation of diffusers, where 1 is no guidance.
     """
-    conditional = model.velocity(x_t, t, conditioning)
+    conditional = _velocity(model, x_t, t, conditioning)
     if guidance_scale == 1:
         return conditional
     if negative is None:
         raise ValueError(f"guidance_scale = {guidance_scale} needs negative conditioning")
     given = {name: conditioning[name] for name in (CONDITIONAL_LATENTS, CONDITIONAL_MASK) if name in conditioning}
     with torch.set_grad_enabled(trains_unconditional and torch.is_grad_enabled()):
-        unconditional = model.velocity(x_t, t, negative | given)
+        unconditional = _velocity(model, x_t, t, negative | given)
     return model.guide(conditional, unconditional, guidance_scale)
+
+
+def _velocity(model: Model, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
+    """Return the velocity. Raises :class:`ConfigError` if the adapter returns another shape, or changes its input."""
+    before = x_t._version
+    found = model.velocity(x_t, t, conditioning)
+    if found.shape != x_t.shape or x_t._version != before:
+        what = f"returns {list(found.shape)} for an x_t of {list(x_t.shape)}"
+        what = "changes x_t in place" if x_t._version != before else what
+        where = type(model).__module__
+        raise ConfigError(f"{where}: velocity() {what}; expected a new tensor of the shape of x_t")
+    return found

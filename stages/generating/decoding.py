@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cosmos_rl_core.config.shared import Decoding
+from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.models._media import NotFiniteError
 from cosmos_rl_core.parallel.precision import computes_in, with_tf32
@@ -30,7 +31,13 @@ def decode_finite(model: Model, latents: Tensor, finite: list[bool]) -> list[np.
 
     def pixels(kept: list[bool]) -> np.ndarray:
         mask = torch.tensor(kept, device=latents.device).view(-1, *[1] * (latents.ndim - 1))
-        return model.decode(latents if all(kept) else latents.where(mask, 0)).cpu().numpy()
+        found = model.decode(latents if all(kept) else latents.where(mask, 0)).cpu().numpy()
+        if found.ndim != 5 or found.shape[-1] != 3 or len(found) != len(latents) or found.dtype != np.uint8:
+            raise ConfigError(
+                f"{type(model).__module__}: decode() returns {found.dtype} {list(found.shape)} for {len(latents)} "
+                "samples; expected uint8 [B, frames, height, width, 3]"
+            )
+        return found
 
     def has_pixels(place: int) -> bool:
         try:

@@ -82,6 +82,7 @@ def _advantages_of(samples: pd.DataFrame, request: Request, algorithm: Algorithm
         key = (request.seed, "shuffled groups", number, request.iteration or 0, place)
         trainable = _shuffled_in_groups(trainable, scored, key)
     table = algorithm.advantages(trainable)
+    _check_table(table, trainable, request.settings(contracts.Update).algorithm.type)
     broken = table["used"].to_numpy(bool) & ~np.isfinite(table["advantage"].to_numpy(np.float64))
     if broken.any():
         name, ids = request.settings(contracts.Update).algorithm.type, ", ".join(table.loc[broken, "sample_id"])
@@ -105,6 +106,17 @@ def _shuffled_in_groups(samples: pd.DataFrame, scored: list[str], key: tuple[int
         order[members] = members[seeds.permutation(len(members), *key, str(prompt))]
     shuffled = samples[scored].iloc[order].reset_index(drop=True)
     return samples.assign(**{name: shuffled[name] for name in scored})
+
+
+def _check_table(table: pd.DataFrame, given: pd.DataFrame, name: str) -> None:
+    """Raise :class:`ConfigError` unless a table has the rows that an algorithm was given, and its columns."""
+    if missing := [column for column in ("advantage", "used") if column not in table]:
+        raise ConfigError(f"algorithm {name!r}: advantages() must return the columns {', '.join(missing)}")
+    if table["sample_id"].tolist() != given["sample_id"].tolist():
+        raise ConfigError(
+            f"algorithm {name!r}: advantages() returns {len(table)} rows for {len(given)} samples, or another order; "
+            "expected every sample in its place; one is left out by used = False"
+        )
 
 
 def _check_pairs(table: pd.DataFrame, name: str) -> None:

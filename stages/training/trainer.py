@@ -187,10 +187,18 @@ class Trainer(Stepper):
         return goes_on
 
     def _loss(self, micro: MicroBatch) -> Loss:
+        before = _versions(micro.batch)
         loss = self.algorithm.loss(self.velocities(micro), micro.batch)
+        name = f"{type(self.algorithm).__module__}: loss()"
         if loss.per_sample.shape != micro.batch.t.shape:
             found = f"found shape {list(loss.per_sample.shape)}, expected {list(micro.batch.t.shape)}"
-            raise ConfigError(f"the algorithm's loss must be one number a sample: {found}")
+            raise ConfigError(f"{name} must return one number a sample: {found}")
+        if loss.per_sample.dtype not in (torch.float32, torch.float64):
+            raise ConfigError(f"{name} must return float32 or float64, found {loss.per_sample.dtype}")
+        if changed := [field for field, version in _versions(micro.batch).items() if version != before[field]]:
+            raise ConfigError(f"{name} changes {', '.join(changed)} of its batch in place; make a new tensor")
+        if wrong := [metric for metric, value in loss.metrics.items() if value.shape != micro.batch.t.shape]:
+            raise ConfigError(f"{name} must return one number a sample in each metric; others: {', '.join(wrong)}")
         return loss
 
     def velocities(self, micro: MicroBatch) -> Callable[[str], Tensor]:
@@ -232,6 +240,11 @@ class Trainer(Stepper):
         highest = {name: np.max([each.get(name, -math.inf) for each in all_peaks]) for name in set().union(*all_peaks)}
         named = {f"{name}_max": float(number) for name, number in sorted(highest.items())}
         return _summed(all_totals), _summed(all_counts), named
+
+
+def _versions(batch: Batch | Transitions) -> dict[str, int]:
+    """Return how often each tensor of a batch was changed in place."""
+    return {name: value._version for name, value in vars(batch).items() if isinstance(value, Tensor)}
 
 
 class _Sums:
