@@ -43,11 +43,14 @@ def spec(path: str | Path) -> ModelSpec:
 def claimant(class_name: str) -> tuple[str, ModelSpec]:
     """Return name and spec of the model plugin that claims a pipeline class.
 
-    Plugins of installed packages are imported only if no other plugin claims it. Raises :class:`ConfigError` if none
-    claims it, listing the known classes, or if two do.
+    One that the recipe names comes before one that ships with this package, which it replaces. Plugins of installed
+    packages are imported only if no other plugin claims it. Raises :class:`ConfigError` if none claims it, listing the
+    known classes, or if two of a kind do.
     """
     specs: dict[str, ModelSpec] = {}
-    for names in ([*plugins.own("models"), *plugins.loaded("models")], plugins.installed("models")):
+    installed = plugins.installed("models")
+    named = [name for name in plugins.loaded("models") if name not in installed]
+    for names in (named, plugins.own("models"), installed):
         specs |= {name: _spec_of(name) for name in names}
         claims = [name for name, its_spec in specs.items() if class_name in its_spec.pipeline_classes]
         if len(claims) > 1:
@@ -56,6 +59,13 @@ def claimant(class_name: str) -> tuple[str, ModelSpec]:
             return claims[0], specs[claims[0]]
     known = sorted(f"{claimed} ({name})" for name, its_spec in specs.items() for claimed in its_spec.pipeline_classes)
     raise ConfigError(f"no model plugin for the pipeline class {class_name!r}; known: {', '.join(known)}")
+
+
+def replaced(path: str | Path) -> str | None:
+    """Return the shipped model plugin in whose place another one reads the pipeline directory ``path``; else None."""
+    name = pipeline_class(path)
+    shipped = (own for own in plugins.own("models") if name in _spec_of(own).pipeline_classes)
+    return next((own for own in shipped if own != adapter_name(path)), None)
 
 
 def specs() -> Iterator[ModelSpec]:

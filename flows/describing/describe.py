@@ -33,6 +33,12 @@ COUNTED = (
 UNCOUNTED = "Activations are not counted for a model of this size, nor files in transit, nor CUDA itself: leave room."
 
 
+def _adapter(plan: Plan) -> str:
+    """Return the name of the model plugin, and of the shipped one that it replaces."""
+    replaced = directories.replaced(directories.resolve_path(plan.model.path))
+    return plan.model.adapter + (f" in place of {replaced}" if replaced else "")
+
+
 def describe_plan(plan: Plan, store_url: str, named_by: str = "", *, slots: int | None = None) -> str:
     """Return what a run would do, a line a subject.
 
@@ -45,7 +51,7 @@ def describe_plan(plan: Plan, store_url: str, named_by: str = "", *, slots: int 
     subjects: dict[str, str | list[str]] = {
         "run": plan.run_id,
         "store": run_url(store_url, plan.run_id) + named_by,
-        "model": f"{plan.model.path} ({plan.model.adapter}, {files}), {weights}",
+        "model": f"{plan.model.path} ({_adapter(plan)}, {files}), {weights}",
         "begins": f"with {plan.lineage}" if plan.lineage else [],
         "trains": f"{trained} of {total} parameters",
         "algorithm": f"{train.train_policy.type}, {counted(train.num_iterations, 'iteration')}, seed {train.seed}",

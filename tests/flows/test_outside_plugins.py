@@ -142,15 +142,6 @@ def test_every_plugin_that_cannot_be_used_is_named_at_once(recipe: str, folder: 
         assert mistake in said
 
 
-def test_two_models_cannot_claim_one_pipeline(recipe: str, folder: Path):
-    spec = folder / "tiny2" / "__init__.py"
-    spec.write_text(spec.read_text(encoding="utf-8").replace("OtherPipeline", "WanPipeline"), encoding="utf-8")
-    assert "no model plugin for the pipeline class 'OtherPipeline'; known: Cosmos2" in refused(recipe)
-    spec.write_text(spec.read_text(encoding="utf-8").replace("WanPipeline", "StableDiffusion3Pipeline"))
-    said = refused(recipe, "policy.model_name_or_path=package:tiny-sd3")
-    assert "the model plugins sd3, tiny2 all claim 'StableDiffusion3Pipeline'; leave one out" in said
-
-
 @pytest.mark.parametrize("edited", ["nft2.py", "bright.py", "signs.py", "tiny2/__init__.py", "tiny2/model.py"])
 def test_a_resume_names_the_file_that_was_edited(edited: str, recipe: str, folder: Path):
     _, url = frozen(recipe)
@@ -319,3 +310,28 @@ def test_prompts_that_cannot_be_are_told_with_the_plugin(recipe: str, folder: Pa
     said = refused(recipe)
     assert f"dataset plugin {file}" in said
     assert WRONG_PROMPTS[wrong] in said
+
+
+def test_a_model_that_the_recipe_names_replaces_the_shipped_one_of_its_class(recipe: str, folder: Path):
+    spec, index = folder / "tiny2" / "__init__.py", folder.parent / "base" / "model_index.json"
+    for file in (spec, index):
+        text = file.read_text(encoding="utf-8")
+        assert text.count("OtherPipeline") == 1
+        file.write_text(text.replace("OtherPipeline", "StableDiffusion3Pipeline"), encoding="utf-8")
+    plan = plan_of(Settings(recipe))
+    assert plan.model.adapter == "tiny2"
+    assert "(tiny2 in place of sd3, " in describe.describe_plan(plan, "outputs")
+    named = ", ".join(f'"{folder / name}"' for name in ("nft2.py", "bright.py", "signs.py"))
+    assert plan_of(Settings(recipe, overrides=(f"plugins=[{named}]",))).model.adapter == "sd3"
+
+
+def test_a_class_that_no_model_claims_lists_those_that_are_known(recipe: str, folder: Path):
+    spec = folder / "tiny2" / "__init__.py"
+    spec.write_text(spec.read_text(encoding="utf-8").replace("OtherPipeline", "WanPipeline"), encoding="utf-8")
+    assert "no model plugin for the pipeline class 'OtherPipeline'; known: Cosmos2" in refused(recipe)
+
+
+def test_two_models_that_claim_one_class_are_refused(recipe: str, folder: Path):
+    shutil.copytree(folder / "tiny2", folder / "tiny3")
+    paths = json.dumps([str(folder / name) for name in ("nft2.py", "bright.py", "signs.py", "tiny2", "tiny3")])
+    assert "the model plugins tiny2, tiny3 all claim 'OtherPipeline'" in refused(recipe, f"plugins={paths}")
