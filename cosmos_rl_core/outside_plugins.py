@@ -72,15 +72,44 @@ def named_by(settings: object, pinned: Sequence[Pin]) -> tuple[Pin, ...]:
 
 
 def _names_in(settings: object) -> Iterator[tuple[str, str]]:
+    for section in _sections_in(settings):
+        if section.plugin is not None:
+            kind, field = section.plugin
+            yield kind, getattr(section, field)
+
+
+def _sections_in(settings: object) -> Iterator[Section]:
+    """Yield all sections in settings, each before those in it."""
     if isinstance(settings, Section):
-        if settings.plugin is not None:
-            kind, field = settings.plugin
-            yield kind, getattr(settings, field)
+        yield settings
         for name in type(settings).model_fields:
-            yield from _names_in(getattr(settings, name))
+            yield from _sections_in(getattr(settings, name))
     elif isinstance(settings, tuple | list | dict):
         for value in settings.values() if isinstance(settings, dict) else settings:
-            yield from _names_in(value)
+            yield from _sections_in(value)
+
+
+def check_settings(settings: object) -> None:
+    """Raise :class:`ConfigError` if a plugin from outside has options that a plan cannot hold: it is written as JSON.
+
+    A set has no order, so a plan with one would be another in the next process.
+    """
+    mistakes: list[str] = []
+    for section in _sections_in(settings):
+        if section.plugin is None:
+            continue
+        kind, field = section.plugin
+        if (module := plugins.loaded(kind).get(getattr(section, field))) is None:
+            continue
+        where = f"{kind.removesuffix('s')} plugin {module.__file__}: Options"
+        sets = [name for name in type(section).model_fields if isinstance(getattr(section, name), set | frozenset)]
+        mistakes += [f"{where}.{name} is a set, which has no order; use a tuple" for name in sets]
+        try:
+            section.model_dump(mode="json")
+        except ValueError as error:
+            mistakes.append(f"{where} cannot be written as JSON: {error}; use plain numbers, strings and tuples")
+    if mistakes:
+        raise ConfigError("\n  ".join(mistakes))
 
 
 def use(values: Any, *, verify: bool) -> None:

@@ -212,6 +212,7 @@ def make_plan(
     mistakes = Mistakes([*known, *misplaced(recipe.launch)])
     name = run_id or Path(source).stem
     mistakes += checks.misnamed(name)
+    mistakes.catch(outside_plugins.check_settings, recipe)
     damages = mistakes.catch(lambda: weight_files.damages(costs.base_path(recipe))) or []
     absent = without_weights and bool(damages) and weight_files.all_missing(damages)
     recipe, model = mistakes.catch(checks.with_pinned_files, recipe) or recipe, None

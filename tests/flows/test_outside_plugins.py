@@ -335,3 +335,19 @@ def test_two_models_that_claim_one_class_are_refused(recipe: str, folder: Path):
     shutil.copytree(folder / "tiny2", folder / "tiny3")
     paths = json.dumps([str(folder / name) for name in ("nft2.py", "bright.py", "signs.py", "tiny2", "tiny3")])
     assert "the model plugins tiny2, tiny3 all claim 'OtherPipeline'" in refused(recipe, f"plugins={paths}")
+
+
+WRONG_OPTIONS = {
+    'some: set[str] = {"a", "b"}': "Options.some is a set, which has no order; use a tuple",
+    'model_config = {"arbitrary_types_allowed": True}\n    odd: object = object()': "Options cannot be written as JSON",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_OPTIONS)
+def test_options_that_no_plan_can_hold_are_told_with_the_plugin(recipe: str, folder: Path, wrong: str):
+    file = folder / "bright.py"
+    source, first = file.read_text(encoding="utf-8"), '    name: Literal["bright"]\n'
+    assert source.count(first) == 1
+    file.write_text(source.replace(first, f"{first}    {wrong}\n"), encoding="utf-8")
+    said = refused(recipe)
+    assert f"reward plugin {file}: {WRONG_OPTIONS[wrong]}" in said
