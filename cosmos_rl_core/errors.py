@@ -42,7 +42,7 @@ _FULL_TEXTS = re.compile(
 _SHM = re.compile(r"(?<![\w.-])/dev/shm/|</torch_|\bshared memory(?:\(shm\)| segment| object)")
 """Names of shared memory in errors of NCCL, PyTorch and Python."""
 
-EXIT_CODES = {"config": 64, "data": 65, "busy": 75, "unavailable": 75, "off_policy": 78}
+EXIT_CODES = {"config": 64, "diverged": 65, "data": 65, "busy": 75, "unavailable": 75, "off_policy": 78}
 """Exit code by kind (sysexits.h); every other failure exits with 70. Only a run can be ``busy``, not a stage."""
 
 
@@ -128,7 +128,7 @@ class DatasetError(CosmosRLError):
 class DivergenceError(CosmosRLError):
     """Non-finite numbers in training. Never retried, because equal bits would diverge again."""
 
-    kind = "data"
+    kind = "diverged"
 
 
 class RepeatError(CosmosRLError):

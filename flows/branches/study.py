@@ -10,7 +10,7 @@ from prefect import flow, get_run_logger
 from prefect.runtime import deployment, flow_run
 from pydantic import Field
 
-from cosmos_rl_core.errors import OffPolicyError, StageError
+from cosmos_rl_core.errors import DivergenceError, OffPolicyError, StageError
 from flows.defaults import store_of
 from flows.devices.fitting import misfits_of
 from flows.lineage.origin import MAX_DRIFT, StoredRollouts
@@ -22,6 +22,8 @@ from stages.artifacts.slots import standing
 
 Numbers = Annotated[str, Field(pattern=r"^[0-9, -]+$", max_length=1000)]
 Sweeps = list[Override]
+_ENDS = (OffPolicyError.kind, DivergenceError.kind)
+"""Kinds of failures that end one run of a study, and not the study."""
 
 
 def what_if_name() -> str:
@@ -135,6 +137,8 @@ def _made(study: Any, planned: Sequence[Any], store_url: str, begun: Callable[[A
         if (told := _trained(begun(one), one.member.run)) is not None:
             ended[one.member.run] = told
             note(f"{one.member.words}: {told}")
+        # A page of what there is, also if a later run fails.
+        reports.write_report(study, store_url, ended)
     report = reports.write_report(study, store_url, ended)
     for line in report.lines():
         note(line)
@@ -145,19 +149,26 @@ def _made(study: Any, planned: Sequence[Any], store_url: str, begun: Callable[[A
 
 
 def _trained(settings: Settings, run_id: str) -> str | None:
-    """Make a run, and return why it ended early: on rollouts too far from its policies; None if it did not.
+    """Make a run, and return why it ended early; None if it did not.
 
-    It is then evaluated where it ended.
+    It ends on rollouts too far from its policies, and on numbers that are not finite. It is then evaluated where it
+    ended, if that is possible.
     """
     try:
         train(settings)
     except StageError as error:
-        if error.kind != OffPolicyError.kind:
+        if error.kind not in _ENDS:
             raise
         reached = _newest(settings.store, run_id)
-        ended = f"ended at policy {reached}: {error}"
-        if settings.fork is not None and reached > settings.fork.at:
-            train(replace(settings, iterations=reached))
+        ended = f"ended at policy {reached}: {error.summary}"
+        begun = 0 if settings.fork is None else settings.fork.at
+        try:
+            if begun < reached and error.kind == OffPolicyError.kind:
+                train(replace(settings, iterations=reached))
+        except StageError as again:
+            if again.kind not in _ENDS:
+                raise
+            ended += f"; it cannot be evaluated there: {again.summary}"
         return ended
     return None
 

@@ -9,7 +9,7 @@ from flows.planning.run import Run
 from flows.terminal.numbers import ranges
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.slots import is_dropped, named_manifest, one_look, standing
-from stages.contracts import TENSORS
+from stages.contracts import MEDIA, TENSORS
 
 _NAMES = {
     "prompts": "prompts, their order or their number an iteration (train.train_policy.dataset, train.seed, rollout)",
@@ -30,22 +30,21 @@ def rollouts(run: AnyRun, origin: AnyRun) -> dict[str, Manifest]:
 
 
 def count(origin: AnyRun, first: int) -> int:
-    """Return the iteration before which a run has all rollouts from ``first`` on."""
+    """Return the iteration before which a run has all rollouts from ``first`` on; without rewards, all policies."""
     last = origin.recipe.train.num_iterations
-    if not origin.trains_on_rewards:
-        return last
-    return next((k for k in range(first, last) if _rollout(origin, k) is None), last)
+    missing = _rollout if origin.trains_on_rewards else _trained
+    return next((k for k in range(first, last) if missing(origin, k) is None), last)
 
 
-def makers(run: AnyRun, ks: Sequence[int]) -> Iterator[Manifest]:
-    """Yield the policies that made stored rollouts, each once."""
+def makers(run: AnyRun, ks: Sequence[int]) -> Iterator[tuple[Manifest, tuple[str, ...]]]:
+    """Yield the policies that made stored rollouts, each once, with the parts that made them."""
     assert isinstance(run, Run)
     seen: set[str] = set()
     for k in ks if run.trains_on_rewards else ():
         source = stored.made_by(run, k)
         if source.manifest not in seen:
             seen.add(source.manifest)
-            yield named_manifest(source)
+            yield named_manifest(source), source.parts
 
 
 def mistakes(origin: AnyRun, plan: AnyPlan) -> list[str]:
@@ -53,6 +52,8 @@ def mistakes(origin: AnyRun, plan: AnyPlan) -> list[str]:
     if kinds.of(origin.plan) is not None:
         return [f"{origin.plan.run_id} has no rollouts; change its settings with `fork --at 0`"]
     assert isinstance(origin, Run)
+    if plan.first < origin.plan.first:
+        return [f"{origin.plan.run_id} began with policy {origin.plan.first}; earlier iterations are of another recipe"]
     run = Run(plan, origin.store_url)  # pyright: ignore[reportArgumentType]
     if plan.recipe.validation is None:
         return ["the recipe has no [validation], so nothing would be compared; expected held-out prompts or media"]
@@ -81,6 +82,10 @@ def _unlike(origin: Run, run: Run) -> Iterator[str]:
     if run.needs.transitions and any(one != [*run.needs.train_on] for one in recorded):
         name, wanted = run.recipe.train.train_policy.type, [*run.needs.train_on]
         yield f"{name} trains on recorded steps {wanted}, the rollouts have {recorded[0] or 'none'}"
+    new = {reward.fn.label for reward in run.scored if reward not in origin.scored}
+    reading = [r.fn.label for r in run.scored if r.fn.label in new and r.fn.reads(run.plan.media.frames) == "media"]
+    if reading and (gone := [k for k, found in made.items() if is_dropped(found, MEDIA)]):
+        yield f"the media of rollouts {ranges(gone)} were deleted (rollout.keep.media); {', '.join(reading)} reads them"
     if _trained_by(run.plan) != _trained_by(origin.plan):
         yield from _foreign(origin, run, made)
 
@@ -112,6 +117,10 @@ def _trained_by(plan: AnyPlan) -> dict[str, Any]:
     """Return the settings that decide the policies."""
     recipe = {name: value for name, value in plan.identity()["recipe"].items() if name != "validation"}
     return recipe | {"rewards": [one for one in recipe.get("rewards", ()) if one.get("role") != "monitor"]}
+
+
+def _trained(run: AnyRun, k: int) -> Manifest | None:
+    return standing(run.slots.policy(k + 1))[1]
 
 
 def _rollout(run: AnyRun, k: int) -> Manifest | None:

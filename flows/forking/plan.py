@@ -15,7 +15,7 @@ from cosmos_rl_core.weights.parts import STATE
 from flows.checking import checks
 from flows.forking import given
 from flows.lineage.origin import Origin
-from flows.planning import kinds
+from flows.planning import kinds, stored
 from flows.planning.base import AnyPlan, AnyRun
 from flows.planning.plan import ForkOf, Plan, Settings, plan_from
 from flows.planning.steps import read_run
@@ -55,8 +55,9 @@ def plan_of_fork(wanted: ForkOf, settings: Settings, misfits: checks.Misfits | N
         run=wanted.run,
         at=wanted.at,
         optimizer_steps=clocks_at(run, wanted.at),
-        alike=_judged_by(run.plan) == _judged_by(plan),
-        stored=wanted.stored,
+        # Scores and evaluations of a run whose own begin in its middle compare from there on.
+        alike=judged_by(run.plan) == judged_by(plan) and run.plan.baseline == 0,
+        stored=None if wanted.stored is None else stored.settled(wanted.stored, run, plan),
     )
     plan = plan.model_copy(update={"origin": begins, "run_id": "?"})
     wrong = [*_unlike(run.plan, plan)]
@@ -139,7 +140,7 @@ def _unlike(origin: AnyPlan, plan: AnyPlan) -> Iterator[str]:
             yield f"{change}; a fork goes on with policies of the first: begin a new run, or policy.init_from"
 
 
-def _judged_by(plan: AnyPlan) -> Any:
+def judged_by(plan: AnyPlan) -> Any:
     """Return what decides whether scores and evaluations of two runs compare."""
     recipe = plan.identity()["recipe"]
     validation = {name: value for name, value in (recipe.get("validation") or {}).items() if name != "freq"}

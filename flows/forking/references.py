@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from cosmos_rl_core.errors import ArtifactError, ConfigError
@@ -20,6 +20,8 @@ from stages.artifacts.slots import is_dropped, one_look, refer, standing, suppos
 from stages.contracts import MEDIA, TENSORS
 from stages.registry import trains
 
+ANY_PART: tuple[str, ...] = ()
+"""In place of parts: all that an artifact has."""
 AT_ONCE = 8
 """References that are written at once."""
 _SLOT = re.compile(r"(policy|(?:iterations|exports)/(\d+)/[^/]+)/manifest\.\d+\.json")
@@ -36,27 +38,47 @@ def refer_to_origin(run: AnyRun) -> int:
     assert begins is not None
     origin = read_run(run.store_url, begins.run)
     wanted = given.rollouts(run, origin) if begins.stored is not None else {}
-    is_noted = any(fork.run == run.plan.run_id and EVERY not in fork.holds for fork in forks_of(origin.url))
-    if is_noted and all(standing(slot)[1] is not None for slot in wanted):
+    was = _record(origin.url, run)
+    if was is not None and EVERY not in was.holds and all(standing(slot)[1] is not None for slot in wanted):
         return 0
-    # With more rollouts than before, a fork has artifacts of its own.
-    found = {slot: made for slot, made in found_in_origin(run).items() if not is_noted or not _is_own(slot)}
-    owners = {origin.url} | {_owner(run, made) for made in found.values()}
+    every = found_in_origin(run)
+    # What a fork has made itself stays, whatever its origin has by now.
+    new = {slot: made for slot, made in every.items() if standing(slot)[1] is None}
+    with one_look():
+        for slot, made in new.items():
+            suppose(slot, made)
+        held = _read_by(run, every)
+    owners = {origin.url} | {_owner(run, made) for made in (*every.values(), *held)}
     # Before anything is referred to, so that nothing of it is deleted meanwhile.
     for owner in owners:
-        forks.note(owner, Fork(run=run.plan.run_id, at=begins.at, references={}, holds=(EVERY,)))
+        forks.note(owner, _with(_record(owner, run), run, begins.at, holds=(EVERY,)))
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for _ in pool.map(refer, found, found.values()):
+        for _ in pool.map(refer, new, new.values()):
             pass
-    held = _read_by(run, found)
+    current = [made for slot in every if (made := standing(slot)[1]) is not None and made.slot != slot]
     for owner in owners:
-        own = [made for made in found.values() if _owner(run, made) == owner]
-        places = {place_of(made.slot): (made.generation,) for made in own}
-        holds = tuple(place_of(made.slot) for made in held if _owner(run, made) == owner)
-        forks.note(owner, Fork(run=run.plan.run_id, at=begins.at, references=places, holds=holds))
+        read = [made for made in held if _owner(run, made) == owner]
+        named = [made for made in (*current, *read) if _owner(run, made) == owner]
+        holds = tuple(dict.fromkeys(place_of(made.slot) for made in read))
+        forks.note(owner, _with(_record(owner, run), run, begins.at, named, holds))
     if begins.alike:
         _keep_scorers(origin.url, run.url)
-    return len(found)
+    return len(new)
+
+
+def _record(owner: str, run: AnyRun) -> Fork | None:
+    """Return the record of a fork in the folder of a run that has artifacts for it; None before there is one."""
+    return next((fork for fork in forks_of(owner) if fork.run == run.plan.run_id), None)
+
+
+def _with(was: Fork | None, run: AnyRun, at: int, named: Sequence[Manifest] = (), holds: tuple[str, ...] = ()) -> Fork:
+    """Return the record of a fork that names what it named, and more; ``holds`` replaces what it held."""
+    places = {} if was is None else {place: {*generations} for place, generations in was.references.items()}
+    for made in named:
+        places.setdefault(place_of(made.slot), set()).add(made.generation)
+    references = {place: tuple(sorted(generations)) for place, generations in sorted(places.items())}
+    kept = was.holds if was is not None and holds == (EVERY,) else ()
+    return Fork(run=run.plan.run_id, at=at, references=references, holds=tuple(dict.fromkeys((*kept, *holds))))
 
 
 def found_in_origin(run: AnyRun) -> dict[str, Manifest]:
@@ -92,7 +114,8 @@ def _is_own(slot: str) -> bool:
 
 
 def _read_by(run: AnyRun, found: Mapping[str, Manifest]) -> list[Manifest]:
-    """Return the artifacts of which the stages of a fork read every part: of the newest policy, and rollouts after it.
+    """Return the artifacts that the stages of a fork read: the newest policy, the rollouts after it and, if these are
+    its origin's, the policies that made them.
 
     Raises :class:`ConfigError` if one has lost a part.
     """
@@ -100,16 +123,18 @@ def _read_by(run: AnyRun, found: Mapping[str, Manifest]) -> list[Manifest]:
     until = newest + run.staleness + 1 if run.plan.generates else run.recipe.train.num_iterations
     policies = (run.slots.policy(k) for k in range(max(0, newest - run.staleness), newest + 1))
     rollouts = (run.slots.iteration(k, "rollout") for k in range(newest, until))
-    held = [found[slot] for slot in (*policies, *rollouts) if slot in found]
-    # What updates do not read of these may be gone.
-    makers = [] if run.plan.generates else [*given.makers(run, range(newest, until))]
-    for made in held:
-        if lost := sorted(_lost(made)):
+    read = [(found[slot], ANY_PART) for slot in policies if slot in found]
+    # Updates read the tensors of a stored rollout; its scores are there, or are made from media that are looked for.
+    read += [(found[slot], ANY_PART if run.plan.generates else (TENSORS,)) for slot in rollouts if slot in found]
+    if not run.plan.generates:
+        read += given.makers(run, range(newest, until))
+    for made, parts in read:
+        if lost := sorted(part for part in _lost(made) if not parts or part in parts):
             raise ConfigError(
                 f"{made.slot} has lost {', '.join(lost)}, which retention of its run deleted; fork at a later policy "
                 "version, or keep more (rollout.keep, train.ckpt.max_keep)"
             )
-    return [*held, *makers]
+    return [made for made, _ in read]
 
 
 def _owner(run: AnyRun, made: Manifest) -> str:

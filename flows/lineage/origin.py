@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.weights.parts import Anchor
 
 MAX_DRIFT = 1.0
@@ -13,10 +13,11 @@ class StoredRollouts(Section):
     """The way in which a fork trains on the rollouts of its origin, instead of making its own."""
 
     anchor: Anchor | None = None
-    """Weights that a loss compares with: the run's own copy, or those that made the rollouts. None: its own, and with
-    staleness those that made the rollouts, because its own are of another version there."""
-    max_drift: float = Field(default=MAX_DRIFT, gt=0, json_schema_extra={"neutral": MAX_DRIFT})
-    """Drift at which the fork ends: a mean squared difference of velocities, over the behaviour's own error."""
+    """Weights that a loss compares with: the run's own copy, or those that made the rollouts. None in a plan whose loss
+    reads neither."""
+    max_drift: float = Field(default=MAX_DRIFT, gt=0, json_schema_extra=NOT_IDENTITY)
+    """Drift at which the fork ends: a mean squared difference of velocities, over the behaviour's own error. A later
+    command may raise it."""
 
 
 class Origin(Section):

@@ -314,7 +314,7 @@ def _sealed(plan: AnyPlan) -> bytes:
 
 def _now(plan: AnyPlan) -> dict[str, Any]:
     """Return the fields of a plan that may change when a run goes on."""
-    now = {"recipe": plan.recipe, "model": plan.model, "plugins": plan.plugins}
+    now = {"recipe": plan.recipe, "model": plan.model, "plugins": plan.plugins, "origin": plan.origin}
     now |= {"early_warning": plan.early_warning} if plan.recipe.early_warning is not None else {}
     return now
 

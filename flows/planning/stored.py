@@ -1,9 +1,12 @@
 """Runs that train on the rollouts of another run: what their updates read in place of rollouts of their own."""
 
+from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.algorithms._foreign import Foreign
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
-from cosmos_rl_core.weights.parts import BEHAVIOUR, OWN, Anchor
+from cosmos_rl_core.weights.parts import BEHAVIOUR, OWN
+from flows.lineage.origin import StoredRollouts
+from flows.planning.base import AnyPlan, AnyRun
 from flows.planning.run import Run
 from stages.artifacts.request import Input
 from stages.artifacts.slots import named_manifest, standing
@@ -29,18 +32,25 @@ def foreign(run: Run, k: int, own: Input) -> Foreign | None:
         return None
     if refusal := needs_its_own(run):
         raise ConfigError(f"update {k} of {run.plan.run_id}: {refusal}")
-    # That of version 0 has the settings of all versions.
     settings = named_manifest(source).config["lora"]
     lora = None if settings is None else LoraConfig.model_validate(settings)
-    return Foreign(anchor=anchor(run), lora=lora, max_drift=begins.stored.max_drift)
+    return Foreign(anchor=begins.stored.anchor or OWN, lora=lora, max_drift=begins.stored.max_drift)
 
 
-def anchor(run: Run) -> Anchor:
-    """Return the weights that the loss compares with on stored rollouts of another policy."""
-    begins = run.plan.origin
-    assert begins is not None
-    assert begins.stored is not None
-    return begins.stored.anchor or (BEHAVIOUR if run.recipe.train.staleness else OWN)
+def settled(wanted: StoredRollouts, origin: AnyRun, plan: AnyPlan) -> StoredRollouts:
+    """Return how a plan trains on stored rollouts, with what its loss compares with.
+
+    None is its own copy, with staleness the policy that made the rollouts; of an origin that trains on stored rollouts
+    itself, what that has. Raises :class:`ConfigError` if an anchor is named that the loss does not read.
+    """
+    options = plan.recipe.train.train_policy
+    reads = options.rewarded and BEHAVIOUR in algorithm_of(options).needs.roles
+    if wanted.anchor is not None and not reads:
+        raise ConfigError(f"anchor = {wanted.anchor!r} without effect: {options.type} compares with no behaviour")
+    begins = origin.plan.origin
+    inherited = begins.stored.anchor if begins is not None and begins.stored is not None else None
+    usual = BEHAVIOUR if origin.staleness else OWN
+    return wanted.model_copy(update={"anchor": (wanted.anchor or inherited or usual) if reads else None})
 
 
 def needs_its_own(run: Run) -> str:

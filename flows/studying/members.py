@@ -77,21 +77,23 @@ def _shared(run: AnyRun) -> set[str]:
     return {step.slot for step in every if step.slot.startswith(tuple(before))}
 
 
-class Names:
-    """Plans of several runs: each is made, and every mistake is told at once."""
+class Planning:
+    """The runs of a study while they are planned, and the mistakes of all of them."""
 
     def __init__(self) -> None:
         self.mistakes = Mistakes()
-        self.planned: list[Planned] = []
+        self._planned: list[Planned] = []
 
-    def add(self, planned: Planned | None) -> None:
-        """Add a run, unless it is there: two settings may say the same."""
-        if planned is not None and planned.member.run not in {one.member.run for one in self.planned}:
-            run = replace(planned.settings, run_id=planned.member.run, of_study=True)
-            self.planned.append(replace(planned, settings=run))
+    def add(self, planned: Planned) -> bool:
+        """Add a run; return False if it is there, because two settings say the same."""
+        if planned.member.run in {one.member.run for one in self._planned}:
+            return False
+        settings = replace(planned.settings, run_id=planned.member.run, of_study=True)
+        self._planned.append(replace(planned, settings=settings))
+        return True
 
     def found(self) -> list[Planned]:
         """Return the runs. Raises one :class:`ConfigError` with all mistakes."""
         if self.mistakes:
             raise ConfigError("\n  ".join(self.mistakes))
-        return self.planned
+        return self._planned

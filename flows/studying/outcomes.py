@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.errors import ArtifactError, ConfigError
-from cosmos_rl_core.estimates.estimate import Estimate, Sums
+from cosmos_rl_core.estimates.estimate import Estimate, Sums, mean_of_independent
+from flows.forking.plan import judged_by
 from flows.library.best import judged
 from flows.library.tables import held_out
 from flows.planning.base import AnyRun
@@ -33,10 +35,8 @@ class Outcome:
     """That number of each judged policy version."""
     first: int
     """Policy version that it began with."""
-    trained: int
-    """Its newest policy version."""
-    planned: int
-    """The version that it was to reach."""
+    judged_by: str
+    """Digest of all that decides whether its numbers compare with those of another run."""
     drifts: dict[int, float]
     """Drift from the behaviour before each update on rollouts that its own policy did not make."""
     samples: Any = None
@@ -48,11 +48,6 @@ class Outcome:
         return max(self.figures, default=None)
 
     @property
-    def is_whole(self) -> bool:
-        """Return whether it has come to its end."""
-        return self.trained >= self.planned
-
-    @property
     def estimate(self) -> Estimate:
         """Return the number of the last judged version, with its error over prompts."""
         if self.samples is None:
@@ -62,15 +57,16 @@ class Outcome:
 
 def outcomes_of(study: Study, store_url: str) -> list[Outcome]:
     """Return what each run has come to; runs that have no plan or no number yet are left out."""
-    return [found for member in study.members if (found := _outcome(store_url, member)) is not None]
+    return [one for member in study.members if (one := _outcome(store_url, member, study.until)) is not None]
 
 
-def _outcome(store_url: str, member: Member) -> Outcome | None:
+def _outcome(store_url: str, member: Member, until: int) -> Outcome | None:
     try:
         run = read_run(store_url, member.run)
     except (ConfigError, ArtifactError):
         return None
-    ks = range(run.recipe.train.num_iterations + 1)
+    # A longer study may share the run.
+    ks = range(min(until, run.recipe.train.num_iterations) + 1)
     made = {k: found for k in ks if (found := standing(run.slots.policy(k))[1]) is not None}
     best = {k: one for k in ks if run.plan.baseline <= k and (one := judged(run, k)) is not None}
     if not best:
@@ -81,8 +77,7 @@ def _outcome(store_url: str, member: Member) -> Outcome | None:
         by=best[max(best)].by,
         figures={k: one.figure for k, one in best.items()},
         first=run.plan.first,
-        trained=max(made, default=0),
-        planned=run.recipe.train.num_iterations,
+        judged_by=digest(judged_by(run.plan)),
         drifts=drifts,
         samples=_samples(run, max(best)),
     )
@@ -101,29 +96,31 @@ def _samples(run: AnyRun, k: int) -> Any:
     return pd.DataFrame({VALUE: value, "prompt_id": table["prompt_id"]})
 
 
-def against(outcome: Outcome, others: Sequence[Outcome]) -> Estimate:
+def against(outcome: Outcome, others: Sequence[Outcome], *, by_chance: bool = False) -> Estimate:
     """Return by how much a run's number is above the mean of others, paired by held-out samples.
 
-    The error is over prompts, together with that of the mean over the others. Missing without others whose last judged
-    version is the same, and has the same number.
+    The error is over prompts. With ``by_chance`` the others are runs that differ from each other by chance alone, and
+    this one would be like them if its rewards taught nothing: their variance is added once for it and once for their
+    mean. NaN then with a single one. Missing without others that were judged alike, at the same version.
     """
-    same = [one for one in others if (one.by, one.last) == (outcome.by, outcome.last) and one.samples is not None]
+    same = [one for one in others if alike(one, outcome) and one.last == outcome.last and one.samples is not None]
     if outcome.samples is None or not same:
         return Estimate.missing()
     columns = pd.concat([one.samples[VALUE] for one in same], axis=1, join="inner")
-    mean = columns.mean(axis=1)
-    both = outcome.samples.join(mean.rename("mean"), how="inner").dropna()
+    both = outcome.samples.join(columns.mean(axis=1).rename("mean"), how="inner").dropna()
     if both.empty:
         return Estimate.missing()
     found = Sums.of(both[VALUE] - both["mean"], both["prompt_id"]).estimate
-    means = columns.mean(axis=0).to_numpy(np.float64)
-    spread = float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else 0.0
+    if not by_chance:
+        return found
+    means, count = columns.mean(axis=0).to_numpy(np.float64), len(same)
+    spread = float(means.std(ddof=1)) * math.sqrt(1 + 1 / count) if count > 1 else math.nan
     return Estimate(found.mean, math.hypot(found.error, spread), found.n, found.clusters)
 
 
-def over_seeds(values: Sequence[float]) -> Estimate:
-    """Return the mean of numbers of runs of several seeds, and its standard error over them."""
-    return Sums.of(np.asarray(values, np.float64), np.arange(len(values))).estimate
+def alike(one: Outcome, other: Outcome) -> bool:
+    """Return whether the numbers of two runs compare: equal rewards, weights, gates and held-out samples."""
+    return (one.by, one.judged_by) == (other.by, other.judged_by)
 
 
 def paired(setting: Sequence[Outcome], other: Sequence[Outcome]) -> Estimate:
@@ -132,15 +129,16 @@ def paired(setting: Sequence[Outcome], other: Sequence[Outcome]) -> Estimate:
     moved = [
         mine[seed].figures[k] - theirs[seed].figures[k]
         for seed in sorted(mine.keys() & theirs.keys())
-        if mine[seed].by == theirs[seed].by
-        for k in [max(mine[seed].figures.keys() & theirs[seed].figures.keys(), default=None)]
-        if k is not None
+        if alike(mine[seed], theirs[seed])
+        for k in [max(mine[seed].figures.keys() & theirs[seed].figures.keys(), default=0)]
+        # All begin alike.
+        if k > mine[seed].first
     ]
-    return over_seeds(moved) if moved else Estimate.missing()
+    return mean_of_independent(moved) if moved else Estimate.missing()
 
 
 def curves(outcomes: Sequence[Outcome]) -> Iterator[tuple[int, Estimate]]:
     """Yield the mean over runs of each policy version that all of them judged, with its error over seeds."""
     common = set.intersection(*(set(one.figures) for one in outcomes)) if outcomes else set[int]()
     for k in sorted(common):
-        yield k, over_seeds([one.figures[k] for one in outcomes])
+        yield k, mean_of_independent([one.figures[k] for one in outcomes])

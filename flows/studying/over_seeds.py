@@ -6,9 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from cosmos_rl_core.canonical import digest
+from cosmos_rl_core.errors import ConfigError
 from flows.checking import checks
 from flows.planning.plan import ForkOf, Settings, plan_of
-from flows.studying.members import Names, Planned
+from flows.studying.members import Planned, Planning
 from flows.studying.study import Member, Study, named
 from flows.studying.sweeps import combinations, label
 from flows.terminal.numbers import parsed
@@ -33,13 +34,15 @@ def plan_of_study(
     what does not depend on the setting: the others begin as forks of the first at policy 0, where that is possible.
     Raises one :class:`ConfigError` with every mistake.
     """
-    names = Names()
+    planning = Planning()
+    if any(sweep.partition("=")[0].strip() == "train.seed" for sweep in sweeps):
+        raise ConfigError("--sweep train.seed: name the seeds by --seeds, so that runs of a seed are compared")
     for seed in parsed(seeds, "--seeds"):
         first: Planned | None = None
         for swept in combinations(sweeps):
             overrides = (*settings.overrides, f"train.seed={seed}", *swept)
             changed = replace(settings, overrides=overrides, run_id=None)
-            plan = names.mistakes.catch(partial(plan_of, changed, misfits=misfits))
+            plan = planning.mistakes.catch(partial(plan_of, changed, misfits=misfits))
             if plan is None:
                 continue
             member = Member(run=plan.run_id, setting=label(swept), seed=seed)
@@ -50,10 +53,12 @@ def plan_of_study(
                 shared = f"{first.member.run}-at-0"[:_LONGEST_NAME]
                 run = f"{shared}-{digest(plan.identity())[:8]}"
                 one = replace(one, begins=first.member.run, member=member.model_copy(update={"run": run}))
-            names.add(one)
-    planned = names.found()
-    stem = Path(settings.recipe).stem
-    return named(name, "seeds", settings.recipe, tuple(one.member for one in planned), f"{stem}-study"), planned
+            planning.add(one)
+    planned = planning.found()
+    until = max(one.plan.recipe.train.num_iterations for one in planned)
+    members = tuple(one.member for one in planned)
+    study = Study(name=name or "", of="seeds", source=settings.recipe, until=until, members=members)
+    return named(study, f"{Path(settings.recipe).stem}-study"), planned
 
 
 def as_begun(one: Planned) -> Settings:

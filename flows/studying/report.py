@@ -7,10 +7,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from cosmos_rl_core.estimates.estimate import Estimate
+from cosmos_rl_core.estimates.estimate import Estimate, mean_of_independent
 from cosmos_rl_core.rewards._base.answers import finite
 from cosmos_rl_core.storage import store
-from flows.studying.outcomes import Outcome, against, curves, outcomes_of, over_seeds, paired
+from flows.studying.outcomes import Outcome, against, alike, curves, outcomes_of, paired
 from flows.studying.study import NUMBERS, Study
 from flows.studying.what_if import UNCHANGED
 from stages.artifacts.slots import one_look
@@ -36,7 +36,9 @@ class Row:
     above_first: Estimate
     """Difference from the first setting at the same policy version, paired."""
     ended: str
-    """Why and where a run ended before its planned version; "" if none did."""
+    """Why and where runs ended early, controls too; "" if none did."""
+    by: str
+    """Name of the number that ranks its policies."""
 
     @property
     def reached(self) -> str:
@@ -55,7 +57,7 @@ class Row:
             {"run": one.member.run, "seed": one.member.seed, "figures": one.figures, "drifts": one.drifts}
             for one in self.outcomes
         ]
-        return {"setting": self.setting, "ended": self.ended, "drift": self.drift, "runs": runs} | {
+        return {"setting": self.setting, "by": self.by, "ended": self.ended, "drift": self.drift, "runs": runs} | {
             name: {"mean": finite(one.mean), "error": finite(one.error)} for name, one in numbers.items()
         }
 
@@ -78,7 +80,7 @@ class Report:
     @property
     def header(self) -> list[str]:
         """Return the names of the columns."""
-        names = ["setting", self.by, "policy", f"against {self.rows[0].setting!r}" if self.rows else ""]
+        names = ["setting", "held-out number", "policy", f"against {self.rows[0].setting!r}" if self.rows else ""]
         if self.study.of == "what-if":
             names += ["against shuffled rewards", "drift"]
         return [*names, "runs"]
@@ -87,7 +89,7 @@ class Report:
         """Yield a row of the table for each setting."""
         for row in self.rows:
             first = row is self.rows[0]
-            cells = [row.setting, str(row.value), row.reached, "" if first else _told(row.above_first)]
+            cells = [row.setting, f"{row.by} {row.value}", row.reached, "" if first else _told(row.above_first)]
             if self.study.of == "what-if":
                 cells += [_told(row.above_controls), "" if row.drift is None else f"{row.drift:.3g}"]
             yield [*cells, ", ".join(one.member.run for one in row.outcomes)]
@@ -100,7 +102,7 @@ class Report:
     def lines(self) -> Iterator[str]:
         """Yield the lines to print."""
         for row in self.rows:
-            told = [f"{self.by} {row.value}", f"policy {row.reached}"]
+            told = [f"{row.by} {row.value}", f"policy {row.reached}"]
             if row is not self.rows[0]:
                 told += [f"{row.above_first} against {self.rows[0].setting!r}"] if row.above_first.n else []
             told += [f"{row.above_controls} against shuffled rewards"] if row.above_controls.n else []
@@ -153,11 +155,12 @@ def _row(setting: str, some: Sequence[Outcome], first: Sequence[Outcome], ended:
     plain, controls = _plain(some), [one for one in some if one.member.control]
     values = [one.figures[one.last] for one in plain if one.last is not None]
     alone = len(plain) == 1
-    above = against(plain[0], controls) if alone else Estimate.missing()
+    above = against(plain[0], controls, by_chance=True) if alone else Estimate.missing()
     others = [one for one in first if one is not plain[0]]
     moved = against(plain[0], others) if alone and len(first) == 1 else paired(plain, others)
-    told = [f"run {one.member.run} {ended[one.member.run]}" for one in plain if one.member.run in ended]
-    return Row(setting, tuple(plain), plain[0].estimate if alone else over_seeds(values), above, moved, "; ".join(told))
+    told = [f"{one.member.words}: {ended[one.member.run]}" for one in some if one.member.run in ended]
+    value = plain[0].estimate if alone else mean_of_independent(values)
+    return Row(setting, tuple(plain), value, above, moved, "; ".join(told), plain[0].by)
 
 
 def _plain(some: Sequence[Outcome]) -> list[Outcome]:
@@ -169,11 +172,12 @@ def _told(found: Estimate) -> str:
 
 
 def _drawn(report: Report) -> Markup | None:
-    """Return the curves of the settings over policy versions; None if there is one point of each."""
+    """Return the curves of the settings that are judged as the first; None if there is one point of each."""
+    first = report.rows[0].outcomes[0] if report.rows else None
     series = [
         Series(row.setting, points, line=True, ink=_ink(i))
         for i, row in enumerate(report.rows)
-        if len(points := [*curves(row.outcomes)]) > 1
+        if first is not None and alike(row.outcomes[0], first) and len(points := [*curves(row.outcomes)]) > 1
     ]
     return curve(series, "policy version", WIDE) if series else None
 

@@ -1,7 +1,7 @@
 """The record of a study: its runs, by setting, seed and control."""
 
-from collections.abc import Iterator
-from typing import ClassVar, Literal
+import json
+from typing import Any, ClassVar, Literal
 
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.base import Section
@@ -15,7 +15,7 @@ STUDIES = "studies"
 """Folder of a store with a folder a study."""
 FILE, NUMBERS = "study.json", "numbers.json"
 """Names of its record, which is written first, and of the numbers of its report."""
-Origin = Literal["what-if", "seeds"]
+Kind = Literal["what-if", "seeds"]
 
 
 class Member(Section):
@@ -40,9 +40,11 @@ class Study(Sealed):
 
     kind: ClassVar[str] = "study"
     name: str
-    of: Origin
+    of: Kind
     source: str
     """The run whose rollouts are used, or the recipe."""
+    until: int
+    """The policy version that runs are compared at, unless they ended before it."""
     members: tuple[Member, ...]
 
     def url(self, store_url: str) -> str:
@@ -53,10 +55,6 @@ class Study(Sealed):
     def settings(self) -> list[str]:
         """Return the settings in order."""
         return [*dict.fromkeys(member.setting for member in self.members)]
-
-    def of_setting(self, setting: str, *, controls: bool) -> Iterator[Member]:
-        """Yield the runs of a setting with their rewards as they are, or its controls."""
-        yield from (one for one in self.members if one.setting == setting and bool(one.control) == controls)
 
     def write(self, store_url: str) -> None:
         """Write the record, unless it is there. Raises :class:`ConfigError` if the folder has another one."""
@@ -77,12 +75,17 @@ def read(store_url: str, name: str) -> Study:
     return parsed(Study, unseal(data, Study.kind, url), url)
 
 
-def named(name: str | None, of: Origin, source: str, members: tuple[Member, ...], stem: str) -> Study:
-    """Return the study of some runs, by default with a name from ``stem`` and the runs.
+def numbers_of(study: Study, store_url: str) -> Any:
+    """Return the numbers of its report, as they were written."""
+    return json.loads(store.read(store.join(study.url(store_url), NUMBERS)))
+
+
+def named(study: Study, stem: str) -> Study:
+    """Return a study that has a name: its own or, if that is empty, one of ``stem`` and a digest of all else.
 
     Raises :class:`ConfigError` for a name that cannot be one of a folder.
     """
-    default = f"{stem}-{digest([member.model_dump(mode='json') for member in members])[:8]}"
-    if wrong := checks.misnamed(name or default):
+    name = study.name or f"{stem}-{digest(study.model_dump(mode='json'))[:8]}"
+    if wrong := checks.misnamed(name):
         raise ConfigError(*wrong)
-    return Study(name=name or default, of=of, source=source, members=members)
+    return study.model_copy(update={"name": name})

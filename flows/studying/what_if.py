@@ -12,7 +12,7 @@ from flows.forking.plan import plan_of_fork
 from flows.lineage.origin import StoredRollouts
 from flows.planning.plan import ForkOf, Settings
 from flows.planning.steps import read_run
-from flows.studying.members import Names, Planned
+from flows.studying.members import Planned, Planning
 from flows.studying.study import Member, Study, named
 from flows.studying.sweeps import combinations, label
 from flows.terminal.numbers import parsed
@@ -24,6 +24,8 @@ CONTROLS = 3
 """Default number of orders that rewards are shuffled in, for each setting."""
 _NO_MORE = "validation.freq=0"
 """Policies between are not evaluated."""
+_OF_ALL = ("validation.", "launch.", "logging.")
+"""Beginnings of settings that all runs of a what-if have."""
 
 
 def plan_of_what_if(
@@ -45,38 +47,48 @@ def plan_of_what_if(
     used, such as ``0-15``; by default all that the run has. Raises one :class:`ConfigError` with every mistake.
     """
     origin = read_run(settings.store, run_id)
+    if origin.recipe.validation is None:
+        raise ConfigError(f"{run_id} has no [validation], so nothing would be compared; run its recipe with one first")
     if algorithm and origin.trains_on_rewards and not plugins.load("algorithms", algorithm).Options.rewarded:
         raise ConfigError(
             f"--algorithm {algorithm} trains on media of a dataset, {run_id} has rewarded rollouts; expected such as "
             "rft, which takes supervised steps on the best of them, nft or dpo"
         )
+    begun = origin.plan.first
     with one_look():
-        first, until = _span(iterations) if iterations else (0, given.count(origin, 0))
+        first, until = _span(iterations) if iterations else (begun, given.count(origin, begun))
     if until <= first:
         raise ConfigError(f"{run_id} has no rollout yet; begin once it has one")
-    settings = replace(settings, iterations=until, overrides=(_NO_MORE, *settings.overrides), run_id=None)
+    settings = replace(settings, iterations=until, run_id=None)
+    # How policies are evaluated is no difference between settings.
+    shared = (_NO_MORE, *(one for one in settings.overrides if one.startswith(_OF_ALL)))
     own = (f"train.train_policy.type={algorithm}",) if algorithm else ()
-    own += tuple(one for one in settings.overrides if one != _NO_MORE)
-    names = Names()
+    own += tuple(one for one in settings.overrides if not one.startswith(_OF_ALL))
+    planning = Planning()
 
-    def add(setting: str, changes: tuple[str, ...], file: str | None, control: int = 0) -> None:
-        changed = replace(settings, overrides=(_NO_MORE, *changes), fork=ForkOf(run_id, first, file, stored))
-        assert changed.fork is not None
-        plan = names.mistakes.catch(partial(plan_of_fork, changed.fork, changed, misfits))
-        if plan is not None:
-            member = Member(run=plan.run_id, setting=setting, seed=plan.recipe.train.seed, control=control)
-            names.add(Planned(member, changed, plan))
+    def add(setting: str, changes: tuple[str, ...], file: str | None, control: int = 0) -> bool:
+        # Where nothing changes, the origin's own loss is the one.
+        how = stored if changes or file else StoredRollouts(max_drift=stored.max_drift)
+        fork = ForkOf(run_id, first, file, how)
+        changed = replace(settings, overrides=(*shared, *changes), fork=fork)
+        plan = planning.mistakes.catch(partial(plan_of_fork, fork, changed, misfits))
+        if plan is None:
+            return False
+        member = Member(run=plan.run_id, setting=setting, seed=plan.recipe.train.seed, control=control)
+        return planning.add(Planned(member, changed, plan))
 
     add(UNCHANGED, (), None)
     for swept in combinations(sweeps):
         changes = (*own, *swept)
         setting = label([*changes, *([f"rewards={rewards}"] if rewards else [])]) if changes or rewards else UNCHANGED
-        add(setting, changes, rewards)
-        for control in range(1, controls + 1) if origin.trains_on_rewards and setting != UNCHANGED else ():
+        if not add(setting, changes, rewards):
+            continue
+        for control in range(1, controls + 1) if origin.trains_on_rewards else ():
             add(setting, (*changes, f"train.train_policy.shuffle_groups={control}"), rewards, control)
-    planned = names.found()
+    planned = planning.found()
     members = tuple(one.member for one in planned)
-    return named(name, "what-if", run_id, members, f"{run_id}-if"), planned
+    study = Study(name=name or "", of="what-if", source=run_id, until=until, members=members)
+    return named(study, f"{run_id}-if"), planned
 
 
 def _span(iterations: str) -> tuple[int, int]:

@@ -175,11 +175,11 @@ def ceiling(table: Any) -> tuple[float, float]:
 def markdown(table: Any, samples: Any) -> str:
     """Return a table of the settings, and one of rank correlations."""
     lines = ["| setting | real run | what-if | shuffled | drift |", "|---|---|---|---|---|"]
-    for (sweep, setting), some in table.groupby(["sweep", "setting"], sort=False):
+    for setting, some in table.groupby("setting", sort=False):
         cells = [
             " / ".join(f"{value:.3g}" for value in some[name]) for name in ("real", "what-if", "shuffled", "drift")
         ]
-        lines.append(f"| {sweep}: {setting} | {' | '.join(cells)} |")
+        lines.append(f"| {setting} | {' | '.join(cells)} |")
     lines += [
         "",
         "| settings | n | rho | 5 % to 95 % | p | rho of shuffled | r of two seeds | ceiling |",

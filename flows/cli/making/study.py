@@ -61,4 +61,4 @@ def study(
         options = (iterations, overrides, sweeps, name, cluster, allow_numerics_change)
         import_module("flows.branches.study").study(recipe, seeds, store, *options)
     if as_json:
-        print_json(import_module("flows.studying.report").report_of(found, store))
+        print_json(import_module("flows.studying.study").numbers_of(found, store))

@@ -79,4 +79,4 @@ def what_if(
             **chosen,
         )
     if as_json:
-        print_json(import_module("flows.studying.report").report_of(study, store))
+        print_json(import_module("flows.studying.study").numbers_of(study, store))

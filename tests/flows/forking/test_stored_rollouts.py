@@ -11,11 +11,14 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.weights.parts import OLD
 from flows.forking.plan import plan_of_fork
 from flows.forking.references import refer_to_origin
+from flows.lineage.forks import EVERY, forks_of, note
 from flows.lineage.origin import StoredRollouts
 from flows.planning.base import AnyRun
 from flows.planning.plan import ForkOf, Settings, freeze
 from flows.planning.run import Run, run_of
 from stages import contracts
+from stages.artifacts.generations import invalidate
+from stages.artifacts.records import place_of
 from stages.artifacts.request import Request
 from stages.artifacts.slots import drop, input_of
 from tests.flows.by_hand import MONITORED, make_all, planned_run, validated
@@ -212,3 +215,48 @@ def test_recorded_steps_that_the_rollouts_lack_are_named(recipe: Any, tmp_path: 
     make_all(origin)
     said = refusal(origin, "train.train_policy.type=grpo", "train.train_policy.train_on=[0]", until=1)
     assert "grpo trains on recorded steps [0], the rollouts have none" in said
+
+
+def test_an_extension_leaves_what_the_fork_has_made_although_its_origin_has_others_by_now(origin: Run) -> None:
+    fork = begun(origin, *LR, until=1)
+    make_all(fork)
+    own = made(fork.slots.policy(1)).digest
+    # Another score of the origin's first rollout: the fork refers to the earlier one.
+    slot = next(slot for slot in contents(origin) if slot.startswith("/iterations/0000/reward"))
+    earlier = made(fork.url + slot).digest
+    invalidate(origin.url + slot, 1, "test")
+    make_all(origin)
+    assert made(origin.url + slot).generation == 2
+    longer = begun(origin, *LR, until=2)
+    assert made(longer.slots.policy(1)).digest == own
+    assert made(longer.url + slot).digest == earlier
+    (record,) = forks_of(origin.url)
+    assert record.references[place_of(origin.url + slot)] == (1,)
+    assert not {EVERY} & {*record.holds}
+
+
+def test_an_extension_that_was_killed_is_made_by_the_next_command(origin: Run) -> None:
+    fork = begun(origin, *LR, until=1)
+    make_all(fork)
+    (before,) = forks_of(origin.url)
+    begun(origin, *LR, until=2)
+    (whole,) = forks_of(origin.url)
+    # Killed after its references, before its record.
+    note(origin.url, before.model_copy(update={"holds": (*before.holds, EVERY)}))
+    begun(origin, *LR, until=2)
+    (again,) = forks_of(origin.url)
+    assert again.references == whole.references
+    assert not {EVERY} & {*again.holds}
+
+
+def test_media_that_retention_deleted_are_not_needed_unless_a_new_reward_reads_them(origin: Run) -> None:
+    drop(origin.slots.iteration(1, "rollout"), "media")
+    begun(origin, *LR)
+    said = refusal(origin, 'rewards=[{ fn = { name = "ocr", line_width = 64 } }]')
+    assert "the media of rollouts 1 were deleted (rollout.keep.media); ocr reads them" in said
+
+
+def test_the_record_names_the_policies_that_made_the_rollouts(origin: Run) -> None:
+    begun(origin, *LR)
+    (record,) = forks_of(origin.url)
+    assert place_of(origin.slots.policy(1)) in record.references

@@ -3,10 +3,11 @@
 import math
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from flows.studying.outcomes import Outcome, against, curves, over_seeds, paired
+from flows.studying.outcomes import Outcome, against, curves, paired
 from flows.studying.study import Member
 
 
@@ -15,7 +16,7 @@ def outcome(seed: int = 0, control: int = 0, values: Any = None, figures: Any = 
     table = None
     if values is not None:
         table = pd.DataFrame({"value": values, "prompt_id": ["p", "p", "q", "q"]}, index=list("abcd"))
-    facts: dict[str, Any] = {"by": "held-out ocr", "first": 0, "trained": 4, "planned": 4, "drifts": {}}
+    facts: dict[str, Any] = {"by": "held-out ocr", "first": 0, "judged_by": "x", "drifts": {}}
     return Outcome(member=member, figures=figures or {0: 0.0, 4: 1.0}, samples=table, **facts | changes)
 
 
@@ -28,13 +29,31 @@ def test_the_difference_from_one_run_is_paired_by_prompts() -> None:
     assert found.clusters == 2
 
 
-def test_controls_that_differ_add_to_the_error() -> None:
+def test_controls_that_differ_by_chance_add_the_error_of_one_run_and_of_their_mean() -> None:
     mine = outcome(values=[2.0, 2.0, 4.0, 4.0])
     controls = [outcome(control=i, values=[i, i, i, i]) for i in (1, 2, 3)]
-    found = against(mine, controls)
+    found = against(mine, controls, by_chance=True)
     assert found.mean == pytest.approx(1.0)
-    # Over prompts: differences 0 and 2. Over the three controls, whose means are 1, 2 and 3: 1 / sqrt(3).
-    assert found.error == pytest.approx(math.hypot(1.0, 1 / math.sqrt(3)))
+    # Over prompts: differences 0 and 2. The controls have the means 1, 2 and 3, a variance of 1.
+    assert found.error == pytest.approx(math.hypot(1.0, math.sqrt(1 + 1 / 3)))
+    assert against(mine, controls).error == pytest.approx(1.0)
+
+
+def test_chance_has_the_error_that_runs_without_a_reward_have() -> None:
+    generator = np.random.default_rng(0)
+    off = []
+    for _ in range(300):
+        runs = [outcome(control=i, values=np.full(4, generator.normal())) for i in range(4)]
+        found = against(runs[0], runs[1:], by_chance=True)
+        off.append(found.mean / found.error)
+    # A t statistic of two degrees of freedom: its quartiles are at 0.816.
+    assert np.mean(np.abs(off) < 0.816) == pytest.approx(0.5, abs=0.09)
+
+
+def test_one_control_has_no_error() -> None:
+    found = against(outcome(values=[2.0, 2.0, 4.0, 4.0]), [outcome(control=1, values=[1.0] * 4)], by_chance=True)
+    assert found.mean == 2.0
+    assert math.isnan(found.error)
 
 
 def test_samples_without_a_score_on_one_side_are_left_out_on_both() -> None:
@@ -44,18 +63,14 @@ def test_samples_without_a_score_on_one_side_are_left_out_on_both() -> None:
     assert found.mean == pytest.approx(1.5)
 
 
-@pytest.mark.parametrize("other", [{"figures": {0: 0.0, 3: 1.0}}, {"by": "held-out jpeg"}, {"values": None}])
+@pytest.mark.parametrize(
+    "other", [{"figures": {0: 0.0, 3: 1.0}}, {"by": "held-out jpeg"}, {"judged_by": "y"}, {"values": None}]
+)
 def test_other_versions_and_other_numbers_are_not_compared(other: dict[str, Any]) -> None:
     given: dict[str, Any] = {"values": [1.0, 1.0, 1.0, 1.0], "control": 1}
     found = against(outcome(values=[1.0, 2.0, 3.0, 4.0]), [outcome(**given | other)])
     assert found.n == 0
     assert math.isnan(found.mean)
-
-
-def test_over_seeds_the_error_is_that_of_a_mean() -> None:
-    found = over_seeds([1.0, 2.0, 3.0, 6.0])
-    assert found.mean == 3.0
-    assert found.error == pytest.approx(math.sqrt(14 / 3 / 4))
 
 
 def test_settings_are_paired_by_seed_at_the_newest_version_that_both_have() -> None:
@@ -65,6 +80,10 @@ def test_settings_are_paired_by_seed_at_the_newest_version_that_both_have() -> N
     # 1 - 0 and 2 - 0.5.
     assert found.mean == pytest.approx(1.25)
     assert found.error == pytest.approx(0.25)
+
+
+def test_settings_that_share_no_version_but_the_begin_are_not_compared() -> None:
+    assert paired([outcome(figures={0: 0.0, 4: 1.0})], [outcome(figures={0: 0.0, 2: 1.0})]).n == 0
 
 
 def test_a_curve_has_the_versions_that_all_runs_judged() -> None:

@@ -9,15 +9,18 @@ import pytest
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.storage import store
 from flows.forking.plan import plan_of_fork
+from flows.forking.references import refer_to_origin
 from flows.lineage.origin import StoredRollouts
 from flows.planning.plan import Settings, freeze, plan_of
-from flows.planning.run import Run
+from flows.planning.run import Run, run_of
 from flows.studying.members import planned_study
 from flows.studying.over_seeds import as_begun, plan_of_study
 from flows.studying.report import report_of, write_report
 from flows.studying.study import NUMBERS, Study, read
 from flows.studying.what_if import UNCHANGED, plan_of_what_if
 from tests.flows.by_hand import make_all, planned_run, validated
+from tests.flows.forking.forked import begun, made
+from tests.hand_made import planned
 
 LR = "train.optm_lr=1e-3,2e-3"
 
@@ -47,9 +50,84 @@ def test_a_what_if_has_the_run_itself_and_controls_of_each_other_setting(origin:
 
 
 def test_a_setting_that_changes_nothing_is_the_run_itself(origin: Run) -> None:
-    study, _ = what_if(origin, sweeps=[LR], controls=0)
-    # 1e-3 is the recipe's own.
-    assert [one.setting for one in study.members] == [UNCHANGED, "optm_lr=2e-3"]
+    study, _ = what_if(origin, sweeps=[LR], controls=1)
+    # 1e-3 is the recipe's own, which needs no control either.
+    assert [(one.setting, one.control) for one in study.members] == [
+        (UNCHANGED, 0),
+        ("optm_lr=2e-3", 0),
+        ("optm_lr=2e-3", 1),
+    ]
+
+
+def test_evaluations_are_those_of_all_runs(origin: Run) -> None:
+    study, planned = what_if(origin, "validation.n_generation=3", "train.optm_lr=2e-3", controls=1)
+    assert [one.plan.recipe.validation.n_generation for one in planned] == [3, 3, 3]
+    assert [one.setting for one in study.members] == [UNCHANGED, "optm_lr=2e-3", "optm_lr=2e-3"]
+
+
+def test_another_number_of_iterations_is_another_study(origin: Run) -> None:
+    one, other = (what_if(origin, iterations=some, controls=0)[0] for some in ("0", "0-1"))
+    assert (one.until, other.until) == (1, 2)
+    assert one.members == other.members
+    assert one.name != other.name
+
+
+def test_a_what_if_of_a_fork_begins_where_the_fork_did(origin: Run) -> None:
+    fork = begun(origin, 1, overrides=("train.optm_lr=5e-3",))
+    make_all(fork)
+    study, planned = what_if(fork, "train.optm_lr=2e-3", controls=0)
+    assert [one.plan.first for one in planned] == [1, 1]
+    unchanged = run_of(freeze(planned[0].plan, origin.store_url), origin.store_url)
+    refer_to_origin(unchanged)
+    own = [slot for slot in make_all(unchanged) if slot.startswith(unchanged.url) and made(slot).slot == slot]
+    assert own == [unchanged.slots.report]
+    with pytest.raises(ConfigError, match="began with policy 1; earlier iterations are of another recipe"):
+        what_if(fork, iterations="0-1")
+    assert study.until == 2
+
+
+@pytest.mark.parametrize("anchor", ["own", "behaviour"])
+def test_a_what_if_of_a_what_if_has_its_anchor(origin: Run, anchor: Any) -> None:
+    settings = Settings("", origin.store_url, overrides=("train.optm_lr=2e-3",))
+    _, planned = plan_of_what_if("hand", settings, StoredRollouts(anchor=anchor), controls=0)
+    first = run_of(freeze(planned[1].plan, origin.store_url), origin.store_url)
+    refer_to_origin(first)
+    make_all(first)
+    assert isinstance(first, Run)
+    _, (again, *_) = what_if(first, controls=0)
+    unchanged = run_of(freeze(again.plan, origin.store_url), origin.store_url)
+    refer_to_origin(unchanged)
+    own = [slot for slot in make_all(unchanged) if slot.startswith(unchanged.url) and made(slot).slot == slot]
+    assert own == [unchanged.slots.report]
+
+
+def test_an_anchor_that_nothing_reads_is_refused(origin: Run) -> None:
+    settings = Settings("", origin.store_url)
+    with pytest.raises(ConfigError, match="anchor = 'own' without effect: dpo compares with no behaviour"):
+        plan_of_what_if("hand", settings, StoredRollouts(anchor="own"), algorithm="dpo", controls=0)
+
+
+def test_a_higher_limit_of_drift_goes_on_with_the_same_run(origin: Run) -> None:
+    settings = Settings("", origin.store_url, overrides=("train.optm_lr=2e-3",))
+    low, high = (plan_of_what_if("hand", settings, StoredRollouts(max_drift=at), controls=0)[1][1] for at in (0.1, 2.0))
+    assert low.member == high.member
+    freeze(low.plan, origin.store_url)
+    frozen = freeze(high.plan, origin.store_url)
+    assert frozen.origin is not None
+    assert frozen.origin.stored is not None
+    assert frozen.origin.stored.max_drift == 2.0
+
+
+def test_a_run_without_held_out_data_is_refused(recipe: Any, tmp_path: Path) -> None:
+    run = planned(recipe(), tmp_path, run_id="bare")
+    make_all(run)
+    with pytest.raises(ConfigError, match=r"bare has no \[validation\], so nothing would be compared"):
+        what_if(run)
+
+
+def test_a_seed_in_a_sweep_is_refused(recipe: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--sweep train\.seed: name the seeds by --seeds"):
+        over_seeds(recipe, tmp_path, sweeps=["train.seed=1,2"])
 
 
 def test_the_cost_is_that_of_training_and_evaluations(origin: Run) -> None:
