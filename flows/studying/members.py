@@ -9,9 +9,10 @@ from cosmos_rl_core.errors import ConfigError, Mistakes, counted
 from cosmos_rl_core.storage import store
 from flows.forking.references import found_in_origin
 from flows.forking.work import Work, work_of
+from flows.planning import requests
 from flows.planning.base import AnyPlan, AnyRun
 from flows.planning.plan import Settings
-from flows.planning.run import run_of
+from flows.planning.run import Run, run_of
 from flows.post_train import post_train
 from flows.studying.study import Member, Study
 from stages.artifacts.slots import one_look
@@ -25,8 +26,8 @@ class Planned:
     member: Member
     settings: Settings
     plan: AnyPlan
-    begins: str = ""
-    """The run of the study that it is a fork of at policy 0, once that is there."""
+    begins: AnyPlan | None = None
+    """The plan of the run of the study that it is a fork of at policy 0, once that is there."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,37 @@ def _work(one: Planned, store_url: str) -> tuple[Member, Work]:
     with one_look():
         if run.plan.origin is not None:
             return one.member, work_of(run, found_in_origin(run))
-        return one.member, work_of(run, _shared(run) if one.begins else ())
+        return one.member, work_of(run, () if one.begins is None else {*_shared(run, run_of(one.begins, store_url))})
 
 
-def _shared(run: AnyRun) -> set[str]:
-    """Return the slots that a run has of the first run of its seed: all before its first update."""
-    before = [run.slots.policy(0), store.join(run.url, "iterations/0000"), store.join(run.url, "exports/0000")]
-    every = (step for wave in post_train(run) for step in wave.steps if not trains(step.kind))
-    return {step.slot for step in every if step.slot.startswith(tuple(before))}
+def _shared(run: AnyRun, first: AnyRun) -> Iterator[str]:
+    """Yield the slots that a run will have of the first run of its seed: of what both make alike before any update."""
+    if not isinstance(run, Run) or not isinstance(first, Run):
+        return
+    yield run.slots.policy(0)
+    rollouts, exports = store.join(run.url, "iterations/0000/"), store.join(run.url, "exports/0000/")
+    like = {rollouts: _samples(run) == _samples(first), exports: _held_out(run) == _held_out(first)}
+    differing = {reward.fn.label for reward in run.scored if reward not in first.scored}
+    for wave in post_train(run):
+        for step in wave.steps:
+            folder = next((folder for folder in like if step.slot.startswith(folder)), None)
+            if folder is None or not like[folder] or trains(step.kind):
+                continue
+            _, is_score, label = step.stage.partition("-")
+            if not differing or step.kind in _SAMPLES or (is_score and label not in differing):
+                yield step.slot
+
+
+def _samples(run: Run) -> dict[str, Any]:
+    return requests.sampling(run, 0).identity() if run.trains_on_rewards else {}
+
+
+def _held_out(run: Run) -> Any:
+    return run.recipe.validation, run.plan.validation_prompts, run.plan.media, run.recipe.policy.diffusers
+
+
+_SAMPLES = ("rollout", "export", "evaluate", "embed")
+"""Stages that read no score."""
 
 
 class Planning:

@@ -52,7 +52,7 @@ def plan_of_study(
             elif not any(setting.startswith(_ANEW) for setting in swept):
                 shared = f"{first.member.run}-at-0"[:_LONGEST_NAME]
                 run = f"{shared}-{digest(plan.identity())[:8]}"
-                one = replace(one, begins=first.member.run, member=member.model_copy(update={"run": run}))
+                one = replace(one, begins=first.plan, member=member.model_copy(update={"run": run}))
             planning.add(one)
     planned = planning.found()
     until = max(one.plan.recipe.train.num_iterations for one in planned)
@@ -63,6 +63,6 @@ def plan_of_study(
 
 def as_begun(one: Planned) -> Settings:
     """Return the settings of a run: of one that begins as a fork, once its origin has policy version 0, of the fork."""
-    if not one.begins:
+    if one.begins is None:
         return one.settings
-    return replace(one.settings, recipe="", fork=ForkOf(one.begins, 0))
+    return replace(one.settings, recipe="", fork=ForkOf(one.begins.run_id, 0))

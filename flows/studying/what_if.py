@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from cosmos_rl_core import plugins
+from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.errors import ConfigError
 from flows.checking import checks
 from flows.forking import given
@@ -74,6 +75,8 @@ def plan_of_what_if(
         plan = planning.mistakes.catch(partial(plan_of_fork, fork, changed, misfits))
         if plan is None:
             return False
+        if control and algorithm_of(plan.recipe.train.train_policy).needs.given_pairs:
+            planning.mistakes.append(f"{setting}: given pairs look at no reward, so nothing is a control; --controls 0")
         member = Member(run=plan.run_id, setting=setting, seed=plan.recipe.train.seed, control=control)
         return planning.add(Planned(member, changed, plan))
 

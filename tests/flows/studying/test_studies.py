@@ -213,10 +213,27 @@ def test_every_seed_has_every_setting(recipe: Any, tmp_path: Path) -> None:
     found = [(one.seed, one.setting) for one in study.members]
     assert found == [(seed, f"optm_lr={lr}") for seed in (0, 1) for lr in ("1e-3", "2e-3")]
     assert [one.plan.recipe.train.seed for one in planned] == [0, 0, 1, 1]
-    begun = [one.begins for one in planned]
-    assert begun == ["", planned[0].member.run, "", planned[2].member.run]
+    assert [one.begins for one in planned] == [None, planned[0].plan, None, planned[2].plan]
     cost = planned_study(study, planned, str(tmp_path / "store"))
     assert [work.generated for _, work in cost.runs] == [16, 8, 16, 8]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "generated", "scored"),
+    [
+        ("rollout.n_generation=4,2", [16, 16], [16 + 2 * 64, 16 + 64]),
+        ('rewards=[{ fn = { name = "ocr" } }],[{ fn = { name = "jpeg" } }]', [16, 8], [16 + 2 * 64, 16 + 2 * 64]),
+        (LR, [16, 8], [16 + 2 * 64, 8 + 64]),
+    ],
+)
+def test_what_a_setting_changes_is_not_shared(
+    recipe: Any, tmp_path: Path, sweep: str, generated: list[int], scored: list[int]
+) -> None:
+    study, planned = over_seeds(recipe, tmp_path, seeds="0", sweeps=[sweep])
+    cost = planned_study(study, planned, str(tmp_path / "store"))
+    assert [work.generated for _, work in cost.runs] == generated
+    per_sample = planned[0].plan.recipe.validation.n_generation * 2
+    assert [work.scored for _, work in cost.runs] == [n // 64 * per_sample + n % 64 for n in scored]
 
 
 def test_a_later_setting_of_a_seed_begins_as_a_fork_of_the_first(recipe: Any, tmp_path: Path) -> None:
@@ -235,4 +252,4 @@ def test_a_later_setting_of_a_seed_begins_as_a_fork_of_the_first(recipe: Any, tm
 
 def test_a_setting_of_the_policy_begins_anew(recipe: Any, tmp_path: Path) -> None:
     _, planned = over_seeds(recipe, tmp_path, sweeps=["policy.lora.r=2,4"])
-    assert [one.begins for one in planned] == ["", "", "", ""]
+    assert [one.begins for one in planned] == [None] * 4
