@@ -204,6 +204,7 @@ def test_policy_gradients_are_refused_once_policies_differ(recipe: Any, tmp_path
     # The first update is on its own policy.
     alone = begun(origin, *LR, until=1)
     assert [foreign_of(update) for update in updates(alone)] == [None]
+    assert isinstance(alone, Run)
     (encoded,) = alone.prepared.data.encodes
     store.remove(store.join(encoded.slot, "manifest.1.json"))
     assert "ddrl reads encoded data: 1 of 1 sets of latents are not there" in refusal(origin, *LR, until=1)

@@ -11,6 +11,7 @@ from cosmos_rl_core.storage import store
 from flows.forking.plan import plan_of_fork
 from flows.forking.references import refer_to_origin
 from flows.lineage.origin import StoredRollouts
+from flows.planning.base import AnyRun
 from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import Run, run_of
 from flows.studying.members import planned_study
@@ -33,7 +34,7 @@ def origin(recipe: Any, tmp_path: Path) -> Run:
     return run
 
 
-def what_if(origin: Run, *overrides: str, **chosen: Any) -> Any:
+def what_if(origin: AnyRun, *overrides: str, **chosen: Any) -> Any:
     settings = Settings("", origin.store_url, overrides=overrides)
     return plan_of_what_if(origin.plan.run_id, settings, StoredRollouts(), **chosen)
 
