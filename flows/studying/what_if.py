@@ -1,7 +1,7 @@
 """The runs of a what-if: settings that are trained anew on the stored rollouts of a run."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from cosmos_rl_core import plugins
@@ -60,38 +60,51 @@ def plan_of_what_if(
         first, until = _span(iterations) if iterations else (begun, given.count(origin, begun))
     if until <= first:
         raise ConfigError(f"{run_id} has no rollout yet; begin once it has one")
-    settings = replace(settings, iterations=until, run_id=None)
     # How policies are evaluated is no difference between settings.
     shared = (_NO_MORE, *(one for one in settings.overrides if one.startswith(_OF_ALL)))
     own = (f"train.train_policy.type={algorithm}",) if algorithm else ()
     own += tuple(one for one in settings.overrides if not one.startswith(_OF_ALL))
-    planning = Planning()
-
-    def add(setting: str, changes: tuple[str, ...], file: str | None, control: int = 0) -> bool:
-        # Where nothing changes, the origin's own loss is the one.
-        how = stored if changes or file else StoredRollouts(max_drift=stored.max_drift)
-        fork = ForkOf(run_id, first, file, how)
-        changed = replace(settings, overrides=(*shared, *changes), fork=fork)
-        plan = planning.mistakes.catch(partial(plan_of_fork, fork, changed, misfits))
-        if plan is None:
-            return False
-        if control and algorithm_of(plan.recipe.train.train_policy).needs.given_pairs:
-            planning.mistakes.append(f"{setting}: given pairs look at no reward, so nothing is a control; --controls 0")
-        member = Member(run=plan.run_id, setting=setting, seed=plan.recipe.train.seed, control=control)
-        return planning.add(Planned(member, changed, plan))
-
-    add(UNCHANGED, (), None)
+    runs = _Runs(replace(settings, iterations=until, run_id=None, overrides=shared), run_id, first, stored, misfits)
+    runs.add(UNCHANGED, (), None)
     for swept in combinations(sweeps):
         changes = (*own, *swept)
         setting = label([*changes, *([f"rewards={rewards}"] if rewards else [])]) if changes or rewards else UNCHANGED
-        if not add(setting, changes, rewards):
+        if not runs.add(setting, changes, rewards):
             continue
         for control in range(1, controls + 1) if origin.trains_on_rewards else ():
-            add(setting, (*changes, f"train.train_policy.shuffle_groups={control}"), rewards, control)
-    planned = planning.found()
+            runs.add(setting, (*changes, f"train.train_policy.shuffle_groups={control}"), rewards, control)
+    planned = runs.planning.found()
     members = tuple(one.member for one in planned)
     study = Study(name=name or "", of="what-if", source=run_id, until=until, members=members)
     return named(study, f"{run_id}-if"), planned
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The runs of a what-if while they are planned."""
+
+    settings: Settings
+    """What all of them have."""
+    run_id: str
+    first: int
+    stored: StoredRollouts
+    misfits: checks.Misfits | None
+    planning: Planning = field(default_factory=Planning)
+
+    def add(self, setting: str, changes: tuple[str, ...], rewards: str | None, control: int = 0) -> bool:
+        """Plan a run; return False if it is a mistake, or is there."""
+        # Where nothing changes, the origin's own loss is the one.
+        how = self.stored if changes or rewards else StoredRollouts(max_drift=self.stored.max_drift)
+        fork = ForkOf(self.run_id, self.first, rewards, how)
+        changed = replace(self.settings, overrides=(*self.settings.overrides, *changes), fork=fork)
+        plan = self.planning.mistakes.catch(partial(plan_of_fork, fork, changed, self.misfits))
+        if plan is None:
+            return False
+        if control and algorithm_of(plan.recipe.train.train_policy).needs.given_pairs:
+            told = f"{setting}: given pairs look at no reward, so nothing is a control; --controls 0"
+            self.planning.mistakes.append(told)
+        member = Member(run=plan.run_id, setting=setting, seed=plan.recipe.train.seed, control=control)
+        return self.planning.add(Planned(member, changed, plan))
 
 
 def _span(iterations: str) -> tuple[int, int]:
