@@ -2,7 +2,8 @@
 
 ``python -m docs.studies.what_if.study`` makes a run with every seed, then every setting twice: as a real run, and as a
 what-if on the rollouts of the run of its seed, with a control whose rewards are shuffled. It writes ``results.csv``,
-``results.md`` and ``results.svg``. What is finished stays; the same command goes on.
+``results.md`` and ``results.svg``. What is finished stays; the same command goes on. ``--read`` trains nothing: it takes
+the runs that there are, or a ``results.csv`` without a store.
 """
 
 import argparse
@@ -50,17 +51,20 @@ def main() -> None:
     parser.add_argument("--store", default="outputs")
     parser.add_argument("--jobs", type=int, default=2, help="seeds at a time, each on one core")
     parser.add_argument("--out", type=Path, default=Path("outputs/what-if"))
+    parser.add_argument("--read", action="store_true", help="train nothing")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda seed: _make(seed, options.store), SEEDS))
-    samples = pd.concat([*_samples(options.store)], ignore_index=True)
-    samples.to_csv(options.out / "samples.csv", index=False)
-    table = by_setting(samples)
-    table.to_csv(options.out / "results.csv", index=False)
-    (options.out / "results.md").write_text(markdown(table, samples), encoding="utf-8")
+    file = options.out / "results.csv"
+    if not options.read:
+        with ThreadPoolExecutor(options.jobs) as pool:
+            list(pool.map(lambda seed: _make(seed, options.store), SEEDS))
+    if not options.read or not file.exists():
+        pd.concat([*_results(options.store)], ignore_index=True).to_csv(file, index=False, float_format="%.6g")
+    results = pd.read_csv(file, keep_default_na=False, na_values={"drift": [""]})
+    table = by_setting(results)
+    (options.out / "results.md").write_text(markdown(table, results), encoding="utf-8")
     draw(table, options.out / "results.svg")
-    print(markdown(table, samples))
+    print(markdown(table, results))
 
 
 def _make(seed: int, store: str) -> None:
@@ -87,23 +91,31 @@ def _flows(*words: str) -> None:
     subprocess.run([sys.executable, "-m", "flows", *words], check=True)
 
 
-def _samples(store: str) -> Iterator[Any]:
-    """Yield a row for each held-out sample of each final policy, with its OCR."""
+def _results(store: str) -> Iterator[Any]:
+    """Yield a row for each held-out prompt of each final policy, with its OCR. Settings that are not made are left
+    out."""
+    runs = Path(store, "runs")
     for seed in SEEDS:
         for kind, k in (("base", 0), ("origin", ITERATIONS)):
             yield _of_run(store, f"what-if-origin-{seed}", k, seed=seed, setting="", kind=kind)
-        for name in SETTINGS:
+    for name in SETTINGS:
+        real = {seed: f"real-{_slug(name)}-{seed}" for seed in SEEDS}
+        if not all(
+            Path(runs, one, "exports", f"{ITERATIONS:04d}", "fragment/manifest.1.json").exists()
+            for one in real.values()
+        ):
+            continue
+        for seed, run_id in real.items():
             named: dict[str, Any] = {"seed": seed, "setting": name}
-            yield _of_run(store, f"real-{_slug(name)}-{seed}", ITERATIONS, kind="real", **named)
+            yield _of_run(store, run_id, ITERATIONS, kind="real", **named)
             for member in read(store, f"if-{_slug(name)}-{seed}").members[1:]:
                 kind = "shuffled" if member.control else "what-if"
                 yield _of_run(store, member.run, ITERATIONS, kind=kind, **named)
 
 
 def _of_run(store: str, run_id: str, k: int, **named: Any) -> Any:
-    run = read_run(store, run_id)
-    table = held_out(run, k)[["sample_id", "prompt_id", "ocr"]]
-    return table.assign(**named, drift=_drift(store, run_id))
+    means = held_out(read_run(store, run_id), k).groupby("prompt_id")["ocr"].mean().reset_index()
+    return means.assign(**named, drift=_drift(store, run_id))
 
 
 def _drift(store: str, run_id: str) -> float:
@@ -113,13 +125,13 @@ def _drift(store: str, run_id: str) -> float:
     return max((float(body.get("summary", {}).get("drift", math.nan)) for body in bodies), default=math.nan)
 
 
-def by_setting(samples: Any) -> Any:
+def by_setting(results: Any) -> Any:
     """Return a row for each setting and seed: held-out OCR of the real run, of the what-if and of its control."""
     keys = ["seed", "setting"]
-    of = samples[samples["setting"] != ""]
+    of = results[results["setting"] != ""]
     found = of.pivot_table(index=keys, columns="kind", values="ocr", aggfunc="mean").reset_index()
     drift = of[of["kind"] == "what-if"].groupby(keys)["drift"].max().reset_index()
-    base = samples[samples["kind"] == "base"]["ocr"].mean()
+    base = results[results["kind"] == "base"]["ocr"].mean()
     found = found.merge(drift, on=keys).assign(base=base)
     # Fewer than half of the signs that the base gets right.
     return found.assign(collapsed=found["real"] < 0.5 * base, algorithm=found["setting"].str.partition(",")[0])
@@ -148,12 +160,12 @@ def permutation_p(table: Any, kind: str) -> float:
     return (higher + 1) / (RESAMPLES + 1)
 
 
-def bootstrap(samples: Any, keep: Callable[[Any], Any], kind: str) -> tuple[float, float]:
+def bootstrap(results: Any, keep: Callable[[Any], Any], kind: str) -> tuple[float, float]:
     """Return the 5 % and 95 % quantiles of the correlation over held-out prompts and seeds drawn with replacement."""
     generator = keyed.generator("what-if study", "bootstrap")
     keys = ["seed", "setting", "kind", "prompt_id"]
-    means = samples.groupby(keys, dropna=False)["ocr"].mean().unstack("prompt_id")
-    wanted = keep(by_setting(samples)).set_index(["seed", "setting"]).index
+    means = results.groupby(keys)["ocr"].mean().unstack("prompt_id")
+    wanted = keep(by_setting(results)).set_index(["seed", "setting"]).index
     rhos: list[float] = []
     for _ in range(RESAMPLES // 4):
         columns = generator.integers(0, means.shape[1], means.shape[1])
@@ -172,7 +184,7 @@ def ceiling(table: Any) -> tuple[float, float]:
     return r, math.sqrt(max(0.0, 2 * r / (1 + r))) if r > -1 else math.nan
 
 
-def markdown(table: Any, samples: Any) -> str:
+def markdown(table: Any, results: Any) -> str:
     """Return a table of the settings, and one of rank correlations."""
     lines = ["| setting | real run | what-if | shuffled | drift |", "|---|---|---|---|---|"]
     for setting, some in table.groupby("setting", sort=False):
@@ -192,7 +204,7 @@ def markdown(table: Any, samples: Any) -> str:
         rho, shuffled, (low, high) = (
             mean_rho(some, "what-if"),
             mean_rho(some, "shuffled"),
-            bootstrap(samples, keep, "what-if"),
+            bootstrap(results, keep, "what-if"),
         )
         r, limit = ceiling(some)
         numbers = [f"{rho:.2f}", f"{low:.2f} to {high:.2f}", f"{permutation_p(some, 'what-if'):.3f}", f"{shuffled:.2f}"]
