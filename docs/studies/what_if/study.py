@@ -2,8 +2,8 @@
 
 ``python -m docs.studies.what_if.study`` makes a run with every seed, then every setting twice: as a real run, and as a
 what-if on the rollouts of the run of its seed, with a control whose rewards are shuffled. It writes ``results.csv``,
-``results.md`` and ``results.svg``. What is finished stays; the same command goes on. ``--read`` trains nothing: it takes
-the runs that there are, or a ``results.csv`` without a store.
+``results.md`` and ``results.svg``. What is finished stays; the same command goes on. ``--read`` trains nothing: it
+takes the runs that there are, or a ``results.csv`` without a store.
 """
 
 import argparse
