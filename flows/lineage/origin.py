@@ -5,8 +5,8 @@ from pydantic import Field
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.weights.parts import Anchor
 
-MAX_DRIFT = 1.0
-"""Default of the largest drift."""
+MAX_DRIFT = 0.05
+"""Default of the largest drift: docs/studies/what_if compares the error of what-ifs with their drift."""
 
 
 class StoredRollouts(Section):

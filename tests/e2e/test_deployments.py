@@ -90,7 +90,7 @@ def require_nothing_left(deployed: Deployed) -> None:
 def test_the_file_names_every_deployment_once_and_its_recipes_resolve():
     entries = yaml.safe_load((ROOT / FILE).read_text())["deployments"]
     named = [(entry["entrypoint"].rpartition(".")[2], entry["name"]) for entry in entries]
-    flows = {"run": "stage", "check": "infra"}
+    flows = {"run": "stage", "check": "infra", "what_if": "what-if"}
     found = sorted((flows.get(flow, flow), name) for flow, name in named)
     assert found == sorted((flow, name) for flow, names in NAMES.items() for name in names)
     # Prefect's page of deployments shows the name alone. Those of all runs are told apart by their descriptions.

@@ -88,7 +88,7 @@ def main(
     With ``stored`` a fork trains on the rollouts of its origin, as a setting of ``cosmos-flows what-if``.
     """
     settings = Settings(named, store, run_id, iterations, tuple(overrides or ()), None, allow_numerics_change)
-    wanted = ForkOf(named, at, stored=StoredRollouts() if stored else None)
+    wanted = ForkOf(named, at, stored=StoredRollouts(max_drift=100) if stored else None)
     settings = replace(settings, fork=wanted if command == "fork" else None)
     try:
         train(settings)

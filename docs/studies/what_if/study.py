@@ -122,7 +122,8 @@ def _drift(store: str, run_id: str) -> float:
     """Return the largest drift of a chain; NaN without one."""
     found = Path(store, "runs", run_id).glob("iterations/*/update/manifest.1.json")
     bodies = (json.loads(path.read_bytes())["body"] for path in found)
-    return max((float(body.get("summary", {}).get("drift", math.nan)) for body in bodies), default=math.nan)
+    drifts = (body.get("summary", {}).get("drift") for body in bodies)
+    return max((float(drift) for drift in drifts if drift is not None), default=math.nan)
 
 
 def by_setting(results: Any) -> Any:
