@@ -114,8 +114,8 @@ def _results(store: str) -> Iterator[Any]:
 
 
 def _of_run(store: str, run_id: str, k: int, **named: Any) -> Any:
-    means = held_out(read_run(store, run_id), k).groupby("prompt_id")["ocr"].mean().reset_index()
-    return means.assign(**named, drift=_drift(store, run_id))
+    means: Any = held_out(read_run(store, run_id), k).groupby("prompt_id")["ocr"].mean()
+    return means.reset_index().assign(**named, drift=_drift(store, run_id))
 
 
 def _drift(store: str, run_id: str) -> float:
