@@ -144,4 +144,5 @@ def judged_by(plan: AnyPlan) -> Any:
     """Return what decides whether scores and evaluations of two runs compare."""
     recipe = plan.identity()["recipe"]
     validation = {name: value for name, value in (recipe.get("validation") or {}).items() if name != "freq"}
-    return [recipe.get("rewards"), validation, plan.early_warning]
+    warning = None if plan.early_warning is None else plan.early_warning.model_dump(mode="json")
+    return [recipe.get("rewards"), validation, warning]

@@ -1,5 +1,6 @@
 """Numbers of studies against closed forms: differences from others, errors over prompts and over seeds."""
 
+import json
 import math
 from typing import Any
 
@@ -7,8 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from cosmos_rl_core.estimates.estimate import Estimate
 from flows.studying.outcomes import Outcome, against, curves, paired
-from flows.studying.study import Member
+from flows.studying.report import Report, Row, page_of
+from flows.studying.study import Member, Study
 
 
 def outcome(seed: int = 0, control: int = 0, values: Any = None, figures: Any = None, **changes: Any) -> Outcome:
@@ -90,3 +93,30 @@ def test_a_curve_has_the_versions_that_all_runs_judged() -> None:
     runs = [outcome(0, figures={0: 1.0, 2: 2.0, 4: 3.0}), outcome(1, figures={0: 3.0, 4: 5.0})]
     assert [(k, found.mean, found.error) for k, found in curves(runs)] == [(0, 2.0, 1.0), (4, 4.0, 1.0)]
     assert [*curves([])] == []
+
+
+def row(setting: str, some: list[Outcome], above: Estimate, ended: str = "") -> Row:
+    return Row(setting, tuple(some), some[0].estimate, above, above, ended, some[0].by)
+
+
+def test_a_report_says_what_was_compared_and_what_ended() -> None:
+    first = outcome(values=[1.0, 2.0, 4.0, 5.0])
+    far = outcome(control=1, values=[0.0, 0.0, 1.0, 1.0], figures={0: 0.0, 1: 0.5}, drifts={0: 0.25})
+    study = Study(name="mine", of="what-if", source="run", until=4, members=(first.member, far.member))
+    rows = (
+        row("as it was", [first], Estimate.missing()),
+        row("lr=1", [far], Estimate(-1.5, 0.5, 4, 2), "ended at policy 1: far"),
+    )
+    report = Report(study, "store/studies/mine", rows, "held-out ocr")
+    assert [*report.cells()] == [
+        ["as it was", "held-out ocr 3.0 ± 1.5", "4", "", "", "", "r00"],
+        ["lr=1", "held-out ocr 0.50 ± 0.50", "1", "−1.50 ± 0.50", "−1.50 ± 0.50", "0.25", "r01"],
+    ]
+    lines = [*report.lines()]
+    assert lines[1].endswith("−1.50 ± 0.50 against shuffled rewards, drift 0.25, ended early")
+    assert "against" not in lines[0]
+    page = page_of(report).decode()
+    for words in ("lr=1: ended at policy 1: far", "−1.50 ± 0.50", "No training sample was generated", "<svg"):
+        assert words in page
+    json.dumps(report.as_json(), allow_nan=False)
+    assert report.as_json()["settings"][1]["above_controls"] == {"mean": -1.5, "error": 0.5}

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.storage import store
-from flows.forking.plan import plan_of_fork
+from flows.forking.plan import judged_by, plan_of_fork
 from flows.forking.references import refer_to_origin
 from flows.lineage.origin import StoredRollouts
 from flows.planning.base import AnyRun
@@ -254,3 +255,11 @@ def test_a_later_setting_of_a_seed_begins_as_a_fork_of_the_first(recipe: Any, tm
 def test_a_setting_of_the_policy_begins_anew(recipe: Any, tmp_path: Path) -> None:
     _, planned = over_seeds(recipe, tmp_path, sweeps=["policy.lora.r=2,4"])
     assert [one.begins for one in planned] == [None] * 4
+
+
+def test_what_judges_runs_is_a_digest_without_the_number_of_evaluations(origin: Run) -> None:
+    _, planned = what_if(origin, "train.optm_lr=2e-3", controls=0)
+    one, other = (digest(judged_by(each.plan)) for each in planned)
+    assert one == other == digest(judged_by(origin.plan))
+    jpeg = what_if(origin, 'rewards=[{ fn = { name = "jpeg" } }]', controls=0)[1][1].plan
+    assert digest(judged_by(jpeg)) != one
