@@ -47,6 +47,15 @@ class Estimate:
         clusters = min(self.clusters, before.clusters)
         return Estimate(self.mean - before.mean, error, min(self.n, before.n), clusters)
 
+    def by_chance(self, means: Sequence[float]) -> "Estimate":
+        """Return this difference of a run from the mean of others with the error of chance added.
+
+        The others have the ``means``, which differ by chance alone. Their variance counts once for the run, which is
+        like them if there is no difference, and once for their mean. The error is NaN with a single one.
+        """
+        spread = float(np.std(means, ddof=1)) * math.sqrt(1 + 1 / len(means)) if len(means) > 1 else math.nan
+        return Estimate(self.mean, math.hypot(self.error, spread), self.n, self.clusters)
+
     @property
     def decides(self) -> bool:
         """Return whether there are clusters enough to judge by the error."""

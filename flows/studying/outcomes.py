@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from cosmos_rl_core.canonical import digest
@@ -111,11 +110,7 @@ def against(outcome: Outcome, others: Sequence[Outcome], *, by_chance: bool = Fa
     if both.empty:
         return Estimate.missing()
     found = Sums.of(both[VALUE] - both["mean"], both["prompt_id"]).estimate
-    if not by_chance:
-        return found
-    means, count = columns.mean(axis=0).to_numpy(np.float64), len(same)
-    spread = float(means.std(ddof=1)) * math.sqrt(1 + 1 / count) if count > 1 else math.nan
-    return Estimate(found.mean, math.hypot(found.error, spread), found.n, found.clusters)
+    return found.by_chance([float(mean) for mean in columns.mean(axis=0)]) if by_chance else found
 
 
 def alike(one: Outcome, other: Outcome) -> bool:
