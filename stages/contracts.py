@@ -1,6 +1,6 @@
 """The stages' settings, inputs and file names.
 
-An artifact's **content** is the digest of its result bytes. It stands while its recipe
+An artifact's **content** is the digest of its result bytes. It is current while its recipe
 (:mod:`stages.artifacts.request`) is the Request's and its inputs have the contents they had.
 """
 

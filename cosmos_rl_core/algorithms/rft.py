@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class Options(RewardedOptions):
-    """Rejection fine-tuning. The loss is that of supervised training, on generated samples."""
+    """Rejection fine-tuning: the loss of supervised training on generated samples."""
 
     type: Literal["rft"]  # pyright: ignore[reportIncompatibleVariableOverride]
     keep: float = Field(default=0.25, gt=0, le=1)
-    """Share of each prompt's scored samples that are trained on, those of the highest rewards, rounded up. Lower learns
-    more from a sample and from fewer of them; 1 trains on all, whatever their rewards."""
+    """Share of each prompt's scored samples that are trained on, rounded up. They have the highest rewards. Lower takes
+    fewer and better samples; 1 trains on all, whatever their rewards."""
     kl_beta: float = Field(default=0.0, ge=0)
     """Weight of the squared distance to the base model; 0 saves the reference's forward pass."""
     timesteps_fraction: float = Field(default=0.99, gt=0, le=1)

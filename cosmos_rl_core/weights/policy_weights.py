@@ -236,7 +236,7 @@ def prepare(
 def add_lora(
     transformer: nn.Module, config: LoraConfig, below: LoraConfig | None = None, other: LoraConfig | None = None
 ) -> None:
-    """Add an adapter of zeros and freeze all other weights, those of adapters of zeros ``below`` and ``other`` too.
+    """Add an adapter of zeros, and frozen ones of zeros for ``below`` and ``other``; freeze all other weights.
 
     Raises like :func:`cosmos_rl_core.weights.lora.adapted`.
     """

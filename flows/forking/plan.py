@@ -30,7 +30,7 @@ _FREE = ("policy.diffusers.", "policy.model_gradient_checkpointing")
 _OF_TRAINING = ("policy.lora.", "train.optm_name")
 """Settings among them that a policy version 0 may have anew."""
 _WORDS = re.compile(r"\w+")
-_LONGEST_NAME = 91
+LONGEST_NAME = 91
 """Letters of a default name before its digest: a run's id has at most 100."""
 
 
@@ -64,7 +64,7 @@ def plan_of_fork(wanted: ForkOf, settings: Settings, misfits: checks.Misfits | N
     wrong += given.mistakes(run, plan) if wanted.stored is not None and not wrong else ()
     if wrong:
         raise ConfigError("\n  ".join([f"{source}:", *wrong]))
-    name = (f"{wanted.run}-at-{wanted.at}" if wanted.stored is None else f"{wanted.run}-if")[:_LONGEST_NAME]
+    name = (f"{wanted.run}-at-{wanted.at}" if wanted.stored is None else f"{wanted.run}-if")[:LONGEST_NAME]
     return plan.model_copy(update={"run_id": settings.run_id or f"{name}-{digest(plan.identity())[:8]}"})
 
 

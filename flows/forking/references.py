@@ -108,11 +108,6 @@ def found_in_origin(run: AnyRun) -> dict[str, Manifest]:
     return found
 
 
-def _is_own(slot: str) -> bool:
-    made = standing(slot)[1]
-    return made is not None and made.slot == slot
-
-
 def _read_by(run: AnyRun, found: Mapping[str, Manifest]) -> list[Manifest]:
     """Return the artifacts that the stages of a fork read: the newest policy, the rollouts after it and, if these are
     its origin's, the policies that made them.

@@ -204,7 +204,7 @@ class BasePlan(Section, Generic[OfKind]):
 
     @property
     def generates(self) -> bool:
-        """Return whether the run makes its rollouts; False if it trains on those of its origin."""
+        """Return whether the run makes its rollouts; False if it trains on its origin's."""
         return self.origin is None or self.origin.stored is None
 
     @property

@@ -35,7 +35,7 @@ class Outcome:
     first: int
     """Policy version that it began with."""
     judged_by: str
-    """Digest of all that decides whether its numbers compare with those of another run."""
+    """Digest of all that decides whether its numbers compare with another run's."""
     drifts: dict[int, float]
     """Drift from the behaviour before each update on rollouts that its own policy did not make."""
     samples: Any = None

@@ -8,6 +8,7 @@ from pathlib import Path
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.errors import ConfigError
 from flows.checking import checks
+from flows.forking.plan import LONGEST_NAME
 from flows.planning.plan import ForkOf, Settings, plan_of
 from flows.studying.members import Planned, Planning
 from flows.studying.study import Member, Study, named
@@ -16,8 +17,6 @@ from flows.terminal.numbers import parsed
 
 _ANEW = ("policy.", "train.optm_name", "train.train_policy.type", "plugins")
 """Beginnings of settings that make another policy version 0, which a fork cannot begin with."""
-_LONGEST_NAME = 91
-"""Letters of a name before its digest: a run's id has at most 100."""
 
 
 def plan_of_study(
@@ -50,7 +49,7 @@ def plan_of_study(
             if first is None:
                 first = one
             elif not any(setting.startswith(_ANEW) for setting in swept):
-                shared = f"{first.member.run}-at-0"[:_LONGEST_NAME]
+                shared = f"{first.member.run}-at-0"[:LONGEST_NAME]
                 run = f"{shared}-{digest(plan.identity())[:8]}"
                 one = replace(one, begins=first.plan, member=member.model_copy(update={"run": run}))
             planning.add(one)

@@ -39,7 +39,7 @@ def drift(
 
     It is the mean of ``(v_p - v_b)²`` over the mean of ``(v_b - (noise - x_0))²``, unitless, each over generated
     dimensions and over at most :data:`UNITS` units, drawn by their keys, at one keyed noise level each. ``v_p`` is the
-    velocity of ``current``, ``v_b`` that of the weights ``behaviours`` that made a sample's rollout.
+    velocity of ``current``, ``v_b`` the velocity of the weights ``behaviours`` that made a sample's rollout.
     """
     run_seed, iteration = draws.key
     order = seeds.permutation(len(units), "drift", run_seed, iteration)

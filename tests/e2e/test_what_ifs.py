@@ -122,16 +122,21 @@ def test_other_settings_train_on_the_rollouts_of_the_run(
 
 def test_the_run_is_killed_while_a_setting_trains_on_its_rollouts(new_flows: Callable[[str], Flows]) -> None:
     flows = new_flows("nft")
-    keeping = (*SMALL, "rollout.keep={ tensors = 1, media = 1 }", "train.ckpt.max_keep=1")
-    run = flows.start(*options(keeping), "--iterations", "4")
-    run.wait_until(lambda: (flows.root / "iterations/0001/rollout/manifest.1.json").exists(), timeout_s=600)
-    begun = on_rollouts(flows, "--iterations", "1", *options(("train.optm_lr=3e-3",)))
-    begun.wait_until(lambda: (Path(flows.store) / "runs" / FORK / "plan.json").exists(), timeout_s=600)
+    keeping = (*SMALL, "rollout.keep={ tensors = 3, media = 1 }", "train.ckpt.max_keep=3")
+    run = flows.start(*options(keeping), "--iterations", "5")
+    run.wait_until(lambda: (flows.root / "iterations/0001/update/manifest.1.json").exists(), timeout_s=600)
+    going = on_rollouts(flows, "--iterations", "2", *options(("train.optm_lr=3e-3",)))
+    # Its second update is on samples of a policy that is not its own.
+    layout = Path(flows.store) / "runs" / FORK / "iterations/0001/update/layout.1.json"
+    going.wait_until(layout.exists, timeout_s=600)
     run.kill()
-    begun.finish(timeout_s=900)
-    flows.start(*options(keeping), "--iterations", "4").finish(timeout_s=900)
+    going.finish(timeout_s=900)
+    update = standing(read_run(flows.store, FORK).slots.policy(2))[1]
+    assert update is not None
+    assert float(update.summary["drift"] or 0.0) > 0
+    flows.start(*options(keeping), "--iterations", "5").finish(timeout_s=900)
     for run_id in (FORK, RUN_ID):
-        audit(flows, run_id)
+        assert "nothing is wrong" in audit(flows, run_id)
 
 
 def study_of(flows: Flows, name: str) -> dict[str, object]:

@@ -30,7 +30,7 @@ from tests.stages.test_forwards import scored
 from tests.stages.test_transitions import CPU, recipe, started, table_of
 
 WIDE = LoraConfig(r=4, lora_alpha=4, target_modules=("to_q", "to_k", "to_v"))
-"""An adapter of another rank, on more modules, with another scale than that of the recipe."""
+"""An adapter of another rank than the recipe's, on more modules, with another scale."""
 
 
 def values(algorithm: str = "nft") -> dict[str, Any]:

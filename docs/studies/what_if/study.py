@@ -178,8 +178,10 @@ def bootstrap(results: Any, keep: Callable[[Any], Any], kind: str) -> tuple[floa
 
 
 def ceiling(table: Any) -> tuple[float, float]:
-    """Return the rank correlation r of real runs of two seeds, and the highest that a what-if can be expected to have:
-    sqrt(2 r / (1 + r)), that of a run with the mean over endlessly many seeds."""
+    """Return the rank correlation r of real runs of two seeds, and the highest one that a what-if can reach.
+
+    It is ``sqrt(2 r / (1 + r))``, the correlation of a run with the mean over endlessly many seeds.
+    """
     one, other = (some.set_index("setting")["real"] for _, some in table.groupby("seed"))
     r = spearman(one, other.reindex(one.index))
     return r, math.sqrt(max(0.0, 2 * r / (1 + r))) if r > -1 else math.nan

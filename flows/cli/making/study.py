@@ -2,11 +2,10 @@
 
 from functools import partial
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
-from flows.cli.base.flowing import flowing
 from flows.cli.base.options import (
     ClusterOption,
     DryRunOption,
@@ -19,10 +18,9 @@ from flows.cli.base.options import (
     SweepsOption,
 )
 from flows.cli.base.planned import misfits
-from flows.cli.base.printing import print_found, print_json
+from flows.cli.base.studying import make_study
 from flows.defaults import DEFAULT_STORE
 from flows.planning.plan import Settings
-from flows.running.tags import tags_of
 
 
 def study(
@@ -51,14 +49,9 @@ def study(
     settings = Settings(recipe, store, None, iterations, tuple(overrides or ()), cluster, allow_numerics_change)
     fits = partial(misfits, runs_here=True)
     found, planned = plans.plan_of_study(settings, seeds=seeds, sweeps=sweeps or (), name=name, misfits=fits)
-    if dry_run:
-        cost = import_module("flows.studying.members").planned_study(found, planned, store)
-        print_found(cost, cost.lines(), as_json=as_json)
-        return
-    plan = planned[0].plan
-    tags = tags_of(plan.recipe.train.train_policy.type, plan.model.adapter)
-    with flowing(tags, f"the same command continues {found.name}", as_json=as_json):
-        options = (iterations, overrides, sweeps, name, cluster, allow_numerics_change)
-        import_module("flows.branches.study").study(recipe, seeds, store, *options)
-    if as_json:
-        print_json(import_module("flows.studying.study").numbers_of(found, store))
+    options = (iterations, overrides, sweeps, name, cluster, allow_numerics_change)
+
+    def make(flows: Any) -> None:
+        flows.study(recipe, seeds, store, *options)
+
+    make_study(found, planned, store, make, dry_run=dry_run, as_json=as_json)

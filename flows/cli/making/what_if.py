@@ -2,12 +2,11 @@
 
 from functools import partial
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
 from cosmos_rl_core.weights.parts import Anchor
-from flows.cli.base.flowing import flowing
 from flows.cli.base.options import (
     ClusterOption,
     DryRunOption,
@@ -19,11 +18,10 @@ from flows.cli.base.options import (
     SweepsOption,
 )
 from flows.cli.base.planned import misfits
-from flows.cli.base.printing import print_found, print_json
+from flows.cli.base.studying import make_study
 from flows.defaults import DEFAULT_STORE
 from flows.lineage.origin import MAX_DRIFT, StoredRollouts
 from flows.planning.plan import Settings
-from flows.running.tags import tags_of
 
 
 def what_if(
@@ -60,23 +58,10 @@ def what_if(
     chosen = {"iterations": iterations, "algorithm": algorithm, "rewards": rewards, "controls": controls, "name": name}
     fits = partial(misfits, runs_here=True)
     study, planned = plans.plan_of_what_if(run, settings, stored, sweeps=sweeps or (), misfits=fits, **chosen)
-    if dry_run:
-        found = import_module("flows.studying.members").planned_study(study, planned, store)
-        print_found(found, found.lines(), as_json=as_json)
-        return
-    plan = planned[0].plan
-    tags = tags_of(plan.recipe.train.train_policy.type, plan.model.adapter)
-    with flowing(tags, f"the same command continues {study.name}", as_json=as_json):
-        import_module("flows.branches.study").what_if(
-            run,
-            store,
-            overrides=overrides,
-            sweeps=sweeps,
-            anchor=anchor,
-            max_drift=stored.max_drift,
-            cluster=cluster,
-            allow_numerics_change=allow_numerics_change,
-            **chosen,
-        )
-    if as_json:
-        print_json(import_module("flows.studying.study").numbers_of(study, store))
+    others = {"anchor": anchor, "max_drift": max_drift, "cluster": cluster}
+
+    def make(flows: Any) -> None:
+        accepted = {"allow_numerics_change": allow_numerics_change}
+        flows.what_if(run, store, overrides=overrides, sweeps=sweeps, **chosen, **others, **accepted)
+
+    make_study(study, planned, store, make, dry_run=dry_run, as_json=as_json)
