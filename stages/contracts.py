@@ -281,7 +281,7 @@ class Judge(Reward):
 
 
 class Warn(StageConfig):
-    """The distance of a rollout's scores from those of iteration 0, and the limits that they exceed."""
+    """The distance of a rollout's scores from iteration 0, and the limits that they exceed."""
 
     name = "warn"
     version = 4

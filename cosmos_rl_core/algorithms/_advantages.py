@@ -110,8 +110,8 @@ def decoupled(samples: pd.DataFrame, weights: Mapping[str, float]) -> pd.DataFra
 
     ``samples`` has the scores as ``score.<name>``. A score minus the mean of its prompt, over the population's
     deviation + 1e-4, times the weight is ``reward.<name>``. So a weight counts as written, whatever the scale of a
-    score whose deviation is far above 1e-4; :func:`floor_share` is what others lose. Only valid samples count. What
-    remains, the division by the deviation over the iteration, is that of :func:`group_advantages` with ``global_std``.
+    score whose deviation is far above 1e-4; :func:`floor_share` is what others lose. Only valid samples count.
+    :func:`group_advantages` with ``global_std`` then divides by the deviation over the iteration.
     Source: GDPO, arXiv:2601.05242.
     """
     columns: dict[str, np.ndarray] = {}

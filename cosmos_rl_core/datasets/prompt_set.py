@@ -19,7 +19,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import cache
 
 DIFFUSION_NFT = "https://raw.githubusercontent.com/NVlabs/DiffusionNFT/9a84a8a1c8522a7865363f09e1b5d1d11c71c89a/dataset"
-# TODO(commit): name one as soon as it is known to have this file.
+# A branch, because no commit is known to have this file: `plan` says that the prompts may change.
 DANCE_GRPO = "https://raw.githubusercontent.com/XueZeyue/DanceGRPO/main/assets"
 
 

@@ -143,7 +143,7 @@ class Sums:
     def change_to(self, after: "Sums") -> Estimate:
         """Return the difference of both ratios, after minus before, and its standard error.
 
-        ``n`` and ``clusters`` are those of the smaller side.
+        ``n`` and ``clusters`` come from the smaller side.
         """
         union = np.union1d(self.names, after.names)
         moved = np.zeros(len(union))

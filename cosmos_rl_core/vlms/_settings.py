@@ -30,7 +30,7 @@ _WAYS = {"fps", "num_frames"}
 
 
 class Size(Section, extra="ignore"):
-    """Bounds on the number of pixels. The names are those of the files; they bound the area."""
+    """Bounds on the number of pixels, an area, although the files name an edge."""
 
     shortest_edge: int = Field(ge=1)
     """Least number of pixels."""

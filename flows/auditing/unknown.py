@@ -153,7 +153,7 @@ def _consecutive(names: set[str]) -> Iterator[int]:
 
 
 def add_unknown(url: str, names: Iterable[str], findings: Findings) -> None:
-    """List files under ``url`` that nothing names, those of a folder together."""
+    """List files under ``url`` that nothing names, a folder in one line."""
     found = Counter[str]()
     for name in names:
         parts = name.split("/")

@@ -87,7 +87,7 @@ def outlook(run: AnyRun, states: Sequence["State"], progress: Progress, means: C
 
 
 def known_means(run: AnyRun) -> Means:
-    """Return what waves of this run took; of waves that it has not had, those of an earlier run of its shape."""
+    """Return the mean seconds of each kind of wave, from this run or else from an earlier run of its shape."""
     try:
         own = means_of(some_pages(run.url))
         if any(work.startswith("iteration/") for work in own):

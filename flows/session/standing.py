@@ -42,7 +42,7 @@ def left(waves: Sequence[Wave], take: Take, ended: Ended) -> Iterator[Wave]:
 
 
 def leading(waves: Iterable[Wave]) -> list[Standing]:
-    """Return the waves that stand, up to the first that does not, from what each Request and its artifact say.
+    """Return the waves whose artifacts are current, up to the first that has another, by their Requests.
 
     What is damaged ends them too: its wave raises the error in its turn. Call it inside of ``one_look``.
     """
