@@ -6,7 +6,6 @@ torch and the usual libraries. Without a device only what needs none is done: wh
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from tests.gpu import lane, wheels
 
+ROOT = Path(__file__).parents[2]
 DEFAULT = Path("outputs/gpu/lane.json")
 AGAIN, NO_DEVICE = 75, 69
 """Exit codes: parts are left for another run; or none can be done, because there is no device."""
@@ -24,16 +24,15 @@ def main(argv: list[str]) -> int:
     """Do the parts; returns 0 once all are done, 1 if one ended badly, and 75 if some are left."""
     began_s, settings = time.monotonic(), _parser().parse_args(argv)
     results = lane.Results(settings.results)
-    if settings.wheels is not None:
-        here = wheels.installed(settings.wheels)
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(here), *filter(None, [os.environ.get("PYTHONPATH")])])
     on_device = settings.tiny or _has_device()
     parts = lane.chosen(results, settings.parts, on_device=on_device)
     if settings.list:
         for part in lane.PARTS:
             print(f"{part.name}: {results.outcome(part) or 'not done'}, about {part.estimate_s:.0f} s")
         return 0
-    worker = lane.Worker([sys.executable, "-m", "tests.gpu.worker"], settings.results.with_suffix(".log"))
+    # This project, which an image does not have installed: processes that stay are started in other folders.
+    paths = [ROOT] if settings.wheels is None else [ROOT, wheels.installed(settings.wheels)]
+    worker = lane.Worker([sys.executable, "-m", "tests.gpu.worker"], settings.results.with_suffix(".log"), paths)
     seconds = 60 * settings.minutes - (time.monotonic() - began_s)
     left = lane.run(results, parts, worker, seconds, tiny=settings.tiny)
     bad = [part.name for part in lane.PARTS if results.outcome(part) in ("failed", "too long")]

@@ -102,8 +102,9 @@ class Results:
 class Worker:
     """A process that does one part after the other. It is started when it is needed, and ends with this one."""
 
-    def __init__(self, words: Sequence[str], log: Path) -> None:
-        self._words, self.log = words, log
+    def __init__(self, words: Sequence[str], log: Path, paths: Sequence[Path] = ()) -> None:
+        """Take the folders that its processes import from before others."""
+        self._words, self.log, self._paths = words, log, [str(path) for path in paths]
         self._process: subprocess.Popen[bytes] | None = None
         self._replies, self._read = -1, b""
 
@@ -133,6 +134,8 @@ class Worker:
             self._replies, replies = os.pipe()
             self._read = b""
             self.log.parent.mkdir(parents=True, exist_ok=True)
+            paths = [*self._paths, *filter(None, [os.environ.get("PYTHONPATH")])]
+            environment = {PARENT: str(os.getpid()), "PYTHONPATH": os.pathsep.join(paths)}
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(
                     [*self._words, str(replies)],
@@ -141,7 +144,7 @@ class Worker:
                     stderr=log,
                     pass_fds=(replies,),
                     start_new_session=True,
-                    env=os.environ | {PARENT: str(os.getpid())} | REPEATABLE,
+                    env=os.environ | environment | REPEATABLE,
                 )
             os.close(replies)
         return self._process

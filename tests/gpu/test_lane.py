@@ -24,6 +24,7 @@ import sys
 from importlib.machinery import PathFinder
 
 ABSENT = {absent!r}
+sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable__" not in getattr(finder, "__module__", "")]
 
 
 class Finder(PathFinder):
@@ -34,7 +35,7 @@ class Finder(PathFinder):
 
 sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
 """
-"""A ``sitecustomize`` under which some packages are not there."""
+"""A ``sitecustomize`` under which some packages are not there, and this project is not installed."""
 
 
 def parts_in(path: Path) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def test_a_killed_lane_goes_on_and_all_its_parts_end_well_without_other_packages
     (tmp_path / "sitecustomize.py").write_text(ONLY.format(absent=absent()), encoding="utf-8")
     results = tmp_path / "lane.json"
     words = [sys.executable, "-m", "tests.gpu", "--tiny", "--minutes", "60", "--results", str(results)]
-    paths = [str(tmp_path), str(chunks.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     with subprocess.Popen(words, cwd=chunks.ROOT, env=environment) as killed:
         second = lane.PARTS[1].name
