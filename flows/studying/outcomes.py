@@ -12,12 +12,14 @@ from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.estimates.estimate import Estimate, Sums, mean_of_independent
 from flows.forking.plan import judged_by
 from flows.library.best import judged
-from flows.library.tables import held_out
 from flows.planning.base import AnyRun
 from flows.planning.ranking import judge_of
 from flows.planning.steps import read_run
 from flows.studying.study import Member, Study
-from stages.artifacts.slots import standing
+from stages import contracts
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of, standing
+from stages.formats.tables import read_table
 
 VALUE = "value"
 """Column of the number that ranks policies, of each held-out sample."""
@@ -39,7 +41,8 @@ class Outcome:
     drifts: dict[int, float]
     """Drift from the behaviour before each update on rollouts that its own policy did not make."""
     samples: Any = None
-    """Held-out samples of its last judged version, by id: ``value`` and ``prompt_id``; None if a loss ranks."""
+    """Held-out samples of its last judged version, by id: ``value``, NaN of one that does not count, and
+    ``prompt_id``; None if a loss or correct answers rank."""
 
     @property
     def last(self) -> int | None:
@@ -85,26 +88,37 @@ def _outcome(store_url: str, member: Member, until: int) -> Outcome | None:
 def _samples(run: AnyRun, k: int) -> Any:
     """Return the held-out samples of a policy version by id; None if it is ranked by a loss."""
     judge = judge_of(run)
-    if judge is None or judge.of_losses or not run.evaluates:
+    if judge is None or judge.of_losses or judge.number or not run.evaluates:
         return None
-    table = held_out(run, k).set_index("sample_id")
     weights = judge.weights or {judge.name: 1.0}
-    if judge.gates or not all(label in table for label in weights):
-        return None
-    value = sum(weight * table[label] for label, weight in weights.items())
-    return pd.DataFrame({VALUE: value, "prompt_id": table["prompt_id"]})
+    tables = {label: _scores(run, k, label) for label in (*weights, *judge.gates)}
+    columns = {label: table["score"].where(table["valid"]) for label, table in tables.items()}
+    value: Any = sum(weight * columns[label] for label, weight in weights.items())
+    for label, gate in judge.gates.items():
+        value = value.where(columns[label].map(lambda score, gate=gate: gate.why_not(score) is None))
+    prompt_ids = tables[next(iter(weights))]["prompt_id"]
+    return pd.DataFrame({VALUE: value.astype("float64"), "prompt_id": prompt_ids})
+
+
+def _scores(run: AnyRun, k: int, label: str) -> Any:
+    slot = run.slots.version(k, f"evaluate-{label}")
+    return read_table(Artifact(input_of(slot)), contracts.Reward.SCORES).set_index("sample_id")
 
 
 def against(outcome: Outcome, others: Sequence[Outcome], *, by_chance: bool = False) -> Estimate:
-    """Return by how much a run's number is above the mean of others, paired by held-out samples.
+    """Return by how much a run's number is above the mean of others, paired by held-out samples that all of them count.
 
-    The error is over prompts. With ``by_chance`` the others are runs that differ from each other by chance alone, and
-    this one would be like them if its rewards taught nothing: their variance is added once for it and once for their
-    mean. NaN then with a single one. Missing without others that were judged alike, at the same version.
+    The error is over prompts; it is NaN of runs that are ranked by no score of samples, such as a loss. With
+    ``by_chance`` the others are runs that differ from each other by chance alone, and this one would be like them if
+    its rewards taught nothing: their variance is added once for it and once for their mean. NaN then with a single one.
+    Missing without others that were judged alike, at the same version.
     """
-    same = [one for one in others if alike(one, outcome) and one.last == outcome.last and one.samples is not None]
-    if outcome.samples is None or not same:
+    same = [one for one in others if alike(one, outcome) and one.last == outcome.last and one.last is not None]
+    if not same or outcome.last is None:
         return Estimate.missing()
+    if any(one.samples is None for one in (outcome, *same)):
+        mean = math.fsum(one.figures[outcome.last] for one in same) / len(same)
+        return Estimate(outcome.figures[outcome.last] - mean, math.nan, 1, 1)
     columns = pd.concat([one.samples[VALUE] for one in same], axis=1, join="inner")
     both = outcome.samples.join(columns.mean(axis=1).rename("mean"), how="inner").dropna()
     if both.empty:
@@ -130,6 +144,12 @@ def paired(setting: Sequence[Outcome], other: Sequence[Outcome]) -> Estimate:
         if k > mine[seed].first
     ]
     return mean_of_independent(moved) if moved else Estimate.missing()
+
+
+def difference(setting: Sequence[Outcome], other: Sequence[Outcome]) -> Estimate:
+    """Return by how much a setting is above another one: of single runs paired by samples, of several by seeds."""
+    single = len(setting) == len(other) == 1
+    return against(setting[0], other) if single else paired(setting, other)
 
 
 def curves(outcomes: Sequence[Outcome]) -> Iterator[tuple[int, Estimate]]:

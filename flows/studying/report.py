@@ -10,7 +10,7 @@ from markupsafe import Markup
 from cosmos_rl_core.estimates.estimate import Estimate, mean_of_independent
 from cosmos_rl_core.rewards._base.answers import finite
 from cosmos_rl_core.storage import store
-from flows.studying.outcomes import Outcome, against, alike, curves, outcomes_of, paired
+from flows.studying.outcomes import Outcome, against, alike, curves, difference, outcomes_of
 from flows.studying.study import NUMBERS, Study
 from flows.studying.what_if import UNCHANGED
 from stages.artifacts.slots import one_look
@@ -94,6 +94,19 @@ class Report:
                 cells += [_told(row.above_controls), "" if row.drift is None else f"{row.drift:.3g}"]
             yield [*cells, ", ".join(one.member.run for one in row.outcomes)]
 
+    def differences(self) -> Iterator[tuple[Row, Row, Estimate]]:
+        """Yield every setting, each other one, and by how much the first is above the second."""
+        for row in self.rows:
+            for other in self.rows:
+                if other is not row and (found := difference(row.outcomes, other.outcomes)).n:
+                    yield row, other, found
+
+    def matrix(self) -> Iterator[list[str]]:
+        """Yield a row of the table of differences for each setting."""
+        found = {(row.setting, other.setting): str(moved) for row, other, moved in self.differences()}
+        for row in self.rows:
+            yield [row.setting, *(found.get((row.setting, other.setting), "") for other in self.rows)]
+
     @property
     def result(self) -> str:
         """Return the settings in a line."""
@@ -114,7 +127,12 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """Return the numbers as plain data."""
         found = {"study": self.study.name, "of": self.study.of, "source": self.study.source, "page": self.page}
-        return found | {"by": self.by, "settings": [row.as_json() for row in self.rows]}
+        differences = [
+            {"setting": row.setting, "above": other.setting, "mean": finite(moved.mean), "error": finite(moved.error)}
+            for row, other, moved in self.differences()
+        ]
+        found |= {"by": self.by, "settings": [row.as_json() for row in self.rows]}
+        return found | {"differences": differences}
 
 
 def report_of(study: Study, store_url: str, ended: Mapping[str, str] | None = None) -> Report:
@@ -156,8 +174,7 @@ def _row(setting: str, some: Sequence[Outcome], first: Sequence[Outcome], ended:
     values = [one.figures[one.last] for one in plain if one.last is not None]
     alone = len(plain) == 1
     above = against(plain[0], controls, by_chance=True) if alone else Estimate.missing()
-    others = [one for one in first if one is not plain[0]]
-    moved = against(plain[0], others) if alone and len(first) == 1 else paired(plain, others)
+    moved = Estimate.missing() if first and first[0] is plain[0] else difference(plain, first)
     told = [f"{one.member.words}: {ended[one.member.run]}" for one in some if one.member.run in ended]
     value = plain[0].estimate if alone else mean_of_independent(values)
     return Row(setting, tuple(plain), value, above, moved, "; ".join(told), plain[0].by)

@@ -9,7 +9,7 @@ from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.errors import ConfigError
 from flows.checking import checks
 from flows.forking import given
-from flows.forking.plan import plan_of_fork
+from flows.forking.plan import plan_of_fork, policy_at
 from flows.lineage.origin import StoredRollouts
 from flows.planning.plan import ForkOf, Settings
 from flows.planning.steps import read_run
@@ -65,7 +65,10 @@ def plan_of_what_if(
     own = (f"train.train_policy.type={algorithm}",) if algorithm else ()
     own += tuple(one for one in settings.overrides if not one.startswith(_OF_ALL))
     runs = _Runs(replace(settings, iterations=until, run_id=None, overrides=shared), run_id, first, stored, misfits)
-    runs.add(UNCHANGED, (), None)
+    if rewards and policy_at(origin, until) is not None:
+        runs.add_last(until, rewards)
+    else:
+        runs.add(UNCHANGED, (), None)
     for swept in combinations(sweeps):
         changes = (*own, *swept)
         setting = label([*changes, *([f"rewards={rewards}"] if rewards else [])]) if changes or rewards else UNCHANGED
@@ -95,7 +98,13 @@ class _Runs:
         """Plan a run; return False if it is a mistake, or is there."""
         # Where nothing changes, the origin's own loss is the one.
         how = self.stored if changes or rewards else StoredRollouts(max_drift=self.stored.max_drift)
-        fork = ForkOf(self.run_id, self.first, rewards, how)
+        return self._add(setting, changes, ForkOf(self.run_id, self.first, rewards, how), control)
+
+    def add_last(self, until: int, rewards: str) -> None:
+        """Plan a run that evaluates the origin's last policy under other rewards, and trains nothing."""
+        self._add(UNCHANGED, (), ForkOf(self.run_id, until, rewards))
+
+    def _add(self, setting: str, changes: tuple[str, ...], fork: ForkOf, control: int = 0) -> bool:
         changed = replace(self.settings, overrides=(*self.settings.overrides, *changes), fork=fork)
         plan = self.planning.mistakes.catch(partial(plan_of_fork, fork, changed, self.misfits))
         if plan is None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ import pandas as pd
 import pytest
 
 from cosmos_rl_core.estimates.estimate import Estimate
-from flows.studying.outcomes import Outcome, against, curves, paired
+from flows.studying.outcomes import Outcome, against, curves, outcomes_of, paired
 from flows.studying.report import Report, Row, page_of
 from flows.studying.study import Member, Study
+from tests.flows.judged_runs import judged_by
 
 
 def outcome(seed: int = 0, control: int = 0, values: Any = None, figures: Any = None, **changes: Any) -> Outcome:
@@ -66,14 +68,33 @@ def test_samples_without_a_score_on_one_side_are_left_out_on_both() -> None:
     assert found.mean == pytest.approx(1.5)
 
 
-@pytest.mark.parametrize(
-    "other", [{"figures": {0: 0.0, 3: 1.0}}, {"by": "held-out jpeg"}, {"judged_by": "y"}, {"values": None}]
-)
+@pytest.mark.parametrize("other", [{"figures": {0: 0.0, 3: 1.0}}, {"by": "held-out jpeg"}, {"judged_by": "y"}])
 def test_other_versions_and_other_numbers_are_not_compared(other: dict[str, Any]) -> None:
     given: dict[str, Any] = {"values": [1.0, 1.0, 1.0, 1.0], "control": 1}
     found = against(outcome(values=[1.0, 2.0, 3.0, 4.0]), [outcome(**given | other)])
     assert found.n == 0
     assert math.isnan(found.mean)
+
+
+def test_samples_that_a_gate_holds_back_count_as_little_as_in_the_number_that_ranks(
+    recipe: Any, tmp_path: Path
+) -> None:
+    run = judged_by(recipe, tmp_path, "")
+    member = Member(run=run.plan.run_id, setting="s", seed=0)
+    study = Study(name="mine", of="seeds", source="recipe", until=2, members=(member,))
+    (found,) = outcomes_of(study, run.store_url)
+    # Of 0.5, 0.7, 1.0 and none, the gate holds back the third.
+    assert found.estimate.mean == pytest.approx(0.6)
+    assert found.figures[2] == pytest.approx(0.6)
+    assert found.estimate.n == 2
+
+
+def test_losses_are_compared_without_an_error() -> None:
+    others = [outcome(control=i, figures={4: 1.0 * i}) for i in (1, 2)]
+    for by_chance in (False, True):
+        found = against(outcome(figures={4: 0.5}), others, by_chance=by_chance)
+        assert found.mean == pytest.approx(-1.0)
+        assert math.isnan(found.error)
 
 
 def test_settings_are_paired_by_seed_at_the_newest_version_that_both_have() -> None:
@@ -120,3 +141,17 @@ def test_a_report_says_what_was_compared_and_what_ended() -> None:
         assert words in page
     json.dumps(report.as_json(), allow_nan=False)
     assert report.as_json()["settings"][1]["above_controls"] == {"mean": -1.5, "error": 0.5}
+
+
+def test_every_two_settings_that_compare_have_a_difference() -> None:
+    low, high = (outcome(seed, values=[v, v, v + 1, v + 1]) for seed, v in ((0, 1.0), (1, 1.5)))
+    unlike = outcome(2, values=[0.0] * 4, judged_by="y")
+    rows = tuple(row(name, [one], Estimate.missing()) for name, one in (("a", low), ("b", high), ("c", unlike)))
+    study = Study(name="mine", of="seeds", source="recipe", until=4, members=(low.member, high.member))
+    report = Report(study, "store/studies/mine", rows, "held-out ocr")
+    assert [*report.matrix()] == [["a", "", "−0.5 ± 0", ""], ["b", "0.5 ± 0", "", ""], ["c", "", "", ""]]
+    assert report.as_json()["differences"] == [
+        {"setting": "a", "above": "b", "mean": -0.5, "error": 0.0},
+        {"setting": "b", "above": "a", "mean": 0.5, "error": 0.0},
+    ]
+    assert "Differences" in page_of(report).decode()

@@ -15,6 +15,7 @@ from flows.lineage.origin import StoredRollouts
 from flows.planning.base import AnyRun
 from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import Run, run_of
+from flows.post_train import post_train
 from flows.studying.members import planned_study
 from flows.studying.over_seeds import as_begun, plan_of_study
 from flows.studying.report import report_of, write_report
@@ -59,6 +60,23 @@ def test_a_setting_that_changes_nothing_is_the_run_itself(origin: Run) -> None:
         ("optm_lr=2e-3", 0),
         ("optm_lr=2e-3", 1),
     ]
+
+
+def test_under_other_rewards_the_last_policy_of_the_run_is_evaluated_with_them(origin: Run, tmp_path: Path) -> None:
+    rewards = tmp_path / "rewards.toml"
+    rewards.write_text('[[rewards]]\nfn = { name = "jpeg" }\n', encoding="utf-8")
+    _, (itself, other) = what_if(origin, rewards=str(rewards), controls=0)
+    assert (itself.member.setting, itself.plan.first, itself.plan.recipe.train.num_iterations) == (UNCHANGED, 2, 2)
+    assert judged_by(itself.plan) == judged_by(other.plan) != judged_by(origin.plan)
+    assert (other.member.setting, other.plan.first) == (f"rewards={rewards}", 0)
+    assert {step.stage for wave in post_train(run_of(itself.plan, origin.store_url)) for step in wave.steps} == {
+        "embed",
+        "export",
+        "evaluate",
+        "evaluate-jpeg",
+        "fragment",
+        "report",
+    }
 
 
 def test_evaluations_are_those_of_all_runs(origin: Run) -> None:
