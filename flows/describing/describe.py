@@ -306,4 +306,5 @@ def _stages(plan: Plan, store_url: str) -> Counter[str]:
 
 def _memory(plan: Plan, store_url: str) -> list[memory.StageMemory]:
     kinds = (step.kind for wave in post_train(run_of(plan, store_url)) for step in wave.steps)
-    return memory.stages(plan.settled, kinds, plan.below, activations=costs.is_large(plan.recipe))
+    large = costs.is_large(plan.recipe)
+    return memory.stages(plan.settled, kinds, plan.below, activations=large, generates=plan.generates)

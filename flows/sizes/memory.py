@@ -126,13 +126,19 @@ LOADING = ("embed", "encode", "rollout", "decode", "judge", "update", "finetune"
 
 
 def stages(
-    recipe: Recipe, kinds: Iterable[str], below: LoraConfig | None = None, *, activations: bool = False
+    recipe: Recipe,
+    kinds: Iterable[str],
+    below: LoraConfig | None = None,
+    *,
+    activations: bool = False,
+    generates: bool = True,
 ) -> list[StageMemory]:
     """Return the memory of the stages :data:`LOADING` among ``kinds``, with a frozen adapter ``below`` if given.
 
+    Where the run ``generates`` no rollouts, an update also holds the policy that made the stored ones.
     With ``activations`` also those of :mod:`flows.sizes.activations`, which a process with torch counts once.
     """
-    model = _Model(recipe, below)
+    model = _Model(recipe, below, generates)
     found = [kind for kind in dict.fromkeys(kinds) if kind in LOADING]
     ranks = {kind: recipe.launch.processes_of(kind) for kind in found} | {"export": 1}
     rows = {kind: _judge(recipe) if kind == "judge" else getattr(model, kind)() for kind in found}
@@ -194,6 +200,7 @@ class _Model:
 
     recipe: Recipe
     below: LoraConfig | None
+    generates: bool
 
     @cached_property
     def path(self) -> str:
@@ -255,6 +262,7 @@ class _Model:
         if train.staleness == 0 and needs.behaviour != CURRENT and needs.behaviour in carried:
             # One copy serves under both names.
             parts.discard(BEHAVIOUR)
+        parts |= set[str]() if self.generates else {BEHAVIOUR}
         # Samples are read when they are drawn, and the last ones read are kept.
         read = min(train.train_batch_per_replica * costs.sample_bytes(self.recipe), KEPT_BYTES)
         return self._training("update", parts, guided=self._guided) | {SAMPLES: Bytes(cpu=read)}

@@ -208,3 +208,11 @@ def test_the_moment_that_holds_the_most_decides_and_is_named(recipe):
     table = table_of(printed(path, *half))
     assert table["transformer in float32"][-1] == f"{base / 2**20:.2f}"
     assert table["most is held in"] == ["reading", "reading", "reading"]
+
+
+def test_an_update_on_stored_rollouts_holds_the_policy_that_made_them_too(recipe):
+    wanted = check(read_values(recipe(), ()), "recipe")
+    own, stored = (memory.stages(wanted, ["update"], generates=generates)[0].rows for generates in (True, False))
+    assert memory.BEHAVIOUR not in own
+    assert stored[memory.BEHAVIOUR] == own[memory.OLD]
+    assert stored[memory.BATCH].device > own[memory.BATCH].device
