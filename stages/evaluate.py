@@ -108,8 +108,9 @@ def _generate(pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate
 
     draws = [seeds.derive(plan.seed, "evaluation") for plan in plans]
     generators = [torch.Generator(device="cpu").manual_seed(draw) for draw in draws]
+    spec = directories.spec(directories.resolve_path(config.model.path))
     told = guidance.stock_arguments(
-        directories.spec(directories.resolve_path(config.model.path)),
+        spec,
         config.guidance_scale,
         config.negative_prompt,
         config.model.embedded_guidance_scale,
@@ -123,6 +124,7 @@ def _generate(pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate
         output_type="np",
         callback_on_step_end=look,
         **told,
+        **guidance.stock_options(spec, config.model),
         **prompt_options(config.model),
         **stock_arguments(pipeline, config.media.size, config.media.frames),
     )

@@ -1,6 +1,7 @@
 """Every model plugin with a tiny pipeline of its own, and that pipeline as users call it: what conformance means."""
 
 import importlib.util
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ LENGTH = 200
 """Tokens, more than any pipeline's own words around a prompt."""
 SIZE = (32, 64)
 VIDEO_FRAMES = 5
+STATE, TIME, TEXTS = "state", "time", "texts"
+"""What the suite calls those arguments of every transformer."""
 EMBEDDED_GUIDANCE = 2.5
 """What transformers are told that take guidance as an input."""
 
@@ -143,6 +146,7 @@ def frames_of(stock: Any) -> int:
 def run_stock(stock: Any, noise: Tensor, **options: Any) -> Any:
     """What the stock pipeline makes of :data:`PROMPTS`, without guidance and as latents unless told otherwise."""
     given = {"prompt": PROMPTS, "num_inference_steps": 5, "output_type": "latent"} | options
+    given["prompt"] = [*given["prompt"]]  # some stock pipelines change the list
     spec = directories.claimant(type(stock).__name__)[1]
     told = spec.embedded_guidance_scale and stock.transformer.config.guidance_embeds
     embedded = EMBEDDED_GUIDANCE if told else None
@@ -157,11 +161,16 @@ def run_stock(stock: Any, noise: Tensor, **options: Any) -> Any:
 
 @contextmanager
 def fed_to(transformer: nn.Module) -> Iterator[list[dict[str, Any]]]:
-    """The arguments of every call of a transformer, as they come."""
+    """The arguments of every call of a transformer, as they come; three of them by the names of the suite."""
     calls: list[dict[str, Any]] = []
+    spec = next(spec for spec in directories.specs() if spec.transformer_class == type(transformer).__name__)
+    signature = inspect.signature(transformer.forward)
+    names = {next(iter(signature.parameters)): STATE, spec.time_argument: TIME, spec.text_argument: TEXTS}
+    assert names.keys() <= signature.parameters.keys()
 
     def note(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        calls.append(dict(zip(["hidden_states"], arguments, strict=False)) | named)
+        given = signature.bind(*arguments, **named).arguments
+        calls.append({names.get(name, name): value for name, value in given.items()})
 
     hook = transformer.register_forward_pre_hook(note, with_kwargs=True)
     try:

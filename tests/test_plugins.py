@@ -35,7 +35,7 @@ from cosmos_rl_core.config.train import (
 )
 from cosmos_rl_core.datasets import _base as datasets_base
 from cosmos_rl_core.models import _base as models_base
-from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.pipelines import directories, guidance
 from cosmos_rl_core.rewards import _base as rewards_base
 from cosmos_rl_core.sampling.transition import Coefficients
 from cosmos_rl_core.vlms import _base as vlms_base
@@ -149,19 +149,16 @@ def test_a_models_facts_are_those_of_the_stock_pipeline(name: str):
         assert spec.takes_instruction == ("complex_human_instruction" in called)
         assert (spec.max_given_frames > 0) == ("num_latent_conditional_frames" in called)
         assert (spec.guardrail_package is not None) == ("safety_checker" in made)
-        source = inspect.getsource(pipeline.__call__)
-        shifts = re.findall(r'config.get\("max_shift", ([0-9.]+)\)', source)
-        assert [spec.max_shift] == ([float(shift) for shift in shifts] or [None])
-        assert spec.always_shifts == ("calculate_shift" in source and "use_dynamic_shifting" not in source)
-        levels = spec.stock_sigmas(4, {})
-        assert (levels is not None) == ("np.linspace(1.0, 1 / num_inference_steps, num_inference_steps)" in source)
-        assert levels is None or levels.tolist() == [1, 0.75, 0.5, 0.25]
         assert spec.guidance_argument == ("true_cfg_scale" if "true_cfg_scale" in called else "guidance_scale")
+        for option in guidance.OPTIONS:
+            assert (option in spec.guidance_options) == (option in called)
+            assert option not in called or getattr(model_of(name), option) == called[option].default
         if spec.embedded_guidance_scale is not None:
             assert spec.embedded_guidance_scale == called["guidance_scale"].default
-        lengths = re.findall(r"max_sequence_length > (\d+)", inspect.getsource(pipeline.check_inputs))
+        checks = inspect.getsource(getattr(pipeline, "check_inputs", pipeline.__call__))
+        lengths = re.findall(r"max_sequence_length > (\d+)", checks)
         assert [spec.max_prompt_length] == ([int(length) for length in lengths] or [None])
-        multiples = re.findall(r" % (\d+)", inspect.getsource(pipeline.check_inputs))
+        multiples = re.findall(r" % (\d+)", checks)
         assert {spec.stock_multiple} == ({int(number) for number in multiples} or {1})
     transformer = getattr(diffusers, spec.transformer_class)
     assert set(spec.float32_modules) == set(transformer._keep_in_fp32_modules or ())

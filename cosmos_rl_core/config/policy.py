@@ -190,6 +190,12 @@ class DiffusersConfig(TimeDensity):
     """Guidance-distilled transformers only: the same input in losses on media, which are supervised training, held-out
     losses and a diffusion loss beside rewards. Default: 1 for FLUX.1 dev, as diffusers' commands train it. Its
     resolved value is part of the identity of what it decides."""
+    cfg_normalization: float | None = Field(default=None, gt=0, json_schema_extra={"neutral": None})
+    """Z-Image only: longest norm of a guided prediction, in norms of the conditional one, in rollouts, losses on them
+    and evaluations. Lower saturates pictures less. Default: no limit, the default of the stock pipeline's call."""
+    cfg_truncation: float | None = Field(default=None, ge=0, json_schema_extra={"neutral": None})
+    """Z-Image only: guidance is off where ``1 - t`` exceeds it, that is in the last part of the steps, in rollouts,
+    losses on them and evaluations. Above 1: never. Default: 1, the default of the stock pipeline's call."""
     posterior: Posterior = Field(default="mode", json_schema_extra={"neutral": "mode"})
     """Latents of the media that are trained on: the ``mode`` of the VAE's posterior, or a ``sample``, drawn anew in
     each pass. Samples double the bytes of stored latents. Given frames of rollouts, and held-out losses, are of the

@@ -27,6 +27,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.parallel.precision import keep_float32
 from cosmos_rl_core.pipelines import checkpoints, directories, sizes
+from cosmos_rl_core.pipelines.spec import Levels
 from cosmos_rl_core.sampling.schedule import Schedule, schedule_of
 
 Conditioning = dict[str, Tensor]
@@ -119,15 +120,20 @@ class Model(ABC):
 
         Raises like :func:`cosmos_rl_core.sampling.schedule.schedule_of`.
         """
-        spec = directories.spec(self._path)
+        spec, shift = directories.spec(self._path), None
+        if spec.shift is not None:
+            shift = spec.shift(sizes.num_tokens(self._path, size, frames), num_steps, self.scheduler.config)
         return schedule_of(
             self.scheduler,
             num_steps,
-            None if spec.max_shift is None else sizes.num_tokens(self._path, size, frames),
-            max_shift=spec.max_shift,
+            shift=shift,
             always_shifts=spec.always_shifts,
-            sigmas=spec.stock_sigmas(num_steps, self.scheduler.config),
+            sigmas=self._stock_sigmas(num_steps),
         )
+
+    def _stock_sigmas(self, num_steps: int) -> Levels | None:
+        """Return the levels of the spec. Override it if the stock pipeline rounds them otherwise."""
+        return directories.spec(self._path).stock_sigmas(num_steps, self.scheduler.config)
 
     @abstractmethod
     def encode_media(self, pixels: Tensor) -> Tensor:
@@ -173,6 +179,10 @@ class Model(ABC):
         The default is ``unconditional + guidance_scale (conditional - unconditional)``.
         """
         return unconditional + guidance_scale * (conditional - unconditional)
+
+    def unguided(self, t: Tensor) -> Tensor | None:
+        """Return which of the times ``t``, ``[B]``, the stock pipeline does not guide at; None: it guides at all."""
+        return None
 
     def split_sequence(self, group: dist.ProcessGroup) -> None:
         """Share the tokens of every forward pass among the processes of ``group``. All of them call this.
@@ -230,7 +240,8 @@ def guided_velocity(
 ) -> Tensor:
     """Return the velocity guided by ``model.guide``, the shape of ``x_t``; a scale of 1 is one forward pass.
 
-    At any other scale ``negative`` is needed. Both passes get the given frames of ``conditioning``. Without
+    At any other scale ``negative`` is needed, also at times that ``model.unguided`` names: all ranks of a sharded model
+    have the same passes. Both passes get the given frames of ``conditioning``. Without
     ``trains_unconditional`` no gradient flows through the unconditional prediction; values are the same.
     Source: classifier-free guidance, arXiv:2207.12598, in the parametrisation of diffusers, where 1 is no guidance.
     """
@@ -242,7 +253,10 @@ def guided_velocity(
     given = {name: conditioning[name] for name in (CONDITIONAL_LATENTS, CONDITIONAL_MASK) if name in conditioning}
     with torch.set_grad_enabled(trains_unconditional and torch.is_grad_enabled()):
         unconditional = _velocity(model, x_t, t, negative | given)
-    return model.guide(conditional, unconditional, guidance_scale)
+    guided = model.guide(conditional, unconditional, guidance_scale)
+    if (unguided := model.unguided(t)) is None:
+        return guided
+    return conditional.where(unguided.view(-1, *[1] * (x_t.ndim - 1)), guided)
 
 
 def _velocity(model: Model, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:

@@ -7,9 +7,33 @@ guidance-distilled transformers.
 from pathlib import Path
 from typing import Any
 
+from cosmos_rl_core.config.policy import DiffusersConfig
+from cosmos_rl_core.config.shared import ModelRef
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.pipelines.spec import ModelSpec
+
+OPTIONS = ("cfg_normalization", "cfg_truncation")
+"""Settings of ``policy.diffusers`` that some stock calls have besides their guidance scale."""
+
+
+def check(path: str | Path, diffusers: DiffusersConfig) -> None:
+    """Raise :class:`ConfigError` for settings of guidance that the pipeline does not take, or that change nothing."""
+    spec, name, sample = directories.spec(path), directories.pipeline_class(path), diffusers.sample
+    for option in OPTIONS:
+        if (value := getattr(diffusers, option)) is None:
+            continue
+        setting = f"policy.diffusers.{option} = {value:g}"
+        if option not in spec.guidance_options:
+            raise ConfigError(f"{setting}: {name} has no such setting of guidance; leave it out")
+        if sample.guidance_scale == 1:
+            raise ConfigError(f"{setting} has no effect at guidance_scale = 1; raise guidance_scale, or leave it out")
+
+
+def stock_options(spec: ModelSpec, ref: ModelRef) -> dict[str, float]:
+    """Return the arguments of the stock call, besides :func:`stock_arguments`, that the recipe sets."""
+    values = ((option, getattr(ref, option)) for option in spec.guidance_options)
+    return {option: value for option, value in values if value is not None}
 
 
 def embedded_scale(path: str | Path, setting: float | None) -> float | None:
@@ -47,17 +71,18 @@ def supervised_scale(path: str | Path, setting: float | None, embedded: float | 
 def stock_scale(spec: ModelSpec, guidance_scale: float) -> float:
     """Return the stock pipeline's argument for our ``guidance_scale``.
 
-    Raises :class:`ConfigError` if there is none: a pipeline with an offset has no guidance up to 1 of its own scale.
+    Ours of 1 is no guidance. Raises :class:`ConfigError` if there is none: the stock pipeline does not guide up to the
+    spec's ``guidance_off`` of its own scale.
     """
-    offset = spec.guidance_offset
-    if not offset or guidance_scale == 1:
-        return guidance_scale
-    if guidance_scale <= 1 + offset:
+    if guidance_scale == 1:
+        return spec.guidance_off
+    least = spec.guidance_off + spec.guidance_offset
+    if guidance_scale <= least:
         raise ConfigError(
             f"policy.diffusers.sample.guidance_scale = {guidance_scale}: evaluations run {spec.pipeline_classes[0]}, "
-            f"which has no guidance between 1 and {1 + offset} of our scale; set 1, or more than {1 + offset}"
+            f"which has no guidance between 1 and {least} of our scale; set 1, or more than {least}"
         )
-    return guidance_scale - offset
+    return guidance_scale - spec.guidance_offset
 
 
 def stock_arguments(

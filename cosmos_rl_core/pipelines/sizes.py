@@ -109,7 +109,9 @@ def text_tokens(pipeline: str, max_prompt_length: int) -> int:
 
 
 def check_prompt_length(pipeline: str, max_prompt_length: int) -> None:
-    """Raise :class:`ConfigError` for more text tokens than the stock pipeline takes."""
-    most = directories.spec(pipeline).max_prompt_length
-    if most is not None and max_prompt_length > most:
+    """Raise :class:`ConfigError` for more text tokens than the stock pipeline takes or the transformer places."""
+    spec = directories.spec(pipeline)
+    limits = spec.max_prompt_length, spec.text_positions(directories.settings(pipeline, "transformer"))
+    most = min((limit for limit in limits if limit is not None), default=max_prompt_length)
+    if max_prompt_length > most:
         raise ConfigError(f"max_prompt_length is at most {most} for this model, found {max_prompt_length}")

@@ -9,6 +9,9 @@ import numpy as np
 Settings = Mapping[str, Any]
 """The ``config.json`` of a component, with defaults of its class for settings that the file leaves out."""
 
+Levels = np.ndarray | list[float]
+"""Noise levels, one a step."""
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -52,6 +55,29 @@ def falling_sigmas(num_steps: int, _scheduler: Settings) -> np.ndarray:
     return np.linspace(1.0, 1 / num_steps, num_steps)
 
 
+Shift = Callable[[int, int, Settings], float]
+"""Function of the transformer's tokens of one image, the number of steps and the scheduler's settings: the ``mu`` that
+a stock pipeline gives its scheduler. A linear shift takes level s to ``mu s / (1 + (mu - 1) s)``; an exponential one
+has ``exp(mu)`` instead of mu."""
+
+
+def linear_shift(max_shift: float) -> Shift:
+    """Return a shift that is linear in tokens, through two points of the scheduler's settings.
+
+    They are (base_image_seq_len, base_shift) and (max_image_seq_len, max_shift), ``max_shift`` being the stock
+    pipeline's default for the last. Source: Stable Diffusion 3, arXiv:2403.03206, section 5.3.2; the line and the other
+    defaults are the stock pipeline's.
+    """
+
+    def shift(image_tokens: int, _num_steps: int, scheduler: Settings) -> float:
+        tokens = scheduler.get("base_image_seq_len", 256), scheduler.get("max_image_seq_len", 4096)
+        shifts = scheduler.get("base_shift", 0.5), scheduler.get("max_shift", max_shift)
+        slope = (shifts[1] - shifts[0]) / (tokens[1] - tokens[0])
+        return image_tokens * slope + (shifts[0] - slope * tokens[0])
+
+    return shift
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """The facts of a family of pipelines. The ``__init__.py`` of a model plugin assigns one to ``SPEC``.
@@ -89,6 +115,8 @@ class ModelSpec:
     """Function of the transformer's settings: elements of a prompt besides its tokens."""
     clip_tokenizer: str | None = None
     """Component whose ``model_max_length`` tokens precede the ``max_prompt_length`` tokens of a prompt."""
+    text_positions: Callable[[Settings], int | None] = lambda _: None
+    """Function of the transformer's settings: most text tokens that it has positions for; None for any number."""
     max_prompt_length: int | None = None
     """Most text tokens that the stock pipeline takes; None for any number."""
     pads_text: bool = True
@@ -96,6 +124,10 @@ class ModelSpec:
     unread_padding: Mapping[str, str | None] = field(default_factory=dict)
     """Tensors of a prompt's conditioning, ``[tokens, ...]``, whose last rows may be padding that the transformer does
     not read: of each the name of its mask, 0 at padding; None if padding is zero. Such rows are not stored."""
+    time_argument: str = "timestep"
+    """Argument of the transformer that has the time. Its first argument is the state."""
+    text_argument: str = "encoder_hidden_states"
+    """Argument of the transformer that has the texts."""
     float32_modules: tuple[str, ...] = ()
     """Modules that the transformer's class keeps float32 in half-precision runs, by a part of their name."""
     context_parallel: bool = False
@@ -108,6 +140,11 @@ class ModelSpec:
     """Argument of the stock call that weighs two predictions."""
     guidance_offset: float = 0
     """Our ``guidance_scale`` minus that argument."""
+    guidance_off: float = 1
+    """Largest value of that argument without guidance: above it the stock pipeline predicts with both texts."""
+    guidance_options: tuple[str, ...] = ()
+    """Those of :data:`cosmos_rl_core.pipelines.guidance.OPTIONS` that the stock call takes. The model then has
+    attributes of these names, with the defaults of the call."""
     embedded_guidance_scale: float | None = None
     """Input of transformers with ``guidance_embeds``: the default of the stock call's ``guidance_scale``. None: the
     family has no such transformers."""
@@ -119,14 +156,13 @@ class ModelSpec:
     stock_multiple: int = 1
     """Pixels. The stock pipeline refuses sides that are no multiple of it, whatever the VAE's own factor. 1: only
     the VAE and the transformer's patches decide."""
-    max_shift: float | None = None
-    """The stock pipeline's default of the scheduler's ``max_shift``. None: the pipeline gives its scheduler no shift by
-    the size of the image."""
+    shift: Shift | None = None
+    """The shift that the stock pipeline gives its scheduler, :func:`linear_shift` in most. None: it gives none."""
     always_shifts: bool = False
     """The stock pipeline gives a shift also to schedulers that do not shift by size. Some refuse it."""
-    stock_sigmas: Callable[[int, Settings], np.ndarray | None] = lambda *_: None
+    stock_sigmas: Callable[[int, Settings], Levels | None] = lambda *_: None
     """Function of the number of steps and the scheduler's settings: noise levels that the stock pipeline gives its
-    scheduler; None if the scheduler makes its own."""
+    scheduler, as an array or as a list, which some schedulers do not take; None if the scheduler makes its own."""
     frozen_prefix: str | None = None
     """Module of the transformer that text embeddings pass first, and that makes them far smaller. Its output may be
     stored instead of them: the model then loads :data:`cosmos_rl_core.models._loading.PREFIX`, and ``velocity`` takes

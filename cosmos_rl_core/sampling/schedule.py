@@ -35,26 +35,24 @@ class Schedule:
 def schedule_of(
     scheduler: Any,
     num_steps: int,
-    image_tokens: int | None = None,
     *,
-    max_shift: float | None = None,
+    shift: float | None = None,
     always_shifts: bool = False,
-    sigmas: np.ndarray | None = None,
+    sigmas: np.ndarray | list[float] | None = None,
 ) -> Schedule:
     """Return the grid of ``num_steps`` steps of a diffusers flow scheduler, in float64; the scheduler does not change.
 
-    A scheduler that shifts its levels by the size of the image needs ``image_tokens``, the transformer's tokens of one
-    image. ``max_shift`` is the stock pipeline's default if the scheduler's settings have none. ``sigmas``, one a step,
-    are levels that the stock pipeline gives the scheduler, which may shift them.
-    Raises :class:`ConfigError` like :func:`check_flow`, and for a grid that does not have one level per step and 0
-    (Heun's repeated levels, an inverted grid).
+    A scheduler that shifts its levels by the size of the image needs ``shift``, the ``mu`` that the stock pipeline
+    gives it for that size. ``sigmas``, one a step, are levels that the stock pipeline gives it, which it may
+    shift. Raises :class:`ConfigError` like :func:`check_flow`, and for a grid that does not have one level per step and
+    0 (Heun's repeated levels, an inverted grid).
     """
     name = type(scheduler).__name__
-    check_flow(name, scheduler.config, by_size=image_tokens is not None, always=always_shifts, given=sigmas is not None)
+    check_flow(name, scheduler.config, by_size=shift is not None, always=always_shifts, given=sigmas)
     own = type(scheduler).from_config(scheduler.config)
     given: dict[str, Any] = {"num_inference_steps": num_steps} if sigmas is None else {"sigmas": sigmas}
-    if image_tokens is not None and scheduler.config.get("use_dynamic_shifting"):
-        given["mu"] = shift(scheduler.config, image_tokens, max_shift)
+    if shift is not None and scheduler.config.get("use_dynamic_shifting"):
+        given["mu"] = shift
     own.set_timesteps(**given)
     levels = tuple(1.0 if 1 < sigma < 1 + _ROUNDING else sigma for sigma in map(float, own.sigmas))
     if len(levels) != num_steps + 1:
@@ -65,33 +63,27 @@ def schedule_of(
         raise ConfigError(f"the pipeline's own {name}: {error}") from error
 
 
-def shift(settings: Mapping[str, Any], image_tokens: int, max_shift: float | None = None) -> float:
-    """Return the ``mu`` of a scheduler that shifts by size: linear in tokens.
-
-    The line passes through (base_image_seq_len, base_shift) and (max_image_seq_len, max_shift) of ``settings``. A
-    linear shift takes level s to ``mu s / (1 + (mu - 1) s)``; an exponential one has ``exp(mu)`` instead of mu. Source:
-    Stable Diffusion 3, arXiv:2403.03206, section 5.3.2; the line and its defaults are the stock pipeline's.
-    """
-    tokens = settings.get("base_image_seq_len", 256), settings.get("max_image_seq_len", 4096)
-    shifts = settings.get("base_shift", 0.5), settings.get("max_shift", 1.16 if max_shift is None else max_shift)
-    slope = (shifts[1] - shifts[0]) / (tokens[1] - tokens[0])
-    return image_tokens * slope + (shifts[0] - slope * tokens[0])
-
-
 def check_flow(
-    name: str, settings: Mapping[str, Any], *, by_size: bool = False, always: bool = False, given: bool = False
+    name: str,
+    settings: Mapping[str, Any],
+    *,
+    by_size: bool = False,
+    always: bool = False,
+    given: np.ndarray | list[float] | None = None,
 ) -> None:
     """Raise :class:`ConfigError` unless a scheduler of the class ``name`` has the levels of a flow in this pipeline.
 
     ``by_size``: the stock pipeline gives its scheduler a shift by the size of the image. ``always``: also to schedulers
-    that do not shift. ``given``: it gives its scheduler noise levels. Torch-free, so that plans can check.
+    that do not shift. ``given``: noise levels that it gives its scheduler. Torch-free, so that plans can check.
     """
     is_dpm, shifts = name == "DPMSolverMultistepScheduler", settings.get("use_dynamic_shifting")
     others = [f"{key} = {value!r}" for key, value in _OTHER_LEVELS.get(name, ()) if settings.get(key) == value]
     if always and is_dpm and not shifts:
         why = "needs use_dynamic_shifting = true: the stock pipeline of this model gives it a shift"
-    elif given and is_dpm:
+    elif given is not None and is_dpm:
         why = "takes no noise levels, and the stock pipeline of this model gives it some"
+    elif isinstance(given, list) and name == "UniPCMultistepScheduler":
+        why = "takes no list of noise levels, and the stock pipeline of this model gives it one"
     elif not name.startswith("FlowMatch") and not settings.get("use_flow_sigmas"):
         why = "is not a flow scheduler; expected FlowMatchEulerDiscreteScheduler, or one with use_flow_sigmas = true"
     elif (prediction := settings.get("prediction_type", "flow_prediction")) != "flow_prediction":

@@ -75,6 +75,7 @@ def check_model(recipe: Recipe, embedded: int, mistakes: Mistakes) -> None:
     if diffusers.complex_human_instruction is not None:
         mistakes.catch(directories.check_takes_instruction, path)
     mistakes.catch(sizes.check_prompt_length, path, diffusers.max_prompt_length)
+    mistakes.catch(guidance.check, path, diffusers)
     if recipe.validation is not None:
         scale = diffusers.sample.guidance_scale
         mistakes.catch(guidance.stock_scale, directories.spec(path), scale)
@@ -249,9 +250,9 @@ def with_solver(recipe: Recipe) -> Recipe:
     scheduler, settings = directories.scheduler(path)
     spec = directories.spec(path)
     told = {
-        "by_size": spec.max_shift is not None,
+        "by_size": spec.shift is not None,
         "always": spec.always_shifts,
-        "given": spec.stock_sigmas(sample.num_steps, settings) is not None,
+        "given": spec.stock_sigmas(sample.num_steps, settings),
     }
     if not recipe.train.train_policy.rewarded:
         # Without rollouts the solver changes nothing; a fixed name keeps the identity of these runs.

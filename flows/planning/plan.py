@@ -111,7 +111,8 @@ class Plan(BasePlan[Recipe]):
     @property
     def base(self) -> ModelRef:
         """Return the model for stages that do not run its transformer."""
-        return self.model.model_copy(update={"embedded_guidance_scale": None, "supervised_guidance_scale": None})
+        unguided = {"embedded_guidance_scale": None, "supervised_guidance_scale": None} | _no_options()
+        return self.model.model_copy(update=unguided)
 
     @property
     def sampled(self) -> ModelRef:
@@ -122,7 +123,8 @@ class Plan(BasePlan[Recipe]):
     def supervised(self) -> ModelRef:
         """Return the model for stages whose loss is one on media."""
         scale = self.model.supervised_guidance_scale
-        return self.sampled if scale is None else self.sampled.model_copy(update={"embedded_guidance_scale": scale})
+        own = {} if scale is None else {"embedded_guidance_scale": scale}
+        return self.sampled.model_copy(update=own | _no_options())
 
     @property
     def below(self) -> LoraConfig | None:
@@ -272,7 +274,13 @@ def _model(recipe: Recipe, *, whole: bool) -> ModelRef:
         complex_human_instruction=diffusers.complex_human_instruction,
         embedded_guidance_scale=embedded,
         supervised_guidance_scale=supervised if effects.has_losses_on_media(recipe) else None,
+        **{option: getattr(diffusers, option) for option in guidance.OPTIONS},
     )
+
+
+def _no_options() -> dict[str, None]:
+    """Return the settings of guidance for stages that do not guide."""
+    return dict.fromkeys(guidance.OPTIONS)
 
 
 def _origin(store_url: str, run_id: str) -> inits.Origin:

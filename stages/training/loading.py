@@ -21,7 +21,7 @@ from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.kept import KEPT
 from cosmos_rl_core.parallel.precision import ParamDtype, half
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
-from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.pipelines import directories, guidance
 from cosmos_rl_core.weights import half_weights
 from cosmos_rl_core.weights.parts import CURRENT, INIT
 from cosmos_rl_core.weights.policy_weights import PolicyWeights, prepare
@@ -43,6 +43,8 @@ def load_model(ref: ModelRef, components: tuple[str, ...], device: torch.device)
         model.complex_human_instruction = ref.complex_human_instruction
     if ref.embedded_guidance_scale is not None:
         model.embedded_guidance_scale = ref.embedded_guidance_scale
+    for option, value in guidance.stock_options(directories.spec(path), ref).items():
+        setattr(model, option, value)
     return model
 
 

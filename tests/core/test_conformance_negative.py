@@ -5,7 +5,7 @@ import torch
 
 from cosmos_rl_core.models._base import guided_velocity, stack
 from cosmos_rl_core.sampling.rollout import sample
-from tests.families import LENGTH, PROMPTS, SCHEDULERS, Family, fed_to, kernel, run_stock
+from tests.families import LENGTH, PROMPTS, SCHEDULERS, TEXTS, Family, fed_to, kernel, run_stock
 
 NEGATIVE = "Blurry, 7 hands; low quality."
 
@@ -22,7 +22,7 @@ def test_a_negative_prompt_is_that_of_the_stock_call(family: Family, text: str, 
         run_stock(family.stock, family.noise[:1], **options | alone)
     encoded = family.model.encode_negative(text, LENGTH)
     negative = stack([encoded] * len(PROMPTS), family.device)
-    rows = [row for call in fed for row in call["encoder_hidden_states"]]
+    rows = [row for call in fed for row in call[TEXTS]]
     assert any(torch.equal(row, negative["prompt_embeds"][0]) for row in rows)
 
     def velocity(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from cosmos_rl_core.config.policy import Solver, SolverConfig
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.pipelines.spec import linear_shift
 from cosmos_rl_core.sampling.flow import dpm2, euler, unipc
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import sample
@@ -151,20 +152,21 @@ def test_a_shift_by_size_is_the_stock_pipelines(scheduler: Any, image_tokens: in
     mu = calculate_shift(image_tokens, **line)
     stock = type(scheduler).from_config(scheduler.config)
     stock.set_timesteps(7, mu=mu)
-    assert schedule_of(scheduler, 7, image_tokens).sigmas == tuple(stock.sigmas.tolist())
+    shift = linear_shift(1.16)(image_tokens, 7, scheduler.config)
+    assert schedule_of(scheduler, 7, shift=shift).sigmas == tuple(stock.sigmas.tolist())
     with pytest.raises(ConfigError, match="gives it no size"):
         schedule_of(scheduler, 7)
 
 
 def test_a_static_shift_is_not_moved_by_the_size():
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
-    assert schedule_of(scheduler, 7, 300) == schedule_of(scheduler, 7)
+    assert schedule_of(scheduler, 7, shift=1.2) == schedule_of(scheduler, 7)
 
 
 def test_a_shift_by_size_that_dpm_cannot_do_is_refused():
     scheduler = DPMSolverMultistepScheduler(time_shift_type="linear", **BY_SIZE, **FLOW)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="exponentially; found time_shift_type = 'linear'"):
-        schedule_of(scheduler, 7, 300)
+        schedule_of(scheduler, 7, shift=1.2)
 
 
 @pytest.mark.parametrize("sigmas", [(), (0.0,), (1.0, 0.5), (1.0, 1.0, 0.0), (1.2, 0.0), (1.0, math.nan, 0.0)])

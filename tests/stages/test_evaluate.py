@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.policy import LoraConfig
@@ -35,7 +36,7 @@ def pictures(pipeline: Any) -> np.ndarray:
     generators = [torch.Generator(CPU).manual_seed(seed) for seed in range(len(PROMPTS))]
     sizes = _loading.stock_arguments(pipeline, SIZE, frames_of(pipeline))
     output = pipeline(
-        prompt=PROMPTS, num_inference_steps=2, guidance_scale=3.0, max_sequence_length=LENGTH, generator=generators,
+        prompt=[*PROMPTS], num_inference_steps=2, guidance_scale=3.0, max_sequence_length=LENGTH, generator=generators,
         output_type="np", **sizes,
     )  # fmt: skip
     return 255 * np.asarray(output.frames if hasattr(output, "frames") else output.images)
@@ -46,9 +47,9 @@ def autocast(transformer: nn.Module) -> None:
     keep_float32(transformer)
     forward = transformer.forward
 
-    def computed(*arguments: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+    def computed(*arguments: Any, **named: Any) -> Any:
         with computes_in("bfloat16", CPU):
-            return tuple(tensor.float() for tensor in forward(*arguments, **named))
+            return tree_map(torch.Tensor.float, forward(*arguments, **named))
 
     transformer.forward = computed
 

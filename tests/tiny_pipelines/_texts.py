@@ -14,6 +14,7 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Tokenizer,
+    Qwen3Config,
     T5Tokenizer,
 )
 
@@ -115,3 +116,38 @@ def qwen() -> tuple[Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer]:
         "{% for part in message['content'] %}{{ part['text'] }}{% endfor %}<|im_end|>\n{% endfor %}"
     )
     return encoder, tokenizer
+
+
+QWEN3_SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
+
+
+def qwen3_vocabulary() -> dict[str, int]:
+    return {token: i for i, token in enumerate([*sorted(ByteLevel.alphabet()), *QWEN3_SPECIAL])}
+
+
+def qwen3_config(num_hidden_layers: int) -> Qwen3Config:
+    vocabulary = qwen3_vocabulary()
+    return Qwen3Config(
+        vocab_size=len(vocabulary),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=num_hidden_layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        bos_token_id=vocabulary["<|endoftext|>"],
+        eos_token_id=vocabulary["<|im_end|>"],
+    )
+
+
+def qwen3_tokenizer() -> Qwen2Tokenizer:
+    """Of bytes, with Qwen3's words around a message: without thinking it has thought nothing."""
+    tokenizer = Qwen2Tokenizer(vocab=qwen3_vocabulary(), merges=[])
+    tokenizer.add_special_tokens({"additional_special_tokens": QWEN3_SPECIAL[1:]})
+    tokenizer.chat_template = (
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+        "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n"
+        "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+    )
+    return tokenizer

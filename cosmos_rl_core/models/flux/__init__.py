@@ -3,7 +3,7 @@
 import numpy as np
 
 from cosmos_rl_core.models._vaes import KL_VAE
-from cosmos_rl_core.pipelines.spec import ModelSpec, Settings, falling_sigmas
+from cosmos_rl_core.pipelines.spec import ModelSpec, Settings, falling_sigmas, linear_shift
 
 
 def _sigmas(num_steps: int, scheduler: Settings) -> np.ndarray | None:
@@ -29,7 +29,7 @@ SPEC = ModelSpec(
     embedded_guidance_scale=3.5,
     # As the commands in diffusers' pages for training FLUX.1 dev set it.
     supervised_guidance_scale=1.0,
-    max_shift=1.15,
+    shift=linear_shift(1.15),
     always_shifts=True,
     stock_sigmas=_sigmas,
 )

@@ -1,6 +1,6 @@
 """Qwen-Image: text to image, Qwen2.5-VL's text of any length, 4-D latents in tokens of 2 x 2."""
 
-from cosmos_rl_core.pipelines.spec import Geometry, ModelSpec, Settings, Vae, falling_sigmas
+from cosmos_rl_core.pipelines.spec import Geometry, ModelSpec, Settings, Vae, falling_sigmas, linear_shift
 
 
 def _geometry(vae: Settings) -> Geometry:
@@ -30,7 +30,7 @@ SPEC = ModelSpec(
     max_prompt_length=1024,
     pads_text=False,
     guidance_argument="true_cfg_scale",
-    max_shift=1.15,
+    shift=linear_shift(1.15),
     always_shifts=True,
     stock_sigmas=falling_sigmas,
 )

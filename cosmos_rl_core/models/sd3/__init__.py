@@ -1,7 +1,7 @@
 """Stable Diffusion 3 and 3.5: text to image, three text encoders, 4-D latents."""
 
 from cosmos_rl_core.models._vaes import KL_VAE
-from cosmos_rl_core.pipelines.spec import ModelSpec, Settings
+from cosmos_rl_core.pipelines.spec import ModelSpec, Settings, linear_shift
 
 
 def _positions(transformer: Settings) -> tuple[int, int, int]:
@@ -24,5 +24,5 @@ SPEC = ModelSpec(
     pooled_width=lambda transformer: transformer["pooled_projection_dim"],
     clip_tokenizer="tokenizer",
     max_prompt_length=512,
-    max_shift=1.16,
+    shift=linear_shift(1.16),
 )
