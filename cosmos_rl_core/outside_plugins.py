@@ -230,6 +230,8 @@ def _import(path: Path) -> ModuleType:
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and (path.parent / f"{error.name}.py").is_file():
             reason += f"; make a folder {name}/ with {_PACKAGE} of both and write `from . import`"
+        elif file == path and "no known parent package" in str(error):
+            reason += f"; a file alone is no package: make a folder {name}/ with {_PACKAGE} and the helper in it"
         raise ConfigError(f"{path} cannot be imported: {reason}") from error
     return module
 

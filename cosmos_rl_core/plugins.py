@@ -24,6 +24,7 @@ MEMBERS = {
     "rewards": ("Options", "Reward"),
     "datasets": ("Options", "prompts"),
     "captioners": ("Options", "Captioner"),
+    "solvers": ("SOLVER", "kernel"),
     "vlms": ("PROCESSORS",),
     "chat_datasets": ("Options", "rows"),
 }

@@ -26,6 +26,7 @@ from cosmos_rl_core.algorithms import _base as algorithms_base
 from cosmos_rl_core.algorithms._needs import DRIFT_METRICS
 from cosmos_rl_core.captioners import _base as captioners_base
 from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.config.train import (
     AlgorithmOptions,
     CaptionerOptions,
@@ -37,6 +38,9 @@ from cosmos_rl_core.datasets import _base as datasets_base
 from cosmos_rl_core.models import _base as models_base
 from cosmos_rl_core.pipelines import directories, guidance
 from cosmos_rl_core.rewards import _base as rewards_base
+from cosmos_rl_core.sampling import solvers
+from cosmos_rl_core.sampling.rollout import sample
+from cosmos_rl_core.sampling.schedule import Schedule
 from cosmos_rl_core.sampling.transition import Coefficients
 from cosmos_rl_core.vlms import _base as vlms_base
 from tests import hf_folder
@@ -296,6 +300,23 @@ def test_a_reward_plugin_conforms(name: str):
     groups = [samples[i : i + whole] for i in range(0, len(samples), whole)]
     assert [entry for group in groups for entry in reward.score(group)] == scores
     assert reward.score([]) == []
+
+
+@pytest.mark.parametrize("name", plugins.known("solvers"))
+@pytest.mark.parametrize("num_steps", [2, 9])
+def test_a_solver_plugin_conforms(name: str, num_steps: int):
+    unknown = {*solvers.facts(name).settings} - SolverConfig.model_fields.keys()
+    assert not unknown, f"{plugins.load('solvers', name).__file__}: SOLVER.settings names {', '.join(sorted(unknown))}"
+    levels = Schedule((*(1 - i / num_steps for i in range(num_steps)), 0.0))
+    config = SolverConfig(solver=name, num_steps=num_steps)
+    made, again = (solvers.kernel_of(config, lambda: levels) for _ in range(2))
+    assert made == again
+    assert all(high > low for high, low in itertools.pairwise(made.levels))
+    assert all(step.std == 0 or not step.recall_older for step in made.steps)
+    if not made.trainable:
+        # Every velocity points away from x_0 = 2.
+        ended = sample(lambda x, t: (x - 2.0) / t[:, None], torch.randn(3, 5), made)
+        assert torch.allclose(ended.latents, torch.full((3, 5), 2.0), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", plugins.known("captioners"))

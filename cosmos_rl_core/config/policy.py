@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
+from cosmos_rl_core import plugins
 from cosmos_rl_core.config.base import NOT_IDENTITY, Section, UserPath
 
 ALL_LINEAR = "all-linear"
@@ -81,9 +82,6 @@ class LoraConfig(Section):
         return tuple(value) if isinstance(value, list) else value
 
 
-Solver = Literal["euler", "dpm2", "unipc", "unipc1", "unipc3", "flow_sde", "cps", "edm"]
-
-
 MAX_STEPS = 10_000
 """Largest number of solver steps: ten times the steps that schedulers are trained on."""
 
@@ -91,12 +89,15 @@ MAX_STEPS = 10_000
 class SolverConfig(Section):
     """Sampler of rollouts. Settings from ``sigma_max`` on are for ``solver = "edm"`` only."""
 
+    plugin = ("solvers", "solver")
+
     num_steps: int = Field(default=10, ge=1, le=MAX_STEPS)
     """Number of solver steps of a rollout. More steps are slower and follow the model more exactly."""
     guidance_scale: float = Field(default=1.0, ge=1)
     """Weight of classifier-free guidance. 1 turns guidance off, which halves the cost of a step."""
-    solver: Solver | None = None
-    """Solver of rollouts. Default: the one that takes the steps of the pipeline's own scheduler; the plan names it.
+    solver: str | None = Field(default=None, json_schema_extra={"examples": [*plugins.own("solvers")]})
+    """Solver of rollouts: the name of a file in ``cosmos_rl_core/solvers``, or of a plugin from outside.
+    Default: the one that takes the steps of the pipeline's own scheduler; the plan names it.
     Without noise: ``euler``, first order, the scheduler of SD3; ``dpm2``, DPM-Solver++ 2M, the scheduler of SANA,
     better with many steps, over-dispersed with few; ``unipc``, which adds a corrector, the scheduler of Wan;
     ``unipc1`` and ``unipc3``, the same with first and third order. With noise, for policy gradients: ``flow_sde``
@@ -121,6 +122,14 @@ class SolverConfig(Section):
     solver_option: Literal["2ab", "1euler"] = "2ab"
     """Step of the EDM solver: ``2ab``, second-order multistep, or ``1euler``, first order. cosmos-rl accepts more names
     and computes ``2ab`` for all of them."""
+
+    @field_validator("solver")
+    @classmethod
+    def _is_known(cls, value: str | None) -> str | None:
+        if value is not None:
+            # Raises for an unknown name, with those that are known.
+            plugins.load("solvers", value)
+        return value
 
     @field_validator("s_t_max", mode="before")
     @classmethod

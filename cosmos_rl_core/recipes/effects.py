@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.config.base import Section, written
 from cosmos_rl_core.config.policy import SolverConfig, TimeDensity
+from cosmos_rl_core.sampling.solvers import readers
 from cosmos_rl_core.weights.parts import REFERENCE
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 Row = tuple[str, Section, bool, str, str]
 """Place and values of a section, whether nothing reads some of its fields, their names, and why."""
-_OF_EDM = "sigma_max sigma_min s_churn s_noise s_t_min s_t_max solver_option"
 _OF_ROLLOUTS = " ".join(name for name in SolverConfig.model_fields if name != "guidance_scale")
 
 
@@ -121,10 +121,13 @@ def _of_sampling(recipe: Recipe) -> Iterator[Row]:
     noiseless = options.rewarded and sample.solver == "edm" and sample.s_churn == 0
     yield place, sample, noiseless, "s_noise s_t_min s_t_max", "s_churn = 0 adds no noise"
     by = "the pipeline's own solver" if sample.solver is None else f"solver = {sample.solver!r}"
-    is_other = options.rewarded and sample.solver != "edm"
-    yield place, sample, is_other, _OF_EDM, f"{by} does not read it; edm does"
-    is_other = options.rewarded and sample.solver not in ("flow_sde", "cps")
-    yield place, sample, is_other, "noise_level", f"{by} does not read it; flow_sde and cps do"
+    by_readers: dict[tuple[str, ...], list[str]] = {}
+    for setting, names in readers().items():
+        by_readers.setdefault(names, []).append(setting)
+    for names, settings in by_readers.items():
+        is_other = options.rewarded and sample.solver not in names
+        told = f"{' and '.join(names)} {'does' if len(names) == 1 else 'do'}"
+        yield place, sample, is_other, " ".join(settings), f"{by} does not read it; {told}"
     yield "rollout", recipe.rollout, supervised, "n_generation n_generation_mini_batch", why
     yield "rollout", recipe.rollout, no_samples, "samples_per_shard", "no samples are made"
 

@@ -1,35 +1,37 @@
 """The sampler that a recipe names."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
-from functools import partial
+from itertools import pairwise
 from typing import Any
 
-from cosmos_rl_core.config.policy import Solver, SolverConfig
+from cosmos_rl_core import plugins
+from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.sampling.edm import edm
-from cosmos_rl_core.sampling.flow import cps, dpm2, euler, flow_sde, unipc
+from cosmos_rl_core.sampling.facts import Alike, Solver
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.schedule import Schedule
 
 
-def solver_of(chosen: Solver | None, scheduler: str, settings: Mapping[str, Any]) -> Solver:
+def solver_of(chosen: str | None, scheduler: str, settings: Mapping[str, Any]) -> str:
     """Return the ``chosen`` solver, or the one with the steps of the scheduler class of diffusers and its ``settings``.
 
     Raises :class:`ConfigError` if none is chosen and the class has none, or if the solver is the scheduler's own but
     the settings make other steps. A recipe may choose another solver whatever these settings are.
     """
-    if scheduler not in _OWN:
+    if not _of_scheduler(scheduler):
         if chosen is not None:
             return chosen
-        known = ", ".join(f"{name} ({next(iter(solvers))})" for name, solvers in _OWN.items())
+        classes = dict.fromkeys(one for name in plugins.known("solvers") for one in facts(name).schedulers)
+        known = ", ".join(f"{name} ({next(iter(_of_scheduler(name)))})" for name in sorted(classes))
         raise ConfigError(
             f"policy.diffusers.sample.solver is not set, and no solver takes the steps of {scheduler}, which is the "
             f"pipeline's own; known: {known}. Set the solver to sample with instead"
         )
     own, other = _closest(scheduler, settings)
     if other and chosen in (None, own):
-        expected = {name: _OWN[scheduler][own][name][0] for name in other}
+        expected = {name: _of_scheduler(scheduler)[own][name][0] for name in other}
         raise ConfigError(
             f"policy.diffusers.sample: solver = {own!r}, of the pipeline's own {scheduler}, takes its steps with "
             f"{_settings(expected)}; found {_settings(other)} in scheduler/scheduler_config.json, with which it takes "
@@ -42,45 +44,17 @@ def _settings(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {json.dumps(value, default=str)}" for name, value in values.items())
 
 
-def _closest(scheduler: str, settings: Mapping[str, Any]) -> tuple[Solver, dict[str, Any]]:
+def _closest(scheduler: str, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the solver with the nearest settings, and the settings that make other steps: none for equal steps."""
+    solvers = _of_scheduler(scheduler)
     # The class's own defaults are the settings of the solver that is listed first.
-    defaults = {name: alike[0] for equal in reversed(_OWN[scheduler].values()) for name, alike in equal.items()}
+    defaults = {name: alike[0] for equal in reversed(solvers.values()) for name, alike in equal.items()}
     found = defaults | dict(settings)
-    others: dict[Solver, dict[str, Any]] = {
+    others = {
         solver: {name: found[name] for name, alike in equal.items() if found[name] not in alike}
-        for solver, equal in _OWN[scheduler].items()
+        for solver, equal in solvers.items()
     }
     return min(others.items(), key=lambda pair: len(pair[1]))
-
-
-_DPM = {"algorithm_type": ("dpmsolver++",), "thresholding": (False,)}
-_MIDPOINT = {"solver_type": ("midpoint", "logrho", "bh1", "bh2")}
-_UNIPC = {
-    # With bh1 the last step, to sigma = 0, is NaN.
-    "solver_type": ("bh2", "midpoint", "heun", "logrho"),
-    "predict_x0": (True,),
-    "thresholding": (False,),
-    "lower_order_final": (True,),
-    "disable_corrector": ([],),
-    "solver_p": (None,),
-}
-
-_OWN: dict[str, dict[Solver, dict[str, tuple[Any, ...]]]] = {
-    "FlowMatchEulerDiscreteScheduler": {"euler": {"stochastic_sampling": (False,)}},
-    # euler_at_final and lower_order_final change nothing: the last step, to sigma = 0, is always first order.
-    "DPMSolverMultistepScheduler": {
-        "dpm2": {"solver_order": (2,)} | _MIDPOINT | _DPM,
-        "euler": {"solver_order": (1,)} | _DPM,
-    },
-    "UniPCMultistepScheduler": {
-        "unipc": {"solver_order": (2,)} | _UNIPC,
-        "unipc1": {"solver_order": (1,)} | _UNIPC,
-        "unipc3": {"solver_order": (3,)} | _UNIPC,
-    },
-}
-"""Solvers of a scheduler's class, each with the settings with which their steps are equal. A setting has all values
-with the same meaning: the classes read each other's files."""
 
 
 def kernel_of(config: SolverConfig, schedule: Callable[[], Schedule]) -> Kernel:
@@ -88,23 +62,62 @@ def kernel_of(config: SolverConfig, schedule: Callable[[], Schedule]) -> Kernel:
 
     A solver that is not set, which only plans may have, is the pipeline's own: it has no noise, like ``euler``.
 
-    Raises :class:`ConfigError` if the solver and its settings do not go together.
+    Raises :class:`ConfigError` if the solver and its settings do not go together, and if a plugin from outside returns
+    what is no table of steps.
     """
-    if config.solver == "edm":
-        return edm(config)
-    if config.solver in _STOCHASTIC:
-        return _STOCHASTIC[config.solver](schedule(), config.noise_level)
-    return _DETERMINISTIC[config.solver or "euler"](schedule())
+    name = config.solver or "euler"
+    with plugins.errors_of("solvers", name):
+        found = plugins.load("solvers", name).kernel(config, schedule)
+        if name in plugins.loaded("solvers"):
+            _check(found)
+    return found
 
 
-_STOCHASTIC: dict[str, Callable[[Schedule, float], Kernel]] = {"flow_sde": flow_sde, "cps": cps}
-_DETERMINISTIC: dict[str, Callable[[Schedule], Kernel]] = {
-    "euler": euler,
-    "dpm2": dpm2,
-    "unipc": unipc,
-    "unipc1": partial(unipc, order=1),
-    "unipc3": partial(unipc, order=3),
-}
+def _check(kernel: Any) -> None:
+    """Raise a ValueError if what a plugin returned cannot be sampled with."""
+    if not isinstance(kernel, Kernel) or not kernel.steps:
+        raise ValueError(f"kernel returned {type(kernel).__name__}; expected a Kernel with at least one step")
+    if [step.index for step in kernel.steps] != [*range(len(kernel.steps))]:
+        raise ValueError(f"its steps have the indices {[step.index for step in kernel.steps]}; expected 0, 1, ...")
+    if not all(high > low for high, low in pairwise(kernel.levels)) or not 0 < kernel.levels[0] <= 1:
+        raise ValueError(f"its steps are at the noise levels {kernel.levels}; expected falling ones in (0, 1]")
+    for step in kernel.steps:
+        numbers = (step.keep, step.push, step.input_scale, step.recall, *step.recall_older, step.std)
+        if not all(map(math.isfinite, numbers)) or step.std < 0:
+            raise ValueError(f"step {step.index} has the coefficients {numbers}; expected finite ones and std >= 0")
+        if step.std > 0 and step.recall_older:
+            raise ValueError(f"step {step.index} has noise and recall_older; steps with noise are replayed without it")
+
+
+def own_levels(name: str | None) -> bool:
+    """Return whether a solver has noise levels of its own. Raises :class:`ConfigError` if there is none of the name."""
+    return name is not None and facts(name).own_levels
+
+
+def facts(name: str) -> Solver:
+    """Return what a solver says of itself. Raises :class:`ConfigError` if there is none of the name."""
+    found = plugins.load("solvers", name)
+    if not isinstance(found.SOLVER, Solver):
+        raise ConfigError(f"solver plugin {found.__file__}: SOLVER is {found.SOLVER!r}; expected a Solver")
+    return found.SOLVER
+
+
+def readers() -> dict[str, tuple[str, ...]]:
+    """Return the names of the solvers that read each setting of which not all read it."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name in plugins.known("solvers"):
+        for setting in facts(name).settings:
+            found[setting] = (*found.get(setting, ()), name)
+    return found
+
+
+def _of_scheduler(scheduler: str) -> dict[str, Alike]:
+    """Return the solvers that take the steps of a scheduler's class, with the settings that make these equal.
+
+    The shipped ones come first, by name, so that the first has the defaults of the class.
+    """
+    names = sorted(plugins.known("solvers"), key=lambda name: (name not in plugins.own("solvers"), name))
+    return {name: facts(name).schedulers[scheduler] for name in names if scheduler in facts(name).schedulers}
 
 
 def planned_kernel(config: SolverConfig) -> Kernel:

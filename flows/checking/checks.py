@@ -8,7 +8,6 @@ from cosmos_rl_core import plugins
 from cosmos_rl_core.config import early_warning
 from cosmos_rl_core.config.early_warning import EarlyWarningConfig
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.config.policy import Solver
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import RewardConfig, RewardedOptions, SnapshotOptions
 from cosmos_rl_core.datasets._base import Prompt
@@ -18,7 +17,7 @@ from cosmos_rl_core.pipelines import checkpoints, directories, guidance, sizes
 from cosmos_rl_core.pipelines.buckets import Size, buckets
 from cosmos_rl_core.rewards._base import LabelledReward, Reward
 from cosmos_rl_core.sampling.schedule import check_flow
-from cosmos_rl_core.sampling.solvers import solver_of
+from cosmos_rl_core.sampling.solvers import own_levels, solver_of
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import RESTORE
 from flows.sizes import costs
@@ -258,12 +257,12 @@ def with_solver(recipe: Recipe) -> Recipe:
         # Without rollouts the solver changes nothing; a fixed name keeps the identity of these runs.
         check_flow(scheduler, settings, **told)
         return _named(recipe, sample.solver or "euler")
-    if sample.solver != "edm":  # edm has its own levels
+    if not own_levels(sample.solver):
         check_flow(scheduler, settings, **told)
     return _named(recipe, solver_of(sample.solver, scheduler, settings))
 
 
-def _named(recipe: Recipe, solver: Solver) -> Recipe:
+def _named(recipe: Recipe, solver: str) -> Recipe:
     policy, diffusers = recipe.policy, recipe.policy.diffusers
     sample = diffusers.sample.model_copy(update={"solver": solver})
     diffusers = diffusers.model_copy(update={"sample": sample})

@@ -15,7 +15,7 @@ from diffusers.schedulers.scheduling_flow_match_heun_discrete import FlowMatchHe
 from diffusers.schedulers.scheduling_unipc_multistep import UniPCMultistepScheduler
 from pydantic import ValidationError
 
-from cosmos_rl_core.config.policy import Solver, SolverConfig
+from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines.spec import linear_shift
 from cosmos_rl_core.sampling.flow import dpm2, euler, unipc
@@ -216,7 +216,7 @@ EULER, DPM, UNIPC = FlowMatchEulerDiscreteScheduler, DPMSolverMultistepScheduler
 KARRAS: dict[str, Any] = {"use_karras_sigmas": True, "sigma_max": 200.0, "sigma_min": 0.01}
 
 
-SOLVERS: dict[Any, dict[int, Solver]] = {
+SOLVERS: dict[Any, dict[int, str]] = {
     EULER: {2: "euler"},
     DPM: {1: "euler", 2: "dpm2", 3: "dpm2"},
     UNIPC: {1: "unipc1", 2: "unipc", 3: "unipc3"},

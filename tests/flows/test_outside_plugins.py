@@ -240,6 +240,11 @@ BREAKS = {
         "import signs\n",
         "make a folder bright/ with __init__.py of both and write `from . import`",
     ),
+    "imports a helper as if it were a package": (
+        "bright.py",
+        "from .signs import prompts\n",
+        "a file alone is no package: make a folder bright/ with __init__.py and the helper in it",
+    ),
     "says no needs": (
         "nft2.py",
         "class Algorithm:\n    def __init__(self, options): pass\n",
@@ -351,3 +356,15 @@ def test_options_that_no_plan_can_hold_are_told_with_the_plugin(recipe: str, fol
     file.write_text(source.replace(first, f"{first}    {wrong}\n"), encoding="utf-8")
     said = refused(recipe)
     assert f"reward plugin {file}: {WRONG_OPTIONS[wrong]}" in said
+
+
+def test_a_folder_with_a_helper_is_one_plugin(recipe: str, folder: Path):
+    (folder / "bright").mkdir()
+    text = (folder / "bright.py").read_text(encoding="utf-8")
+    (folder / "bright" / "__init__.py").write_text(f"{text}\nfrom .helper import HALF\n", encoding="utf-8")
+    (folder / "bright" / "helper.py").write_text("HALF = 0.5\n", encoding="utf-8")
+    (folder / "bright.py").unlink()
+    paths = json.dumps([str(folder / name) for name in ("nft2.py", "bright", "signs.py", "tiny2")])
+    plan = plan_of(Settings(recipe, overrides=(f"plugins={paths}",)))
+    (pin,) = (pin for pin in plan.plugins if pin.name == "bright")
+    assert [*pin.files] == ["bright/__init__.py", "bright/helper.py"]

@@ -1,0 +1,21 @@
+"""The facts of a solver."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Alike = Mapping[str, tuple[Any, ...]]
+"""Settings of a scheduler, each with all values that make the same steps; the first is the default of its class."""
+
+
+@dataclass(frozen=True)
+class Solver:
+    """Facts of a solver."""
+
+    settings: tuple[str, ...] = ()
+    """Fields of :class:`cosmos_rl_core.config.policy.SolverConfig` that it reads, apart from the number of steps and
+    the guidance scale."""
+    schedulers: Mapping[str, Alike] = field(default_factory=dict[str, Alike])
+    """Scheduler classes of diffusers whose steps it takes, with the settings for which they are equal."""
+    own_levels: bool = False
+    """Whether it has noise levels of its own, in place of the pipeline's schedule."""

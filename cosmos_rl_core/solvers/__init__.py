@@ -1,0 +1,1 @@
+"""Solvers of rollouts, one file each: a plugin is found by its name."""
