@@ -19,7 +19,8 @@ from tests.e2e.flow_process import RECIPE, RUN_ID, Flows
 FILE = "deployments/prefect.yaml"
 NAMES = {
     "ddrl": {"2b", "14b", "tiny-ddrl"},
-    "nft": {"sd3-nft", "sd3-nft-pickscore", "sana-image-nft", "sana-video-nft", "cosmos-2b-nft", "tiny-nft"},
+    "nft": {"sd3-nft", "sd3-nft-pickscore", "sana-image-nft", "sana-video-nft", "cosmos-2b-nft"}
+    | {"z-image-nft", "tiny-nft"},
     "grpo": {"2b-grpo", "2b-grpo-mock", "tiny-grpo"},
     "sft": {f"{name}-sft" for name in ("sd3", "sana-image", "sana-video", "tiny")}
     | {f"{name}-sft-lora" for name in ("sd3", "sana-image", "sana-video", "wan", "cosmos-2b")},

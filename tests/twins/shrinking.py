@@ -23,6 +23,7 @@ FAMILIES = {
     "SANA1.5": "sana",
     "Cosmos": "cosmos_predict2_5",
     "Wan2.1": "wan",
+    "Z-Image": "z_image",
 }
 """Model plugins by a part of the name of their weights."""
 MOST_RANKS = 4
