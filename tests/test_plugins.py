@@ -154,6 +154,8 @@ def test_a_models_facts_are_those_of_the_stock_pipeline(name: str):
         assert (spec.max_given_frames > 0) == ("num_latent_conditional_frames" in called)
         assert (spec.guardrail_package is not None) == ("safety_checker" in made)
         assert spec.guidance_argument == ("true_cfg_scale" if "true_cfg_scale" in called else "guidance_scale")
+        assert spec.takes_negative == ("negative_prompt" in called)
+        assert all(setting in made for setting in spec.unguided_settings)
         for option in guidance.OPTIONS:
             assert (option in spec.guidance_options) == (option in called)
             assert option not in called or getattr(model_of(name), option) == called[option].default

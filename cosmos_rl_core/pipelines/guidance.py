@@ -20,6 +20,18 @@ OPTIONS = ("cfg_normalization", "cfg_truncation")
 def check(path: str | Path, diffusers: DiffusersConfig) -> None:
     """Raise :class:`ConfigError` for settings of guidance that the pipeline does not take, or that change nothing."""
     spec, name, sample = directories.spec(path), directories.pipeline_class(path), diffusers.sample
+    if sample.negative_prompt and not spec.takes_negative:
+        raise ConfigError(
+            f"policy.diffusers.sample.negative_prompt = {sample.negative_prompt!r}: {name} guides away from the empty "
+            "prompt alone; leave it out"
+        )
+    index = directories.read_json(path, directories.INDEX)
+    for setting, meaning in spec.unguided_settings.items():
+        if index.get(setting) and sample.guidance_scale != 1:
+            raise ConfigError(
+                f"policy.diffusers.sample.guidance_scale = {sample.guidance_scale}: {str(path)!r} has {setting} = "
+                f"{index[setting]}, so it is {meaning}, which {name} does not guide; set 1"
+            )
     for option in OPTIONS:
         if (value := getattr(diffusers, option)) is None:
             continue
@@ -96,7 +108,7 @@ def stock_arguments(
     given: dict[str, Any] = {spec.guidance_argument: stock_scale(spec, guidance_scale)}
     if negative_prompt is None and spec.guidance_argument == "true_cfg_scale" and guidance_scale != 1:
         negative_prompt = ""
-    if negative_prompt is not None:
+    if negative_prompt is not None and spec.takes_negative:
         given["negative_prompt"] = [negative_prompt] * count
     if embedded is not None:
         given["guidance_scale"] = embedded

@@ -142,6 +142,10 @@ class ModelSpec:
     """Our ``guidance_scale`` minus that argument."""
     guidance_off: float = 1
     """Largest value of that argument without guidance: above it the stock pipeline predicts with both texts."""
+    takes_negative: bool = True
+    """The stock call has the argument ``negative_prompt``. False: it guides away from the empty prompt alone."""
+    unguided_settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the index with which the stock pipeline ignores guidance, each with the kind of model it means."""
     guidance_options: tuple[str, ...] = ()
     """Those of :data:`cosmos_rl_core.pipelines.guidance.OPTIONS` that the stock call takes. The model then has
     attributes of these names, with the defaults of the call."""

@@ -3,16 +3,28 @@
 import pytest
 import torch
 
+from cosmos_rl_core.config.policy import DiffusersConfig, SampleConfig
+from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import guided_velocity, stack
+from cosmos_rl_core.pipelines import directories, guidance
 from cosmos_rl_core.sampling.rollout import sample
 from tests.families import LENGTH, PROMPTS, SCHEDULERS, TEXTS, Family, fed_to, kernel, run_stock
 
 NEGATIVE = "Blurry, 7 hands; low quality."
 
 
+def config(text: str) -> DiffusersConfig:
+    return DiffusersConfig(sample=SampleConfig(guidance_scale=3.0, negative_prompt=text))
+
+
 @pytest.mark.parametrize("text", [NEGATIVE, ""])
 def test_a_negative_prompt_is_that_of_the_stock_call(family: Family, text: str, monkeypatch: pytest.MonkeyPatch):
     """Its embedding bit for bit, and the latents that guidance away from it leads to."""
+    if text and not directories.spec(family.folder).takes_negative:
+        with pytest.raises(ConfigError, match="guides away from the empty prompt alone; leave it out"):
+            guidance.check(family.folder, config(text))
+        return
+    guidance.check(family.folder, config(text))
     monkeypatch.setattr(family.stock, "scheduler", SCHEDULERS["euler"]())
     options = {"num_inference_steps": 2, "guidance_scale": 3.0, "negative_prompt": [text] * len(PROMPTS)}
     expected = run_stock(family.stock, family.noise, **options)

@@ -125,13 +125,14 @@ def qwen3_vocabulary() -> dict[str, int]:
     return {token: i for i, token in enumerate([*sorted(ByteLevel.alphabet()), *QWEN3_SPECIAL])}
 
 
-def qwen3_config(num_hidden_layers: int) -> Qwen3Config:
+def qwen3_config(num_hidden_layers: int, initializer_range: float = 0.02) -> Qwen3Config:
     vocabulary = qwen3_vocabulary()
     return Qwen3Config(
         vocab_size=len(vocabulary),
         hidden_size=16,
         intermediate_size=16,
         num_hidden_layers=num_hidden_layers,
+        initializer_range=initializer_range,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=8,

@@ -24,6 +24,7 @@ FAMILIES = {
     "Cosmos": "cosmos_predict2_5",
     "Wan2.1": "wan",
     "Z-Image": "z_image",
+    "FLUX.2-klein": "flux2_klein",
 }
 """Model plugins by a part of the name of their weights."""
 MOST_RANKS = 4

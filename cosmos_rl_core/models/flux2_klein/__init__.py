@@ -1,0 +1,53 @@
+"""FLUX.2 klein: text to image, three layers of Qwen3, latents that the pipeline patches before it normalises them.
+
+Latents are those of the transformer, ``[128, H / 16, W / 16]``: squares of 2 x 2 latents of the VAE, normalised by the
+statistics of its batch norm. Every one is a token.
+"""
+
+import numpy as np
+
+from cosmos_rl_core.pipelines.spec import Geometry, ModelSpec, Settings, Vae, falling_sigmas
+
+SIDE = 2
+"""Latents of the VAE along a side of a square."""
+_FEW_STEPS, _MANY_STEPS = 10, 200
+_LARGE = 4300
+"""Tokens above which the number of steps does not count."""
+
+
+def _geometry(vae: Settings) -> Geometry:
+    halvings = len(vae["block_out_channels"]) - 1
+    return Geometry(vae["latent_channels"] * SIDE**2, 2**halvings * SIDE)
+
+
+def _shift(image_tokens: int, num_steps: int, _scheduler: Settings) -> float:
+    """Return the shift between lines fitted at 10 and at 200 steps. Source: the stock pipeline."""
+    many = 0.00016927 * image_tokens + 0.45666666
+    if image_tokens > _LARGE:
+        return many
+    few = 8.73809524e-05 * image_tokens + 1.89833333
+    slope = (many - few) / (_MANY_STEPS - _FEW_STEPS)
+    return slope * num_steps + (many - _MANY_STEPS * slope)
+
+
+def _sigmas(num_steps: int, scheduler: Settings) -> np.ndarray | None:
+    return None if scheduler.get("use_flow_sigmas") else falling_sigmas(num_steps, scheduler)
+
+
+SPEC = ModelSpec(
+    pipeline_classes=("Flux2KleinPipeline",),
+    vaes={
+        "AutoencoderKLFlux2": Vae(
+            _geometry, {"latent_channels": 32, "block_out_channels": (128, 256, 512, 512)}, posterior=True
+        )
+    },
+    transformer_class="Flux2Transformer2DModel",
+    transformer_defaults={"in_channels": 128, "joint_attention_dim": 15360},
+    patch=lambda _: (1, 1, 1),
+    text_width=lambda transformer: transformer["joint_attention_dim"],
+    takes_negative=False,
+    unguided_settings={"is_distilled": "a distilled model"},
+    shift=_shift,
+    always_shifts=True,
+    stock_sigmas=_sigmas,
+)
