@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from cosmos_rl_core.pipelines.comfyui import Name
+
 Settings = Mapping[str, Any]
 """The ``config.json`` of a component, with defaults of its class for settings that the file leaves out."""
 
@@ -173,6 +175,9 @@ class ModelSpec:
     that output."""
     takes_instruction: bool = False
     """The stock call has the argument ``complex_human_instruction``. The model then has an attribute of that name."""
+
+    comfyui: Name | None = None
+    """Names of the transformer's modules in LoRA files that ComfyUI reads; None if it reads none of the family."""
 
     def defaults(self, class_name: str) -> Settings:
         """Return the defaults of a component's class for the settings that this spec reads."""

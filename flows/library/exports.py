@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import FREE_SPACE, FULL, ArtifactError, ConfigError, NoSpaceError, counted
+from cosmos_rl_core.exporters.comfyui import lora_file
 from cosmos_rl_core.storage.file_digests import Remembered
 from flows.devices.work_folders import hold, in_use
 from flows.library.best import Best, best_of
 from flows.library.states import State, states
+from flows.planning import kinds
 from flows.planning.base import AnyRun
 from flows.planning.ranking import judge_of
 from flows.planning.steps import read_run
@@ -27,6 +30,8 @@ PIPELINE = "pipeline/"
 """Folder of a whole pipeline in an artifact; its files go to the top of the target."""
 Which = int | Literal["newest", "best", "all"]
 """A policy version, or how to choose one."""
+Layout = Literal["diffusers", "comfyui"]
+"""The program that the files are for."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +65,13 @@ class Exported:
         yield from (f"{name} was not made yet" for name in self.to_come)
 
 
-def export(store_url: str, run_id: str, output_dir: str, which: Which = "newest") -> Exported:
+def export(
+    store_url: str, run_id: str, output_dir: str, which: Which = "newest", layout: Layout = "diffusers"
+) -> Exported:
     """Copy exports and check every byte.
 
-    A LoRA goes to ``safetensors/step_<N>/lora/`` below ``output_dir``, a whole pipeline to ``safetensors/step_<N>/``;
+    With the layout ``comfyui`` a LoRA becomes the file ``<run>-step_<N>.safetensors`` in ``output_dir``. Otherwise it
+    goes to ``safetensors/step_<N>/lora/`` below, a whole pipeline to ``safetensors/step_<N>/``;
     N is the number of optimizer steps. ``best`` is what ``validation.best_by`` ranks first. Raises
     :class:`ArtifactError` if an export or one of its inputs is damaged, :class:`ConfigError` if there is no such
     export, it does not stand, or the target holds other files, :class:`NoSpaceError` on a full disk.
@@ -87,8 +95,14 @@ def export(store_url: str, run_id: str, output_dir: str, which: Which = "newest"
     ranks = judge.stages[0] if judge is not None else ""
     copied: list[Copied] = []
     for k in wanted:
-        target = Path(output_dir, "safetensors", f"step_{optimizer_steps(run, k)}")
-        copied.append(Copied(k, str(target), _copy(Artifact(input_of(made[k].step.slot)), target)))
+        artifact, step = Artifact(input_of(made[k].step.slot)), f"step_{optimizer_steps(run, k)}"
+        if layout == "comfyui":
+            file = Path(output_dir, f"{run_id}-{step}.safetensors")
+            _convert(run, artifact, file)
+            copied.append(Copied(k, str(file.parent), 1))
+            continue
+        target = Path(output_dir, "safetensors", step)
+        copied.append(Copied(k, str(target), _copy(artifact, target)))
     if isinstance(which, int):
         return Exported(run_id, copied)
     every, judged = (exports, {}) if best is None else _made(found, ranks)
@@ -151,6 +165,38 @@ def optimizer_steps(run: AnyRun, k: int) -> int:
     return manifest.config["steps"]["first_step"] + len(manifest.config["steps"]["lrs"])
 
 
+def _convert(run: AnyRun, artifact: Artifact, target: Path) -> None:
+    """Write the LoRA of an export as ComfyUI reads it: a file that appears when it is whole."""
+    if kinds.of(run.plan) is not None or (named := plugins.load("models", run.plan.model.adapter).SPEC.comfyui) is None:
+        raise ConfigError(
+            f"ComfyUI reads no LoRA of this model; leave out --format, for the files of {run.plan.run_id}"
+        )
+    if "lora/model.safetensors" not in artifact.names():
+        raise ConfigError(f"{run.plan.run_id} trains all weights; leave out --format, for the whole pipeline")
+    settings = artifact.json("lora/adapter_config.json")
+    data = lora_file(artifact.read("lora/model.safetensors"), settings, named)
+    if target.exists():
+        if target.read_bytes() == data:
+            return
+        raise ConfigError(f"{target} exists and is another file; remove it, or name another directory")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        try:
+            partial.write_bytes(data)
+            partial.rename(target)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritten(target, error) from error
+
+
+def _unwritten(target: Path, error: OSError) -> ConfigError | NoSpaceError:
+    if error.errno in FULL:
+        return NoSpaceError(f"no space left to write {target}: {error.strerror}; {FREE_SPACE}")
+    return ConfigError(f"cannot write {target}: {error.strerror}; name another")
+
+
 def _copy(artifact: Artifact, target: Path) -> int:
     """Copy all files to a directory that appears when it is complete. Return their number."""
     files = {name.removeprefix(PIPELINE): name for name in artifact.names()}
@@ -168,9 +214,7 @@ def _copy(artifact: Artifact, target: Path) -> int:
                 copy(artifact.url, artifact.entry(name), partial / path)
             partial.rename(target)
     except OSError as error:
-        if error.errno in FULL:
-            raise NoSpaceError(f"no space left to write {target}: {error.strerror}; {FREE_SPACE}") from error
-        raise ConfigError(f"cannot write {target}: {error.strerror}; name another") from error
+        raise _unwritten(target, error) from error
     return len(files)
 
 

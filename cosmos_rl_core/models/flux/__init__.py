@@ -3,6 +3,7 @@
 import numpy as np
 
 from cosmos_rl_core.models._vaes import KL_VAE
+from cosmos_rl_core.pipelines.comfyui import FEED_FORWARD, JOINT_ATTENTION, as_diffusers
 from cosmos_rl_core.pipelines.spec import ModelSpec, Settings, falling_sigmas, linear_shift
 
 
@@ -32,4 +33,9 @@ SPEC = ModelSpec(
     shift=linear_shift(1.15),
     always_shifts=True,
     stock_sigmas=_sigmas,
+    comfyui=as_diffusers(
+        rf"transformer_blocks\.\d+\.attn\.{JOINT_ATTENTION}",
+        rf"transformer_blocks\.\d+\.ff(_context)?\.{FEED_FORWARD}",
+        r"single_transformer_blocks\.\d+\.(attn\.to_[qkv]|proj_mlp|proj_out)",
+    ),
 )

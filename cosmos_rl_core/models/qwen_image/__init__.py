@@ -1,5 +1,6 @@
 """Qwen-Image: text to image, Qwen2.5-VL's text of any length, 4-D latents in tokens of 2 x 2."""
 
+from cosmos_rl_core.pipelines.comfyui import FEED_FORWARD, JOINT_ATTENTION, as_diffusers
 from cosmos_rl_core.pipelines.spec import Geometry, ModelSpec, Settings, Vae, falling_sigmas, linear_shift
 
 
@@ -33,4 +34,8 @@ SPEC = ModelSpec(
     shift=linear_shift(1.15),
     always_shifts=True,
     stock_sigmas=falling_sigmas,
+    comfyui=as_diffusers(
+        rf"transformer_blocks\.\d+\.attn\.{JOINT_ATTENTION}",
+        rf"transformer_blocks\.\d+\.(img|txt)_mlp\.{FEED_FORWARD}",
+    ),
 )

@@ -1,6 +1,7 @@
 """Stable Diffusion 3 and 3.5: text to image, three text encoders, 4-D latents."""
 
 from cosmos_rl_core.models._vaes import KL_VAE
+from cosmos_rl_core.pipelines.comfyui import FEED_FORWARD, JOINT_ATTENTION, as_diffusers
 from cosmos_rl_core.pipelines.spec import ModelSpec, Settings, linear_shift
 
 
@@ -25,4 +26,8 @@ SPEC = ModelSpec(
     clip_tokenizer="tokenizer",
     max_prompt_length=512,
     shift=linear_shift(1.16),
+    comfyui=as_diffusers(
+        rf"transformer_blocks\.\d+\.attn2?\.{JOINT_ATTENTION}",
+        rf"transformer_blocks\.\d+\.ff(_context)?\.{FEED_FORWARD}",
+    ),
 )

@@ -5,6 +5,7 @@ above 0.
 """
 
 from cosmos_rl_core.models._vaes import KL_VAE
+from cosmos_rl_core.pipelines.comfyui import as_diffusers
 from cosmos_rl_core.pipelines.spec import ModelSpec, Settings, falling_sigmas, linear_shift
 
 TEXT_MULTIPLE = 32
@@ -40,4 +41,7 @@ SPEC = ModelSpec(
     shift=linear_shift(1.15),
     always_shifts=True,
     stock_sigmas=lambda num_steps, scheduler: falling_sigmas(num_steps, scheduler).tolist(),
+    comfyui=as_diffusers(
+        r"(layers|noise_refiner|context_refiner)\.\d+\.(attention\.(to_[qkv]|to_out\.0)|feed_forward\.w[123])"
+    ),
 )

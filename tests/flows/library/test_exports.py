@@ -1,10 +1,13 @@
 """Exported weights where cosmos-rl puts them: whole, checked, named by optimizer steps."""
 
+import json
 import os
 import shutil
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
+from safetensors.numpy import load, save
 from typer.testing import CliRunner
 
 from cosmos_rl_core.errors import ArtifactError, ConfigError, NoSpaceError
@@ -134,3 +137,49 @@ def test_of_a_run_at_work_the_newest_that_was_made_is_given(recipe, tmp_path):
     said, to_come = export(run.store_url, "hand", str(tmp_path / "out")).lines()
     assert said.startswith("policy 0 of hand: 1 file in ")
     assert to_come == "policy-0002/export was not made yet"
+
+
+def lora_of(module: str) -> dict[str, bytes]:
+    """The files of an export of rank 2 and alpha 8."""
+    tensors = {f"transformer.{module}.lora_{side}.weight": np.ones((2, 2), np.float32) for side in "AB"}
+    settings = {"r": 2, "lora_alpha": 8.0, "target_modules": [module.rpartition(".")[2]]}
+    return {"lora/model.safetensors": save(tensors), "lora/adapter_config.json": json.dumps(settings).encode()}
+
+
+def test_a_lora_for_comfyui_is_one_file_with_the_strength_of_each_module(recipe, tmp_path):
+    run = planned(recipe(), tmp_path, run_id="hand")
+    make_all(run)
+    rerun(run.store_url, "hand", "export", 2)
+    make(requests.export(run, 2), lora_of("transformer_blocks.0.attn.to_q"))
+    file = tmp_path / "loras" / f"hand-step_{optimizer_steps(run, 2)}.safetensors"
+    for _ in range(2):
+        command = ["export", "hand", str(file.parent), "--format", "comfyui", "--store", run.store_url]
+        ended = CliRunner().invoke(cli.app, command)
+        assert ended.exit_code == 0, ended.output
+        assert [*file.parent.iterdir()] == [file]
+    made = load(file.read_bytes())
+    assert {name.rpartition("to_q")[2]: made[name].tolist() for name in made} == {
+        ".lora_A.weight": [[1.0, 1.0], [1.0, 1.0]],
+        ".lora_B.weight": [[1.0, 1.0], [1.0, 1.0]],
+        ".alpha": 8.0,
+    }
+    file.write_bytes(b"another")
+    with pytest.raises(ConfigError, match="exists and is another file"):
+        export(run.store_url, "hand", str(file.parent), layout="comfyui")
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (lora_of("proj_out"), "ComfyUI reads no adapter of proj_out"),
+        ({"pipeline/model_index.json": b"{}"}, "hand trains all weights; leave out --format"),
+    ],
+)
+def test_what_comfyui_does_not_read_is_refused(files, said, recipe, tmp_path):
+    run = planned(recipe(), tmp_path, run_id="hand")
+    make_all(run)
+    rerun(run.store_url, "hand", "export", 2)
+    make(requests.export(run, 2), files)
+    with pytest.raises(ConfigError, match=said):
+        export(run.store_url, "hand", str(tmp_path / "loras"), layout="comfyui")
+    assert not (tmp_path / "loras").exists()

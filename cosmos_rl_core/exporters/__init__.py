@@ -1,0 +1,1 @@
+"""Files of weights for other programs."""
