@@ -23,7 +23,7 @@ LORA = LoraConfig(r=2, target_modules=("to_q", "to_v"))
 
 
 def counted(path: str, frames: int, **settings: Any) -> int:
-    one = Pass(size=SIZE, frames=frames, batch=BATCH, max_prompt_length=LENGTH, **settings)
+    one = Pass(**{"size": SIZE, "frames": frames, "batch": BATCH, "max_prompt_length": LENGTH} | settings)
     return counter.footprint(path, one)["peak_bytes"]
 
 

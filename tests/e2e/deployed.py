@@ -23,7 +23,7 @@ NAMES = {
     | {"z-image-nft", "tiny-nft"},
     "grpo": {"2b-grpo", "2b-grpo-mock", "tiny-grpo"},
     "sft": {f"{name}-sft" for name in ("sd3", "sana-image", "sana-video", "tiny")}
-    | {f"{name}-sft-lora" for name in ("sd3", "sana-image", "sana-video", "wan", "flux2-klein", "cosmos-2b")},
+    | {f"{name}-sft-lora" for name in ("sd3", "sana-image", "sana-video", "wan", "wan2-2", "flux2-klein", "cosmos-2b")},
     "vlm_sft": {"llava", "llava-8b", "hf", "hf-8b-lora", "tiny-vlm-sft"},
     "preprocess": {"local", "tiny", "web"},
     "train": {"tiny-dpo"},

@@ -1,5 +1,7 @@
 """VAEs of toy size that several models use."""
 
+from typing import Any
+
 from diffusers import (
     AutoencoderKL,
     AutoencoderKLWan,
@@ -22,8 +24,13 @@ def kl_vae() -> AutoencoderKL:
     )
 
 
-def wan_vae(channels: int = 4) -> AutoencoderKLWan:
+def wan_vae(channels: int = 4, *, patched: bool = False) -> AutoencoderKLWan:
+    """With ``patched``, Wan 2.2's: of patches of 2 x 2 pixels."""
+    patches: dict[str, Any] = {
+        "patch_size": 2, "in_channels": 12, "out_channels": 12, "is_residual": True, "scale_factor_spatial": 16,
+    }  # fmt: skip
     return AutoencoderKLWan(
+        **(patches if patched else {}),
         base_dim=4,
         z_dim=channels,
         dim_mult=[1, 1, 1, 1],

@@ -58,7 +58,7 @@ def _pipeline(is_distilled: bool) -> Flux2KleinPipeline:
         ),
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         vae=vae,
-        text_encoder=Qwen3ForCausalLM(qwen3_config(num_hidden_layers=28, initializer_range=0.3)),
+        text_encoder=Qwen3ForCausalLM(qwen3_config(num_hidden_layers=28, initializer_range=0.08)),
         tokenizer=qwen3_tokenizer(),  # pyright: ignore[reportArgumentType]
         is_distilled=is_distilled,
     )

@@ -17,15 +17,18 @@ from tests.tiny_pipelines._texts import t5_sizes, t5_tokenizer
 from tests.tiny_pipelines._vaes import wan_vae
 
 
-def save(folder: Path, seed: int = 0) -> Path:
-    """Write a WanPipeline: 4 latent channels, 8 x 8 x 4 compression."""
+def save(folder: Path, seed: int = 0, *, expand_timesteps: bool = False) -> Path:
+    """Write a WanPipeline: 4 latent channels, 8 x 8 x 4 compression.
+
+    With ``expand_timesteps`` it is one of Wan 2.2, whose VAE compresses 16 x 16 x 4, as it cuts pixels in patches.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        _pipeline().save_pretrained(folder)
+        _pipeline(expand_timesteps).save_pretrained(folder)
     return folder
 
 
-def _pipeline() -> WanPipeline:
+def _pipeline(expand_timesteps: bool) -> WanPipeline:
     return WanPipeline(
         tokenizer=t5_tokenizer(),  # pyright: ignore[reportArgumentType]
         text_encoder=UMT5EncoderModel(UMT5Config(**t5_sizes())),
@@ -41,6 +44,7 @@ def _pipeline() -> WanPipeline:
             num_layers=2,
             rope_max_seq_len=32,
         ),
-        vae=wan_vae(),
+        vae=wan_vae(patched=expand_timesteps),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        expand_timesteps=expand_timesteps,
     )

@@ -23,6 +23,7 @@ FAMILIES = {
     "SANA1.5": "sana",
     "Cosmos": "cosmos_predict2_5",
     "Wan2.1": "wan",
+    "Wan2.2-TI2V-5B": "wan",
     "Z-Image": "z_image",
     "FLUX.2-klein": "flux2_klein",
 }

@@ -1,4 +1,4 @@
-"""Wan 2.1: text to video, one text encoder, 5-D latents of a causal video VAE."""
+"""Wan 2.1, and the 5B model of Wan 2.2: text to video, one text encoder, 5-D latents of a causal video VAE."""
 
 import re
 
@@ -26,10 +26,7 @@ SPEC = ModelSpec(
     vaes=WAN_VAE,
     transformer_class="WanTransformer3DModel",
     transformer_defaults={"patch_size": (1, 2, 2), "in_channels": 16, "rope_max_seq_len": 1024, "text_dim": 4096},
-    refused_settings={
-        "boundary_ratio": "a Wan 2.2 pipeline, of two transformers",
-        "expand_timesteps": "a Wan 2.2 pipeline, of timesteps by token",
-    },
+    refused_settings={"boundary_ratio": "a Wan 2.2 pipeline, of two transformers"},
     positions=rope_positions,
     text_width=lambda transformer: transformer["text_dim"],
     unread_padding={"prompt_embeds": None},

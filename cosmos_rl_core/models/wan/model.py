@@ -1,5 +1,7 @@
-"""Wan 2.1 as a velocity field."""
+"""Wan as a velocity field."""
 
+import math
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,12 +12,20 @@ from torch import Tensor, nn
 from cosmos_rl_core.models._base import Conditioning
 from cosmos_rl_core.models._media import VideoModel
 from cosmos_rl_core.parallel.context_parallel import Peers, SelfAttention
+from cosmos_rl_core.pipelines import directories, sizes
 
 
 class Wan(VideoModel):
-    """Wan 2.1. Conditioning: ``prompt_embeds``, zero after the last token."""
+    """Wan 2.1, and the 5B model of Wan 2.2, whose times are of tokens. Conditioning: ``prompt_embeds``, zero after the
+    last token.
+    """
 
     stock_class = WanPipeline
+
+    @cached_property
+    def _times_by_token(self) -> bool:
+        """Return whether the pipeline repeats the time for each token."""
+        return bool(directories.read_json(self._path, directories.INDEX).get("expand_timesteps"))
 
     def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
         embeds, _ = self.pipeline.encode_prompt(
@@ -24,10 +34,14 @@ class Wan(VideoModel):
         return {"prompt_embeds": embeds[0].cpu()}
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Predict; the transformer gets ``1000 t`` in float32, never rounded to a whole number."""
+        """Predict; the transformer gets ``1000 t`` in float32, never rounded: once, or for each token."""
+        time = (t * self.scheduler.config.num_train_timesteps).to(torch.float32)
+        if self._times_by_token:
+            tokens = math.prod(x_t.shape[2:]) // math.prod(sizes.patch_shape(self._path))
+            time = time[:, None].expand(-1, tokens)
         return self.transformer(
             hidden_states=x_t,
-            timestep=(t * self.scheduler.config.num_train_timesteps).to(torch.float32),
+            timestep=time,
             encoder_hidden_states=conditioning["prompt_embeds"],
             return_dict=False,
         )[0].float()
