@@ -12,7 +12,7 @@ from cosmos_rl_core.pipelines.spec import ModelSpec
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.samples import read_unit
-from tests.families import CPU, LENGTH, SIZE, frames_of, stock_pipeline
+from tests.families import CPU, LENGTH, SIZE, STATE, fed_to, frames_of, stock_pipeline
 from tests.stages.conftest import make_evaluated_iteration, make_run
 from tests.stages.test_every_model import recipe_of
 from tests.stages.test_wan import LORA
@@ -59,7 +59,9 @@ def test_an_evaluation_is_the_stock_call_at_our_guidance(name: str, scale: float
         return np.asarray(output.frames[0] if hasattr(output, "frames") else output.images[:1])
 
     off, spec = found.pixels.astype(float), spec_of(name)
-    expected = 255 * pictures(spec.guidance_off if scale == 1 else scale - spec.guidance_offset)
+    with fed_to(stock.transformer) as fed:
+        expected = 255 * pictures(spec.guidance_off if scale == 1 else scale - spec.guidance_offset)
+    assert sum(len(call[STATE]) for call in fed) == STEPS * (1 if scale == 1 else 2)
     other = 255 * pictures(spec.guidance_off + 1.5)
     assert np.abs(off - expected).max() <= 1
     assert np.abs(off - other).max() > 2
