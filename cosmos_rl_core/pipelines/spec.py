@@ -149,7 +149,7 @@ class ModelSpec:
     unguided_settings: Mapping[str, str] = field(default_factory=dict)
     """Settings of the index with which the stock pipeline ignores guidance, each with the kind of model it means."""
     guidance_options: tuple[str, ...] = ()
-    """Those of :data:`cosmos_rl_core.pipelines.guidance.OPTIONS` that the stock call takes. The model then has
+    """Settings among ``OPTIONS`` of ``cosmos_rl_core.pipelines.guidance`` that the stock call takes. The model then has
     attributes of these names, with the defaults of the call."""
     embedded_guidance_scale: float | None = None
     """Input of transformers with ``guidance_embeds``: the default of the stock call's ``guidance_scale``. None: the
