@@ -12,7 +12,7 @@ from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import counted
 from cosmos_rl_core.estimates.estimate import FEWEST
-from cosmos_rl_core.pipelines import directories, weight_files
+from cosmos_rl_core.pipelines import directories, distilled, weight_files
 from cosmos_rl_core.pipelines.memory import Bytes
 from flows.checking import checks
 from flows.devices import fitting
@@ -52,6 +52,7 @@ def describe_plan(plan: Plan, store_url: str, named_by: str = "", *, slots: int 
         "run": plan.run_id,
         "store": run_url(store_url, plan.run_id) + named_by,
         "model": f"{plan.model.path} ({_adapter(plan)}, {files}), {weights}",
+        "distilled": _distilled(plan),
         "begins": f"with {plan.lineage}" if plan.lineage else [],
         "trains": f"{trained} of {total} parameters",
         "algorithm": f"{train.train_policy.type}, {counted(train.num_iterations, 'iteration')}, seed {train.seed}",
@@ -88,6 +89,19 @@ def describe_plan(plan: Plan, store_url: str, named_by: str = "", *, slots: int 
     listed = {name: [said] if isinstance(said, str) else said for name, said in subjects.items()}
     between = "\n" + " " * 11
     return "\n".join(f"{name:<11}{between.join(lines)}" for name, lines in listed.items() if lines)
+
+
+def _distilled(plan: Plan) -> list[str]:
+    """Return a warning if the base takes few steps, which losses on noised samples unlearn."""
+    recipe = plan.recipe
+    sign = distilled.sign_of(recipe.policy.model_name_or_path, costs.base_path(recipe))
+    if not sign or costs.needs_of(recipe).transitions:
+        return []
+    return [
+        f"the base seems to be distilled to few steps ({sign}); {recipe.train.train_policy.type} trains on noised "
+        "samples, which unlearns that",
+        "the authors of DiffusionNFT report blurred pictures and collapse; take the model that it was distilled from",
+    ]
 
 
 def _follows(recipe: Recipe) -> list[str]:

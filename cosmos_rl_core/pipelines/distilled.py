@@ -1,0 +1,19 @@
+"""Models that were distilled to few steps, as far as their names and settings tell."""
+
+import re
+from pathlib import Path
+
+from cosmos_rl_core.pipelines import directories
+
+_WORDS = re.compile(r"(?<![a-z])(turbo|schnell|lightning|sprint|lcm|hyper|distill(?:ed)?|[1248]-?steps?)(?![a-z])")
+
+
+def sign_of(name: str, path: str | Path) -> str:
+    """Return what says that a model is distilled to few steps: a word of its ``name``, or a setting; "" if nothing.
+
+    ``path`` is its pipeline directory, of which the index is read. Not every model says so.
+    """
+    index = directories.read_json(path, directories.INDEX)
+    on = [setting for setting in directories.spec(path).unguided_settings if index.get(setting)]
+    found = _WORDS.search(name.rpartition("/")[2].lower())
+    return f"{on[0]} = true" if on else f"the name has {found[1]!r}" if found else ""
