@@ -56,6 +56,9 @@ class Needs:
     train_on: tuple[int, ...] = ()
     """Sampler steps, from 0, that rollouts record and the loss gets as ``Transitions``; -1 is a random step (see
     :func:`trained_steps`). Empty: the loss gets final latents as ``Batch``, noised anew."""
+    steps_of: Callable[[int], tuple[int, ...]] | None = None
+    """Function of a 0-based iteration: its recorded steps in place of ``train_on``, and as many. None: the same in all
+    iterations."""
     timesteps_fraction: float = 1.0
     """Share of the sampler's noise levels, 0 to 1, that each sample is trained at, rounded down. Unused with
     ``train_on``."""
@@ -102,6 +105,8 @@ class Needs:
             found.append(f"timesteps_fraction = {self.timesteps_fraction}: expected above 0 and at most 1")
         if self.max_logp_drift is not None and not self.train_on:
             found.append("max_logp_drift is one of recorded steps; set train_on too")
+        if self.steps_of is not None and not self.train_on:
+            found.append("steps_of is of recorded steps; set train_on too, to as many steps")
         if self.max_drift is not None and self.max_logp_drift is None:
             found.append("max_drift needs max_logp_drift")
         if self.data_term is not None and not self.train_on:
@@ -114,6 +119,10 @@ class Needs:
     def transitions(self) -> bool:
         """Return whether the loss gets recorded sampler steps instead of final latents."""
         return bool(self.train_on)
+
+    def steps_at(self, iteration: int) -> tuple[int, ...]:
+        """Return the steps that the rollout of a 0-based iteration records."""
+        return self.train_on if self.steps_of is None else self.steps_of(iteration)
 
     @property
     def members(self) -> int:
@@ -144,15 +153,18 @@ class Needs:
             return "base"
         return "kept" if (iteration + 1) % every else "renewed"
 
-    def check(self, sample: SolverConfig) -> None:
-        """Raise :class:`ConfigError` if rollouts of the sampler ``sample`` lack an input of the loss."""
+    def check(self, sample: SolverConfig, iterations: int = 1) -> None:
+        """Raise :class:`ConfigError` if the rollouts of the sampler ``sample`` lack an input of the loss."""
         self.num_times(sample.num_steps)
         if self.train_on and self.unit == "pair":
             raise ConfigError("pairs are trained on final latents; recorded sampler steps (train_on) are of one sample")
         if self.train_on:
             kernel = planned_kernel(sample)
-            trained_steps(self.train_on, kernel.trainable)
-            if self.diffusion and math.isnan(kernel.steps[0].diffusion):
+            for steps in {self.steps_at(k): None for k in range(iterations)}:
+                if len(steps) != len(self.train_on):
+                    raise ConfigError(f"steps_of returned {steps}; expected {len(self.train_on)} steps, as in train_on")
+                trained_steps(steps, kernel.trainable)
+            if self.diffusion and any(math.isnan(kernel.steps[step].diffusion) for step in kernel.trainable):
                 raise ConfigError(
                     f"the loss (kl_mode = 'flow_grpo') reads the diffusion coefficient, which solver = "
                     f"{sample.solver!r} does not have; set solver = 'flow_sde' or kl_mode = 'exact'"

@@ -60,7 +60,7 @@ def check_training(recipe: Recipe, prompts: Sequence[Prompt], mistakes: Mistakes
         mistakes.catch(check_prompts, reward, prompts)
         mistakes.catch(_check_version, reward)
     if recipe.train.train_policy.rewarded:
-        mistakes.catch(lambda: costs.needs_of(recipe).check(recipe.policy.diffusers.sample.rollout))
+        mistakes.catch(lambda: _check_needs(recipe))
         mistakes.catch(_check_pairs, recipe)
     mistakes.catch(_check_dropout, recipe)
 
@@ -236,6 +236,10 @@ def _agreement(reward: RewardConfig, plugin: Reward) -> str:
     Raises :class:`ConfigError` if it must be compared with some first.
     """
     return plugin.agreement() if reward.role == "train" and isinstance(plugin, LabelledReward) else ""
+
+
+def _check_needs(recipe: Recipe) -> None:
+    costs.needs_of(recipe).check(recipe.policy.diffusers.sample.rollout, recipe.train.num_iterations)
 
 
 def with_solver(recipe: Recipe) -> Recipe:

@@ -78,10 +78,11 @@ def _unlike(origin: Run, run: Run) -> Iterator[str]:
     for name in _NAMES:
         if any(wanted[k].get(name) != found.config.get(name) for k, found in made.items()):
             yield f"the rollouts were made with other settings: {_NAMES[name]}; generate anew with `fork`"
-    recorded = [found.config.get("train_on", []) for found in made.values()]
-    if run.needs.transitions and any(one != [*run.needs.train_on] for one in recorded):
-        name, wanted = run.recipe.train.train_policy.type, [*run.needs.train_on]
-        yield f"{name} trains on recorded steps {wanted}, the rollouts have {recorded[0] or 'none'}"
+    recorded = {k: found.config.get("train_on", []) for k, found in made.items()}
+    others = [k for k, steps in recorded.items() if steps != [*run.needs.steps_at(k)]]
+    if run.needs.transitions and others:
+        name, steps = run.recipe.train.train_policy.type, [*run.needs.steps_at(others[0])]
+        yield f"{name} trains on recorded steps {steps}, the rollouts have {recorded[others[0]] or 'none'}"
     new = {reward.fn.label for reward in run.scored if reward not in origin.scored}
     reading = [r.fn.label for r in run.scored if r.fn.label in new and r.fn.reads(run.plan.media.frames) == "media"]
     if reading and (gone := [k for k, found in made.items() if is_dropped(found, MEDIA)]):

@@ -48,7 +48,7 @@ def sampling(run: Run, k: int) -> contracts.Rollout:
         n_generation=settings.n_generation,
         media=run.plan.media,
         sample=run.recipe.policy.diffusers.sample.rollout,
-        train_on=run.needs.train_on,
+        train_on=run.needs.steps_at(k),
         use_same_seed=run.needs.use_same_seed,
         given_frames=given_frames,
         decoding=_decoding(run),

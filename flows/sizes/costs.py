@@ -10,6 +10,7 @@ from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import RewardedOptions
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories, sizes
+from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.solvers import planned_kernel
 from cosmos_rl_core.weights.parts import CURRENT, EMA, OLD, OPTIMIZER, REFERENCE
 from cosmos_rl_core.weights.shapes import embedding_elements, trainable_elements, weight_shapes
@@ -35,7 +36,13 @@ def sample_bytes(recipe: Recipe) -> int:
     """
     path, diffusers = base_path(recipe), recipe.policy.diffusers
     elements = sizes.latent_elements(path, diffusers.inference_size, diffusers.train_frames)
-    kernel, train_on = planned_kernel(diffusers.sample.rollout), needs_of(recipe).train_on
+    kernel, needs = planned_kernel(diffusers.sample.rollout), needs_of(recipe)
+    every = dict.fromkeys(needs.steps_at(k) for k in range(recipe.train.num_iterations))
+    return sizes.FLOAT32_BYTES * elements * (1 + max(_states(kernel, train_on) for train_on in every))
+
+
+def _states(kernel: Kernel, train_on: tuple[int, ...]) -> int:
+    """Return the most states and looks back that a rollout stores of a sample."""
     if train_on:
         trained_steps(train_on, kernel.trainable)
     # A random step stores at most two states and one look back; its neighbours may store them too.
@@ -43,8 +50,7 @@ def sample_bytes(recipe: Recipe) -> int:
     known = {*steps, *(step + 1 for step in steps)}
     states = min(len(known) + 2 * num_random, len(kernel.steps) + 1)
     looks_back = any(step.recall != 0 for step in kernel.steps)
-    history = sum(kernel.steps[step].recall != 0 for step in steps) + num_random * looks_back
-    return sizes.FLOAT32_BYTES * elements * (1 + states + history)
+    return states + sum(kernel.steps[step].recall != 0 for step in steps) + num_random * looks_back
 
 
 def pixel_bytes(recipe: Recipe) -> int:
