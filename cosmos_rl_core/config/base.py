@@ -105,7 +105,11 @@ def as_written(value: Any) -> Any:
     if isinstance(value, Section):
         key = value.plugin[1] if value.plugin else ""
         fields = ((name, field, getattr(value, name)) for name, field in type(value).model_fields.items())
-        return {name: as_written(found) for name, field, found in fields if name == key or found != _default(field)}
+        return {
+            name: as_written(found)
+            for name, field, found in fields
+            if found != _default(field) or (name == key and found is not None)
+        }
     if isinstance(value, dict):
         return {str(name): as_written(found) for name, found in value.items()}
     if isinstance(value, (list, tuple)):

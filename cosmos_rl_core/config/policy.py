@@ -87,7 +87,7 @@ MAX_STEPS = 10_000
 
 
 class SolverConfig(Section):
-    """Sampler of rollouts. Settings from ``sigma_max`` on are for ``solver = "edm"`` only."""
+    """Sampler of rollouts. Settings from ``sigma_max`` on are for solvers that read them, such as ``edm``."""
 
     plugin = ("solvers", "solver")
 
@@ -156,7 +156,8 @@ class SampleConfig(SolverConfig):
     @property
     def rollout(self) -> SolverConfig:
         """Return the settings of rollouts only."""
-        return SolverConfig(**{name: getattr(self, name) for name in SolverConfig.model_fields})
+        # Valid already, and of a solver from outside that this process may have forgotten for another run.
+        return SolverConfig.model_construct(**{name: getattr(self, name) for name in SolverConfig.model_fields})
 
 
 class TimeDensity(Section):

@@ -132,6 +132,9 @@ class ModelSpec:
     """Argument of the transformer that has the texts."""
     float32_modules: tuple[str, ...] = ()
     """Modules that the transformer's class keeps float32 in half-precision runs, by a part of their name."""
+    joined_inputs: tuple[str, ...] = ()
+    """Modules of the transformer whose input joins the tokens of all samples of a batch, of which each may have another
+    number. Adapters of them cannot have dropout."""
     context_parallel: bool = False
     """Processes can share the tokens of a video; the model then defines ``split_sequence``."""
 

@@ -118,6 +118,7 @@ def _of_sampling(recipe: Recipe) -> Iterator[Row]:
     why, no_samples = f"{options.type} makes no rollouts", supervised and not recipe.evaluates
     yield place, sample, supervised, _OF_ROLLOUTS, why
     yield place, sample, no_samples, "guidance_scale", f"{why}, nor evaluations"
+    yield "policy.diffusers", recipe.policy.diffusers, no_samples, "cfg_normalization cfg_truncation", why
     noiseless = options.rewarded and sample.solver == "edm" and sample.s_churn == 0
     yield place, sample, noiseless, "s_noise s_t_min s_t_max", "s_churn = 0 adds no noise"
     by = "the pipeline's own solver" if sample.solver is None else f"solver = {sample.solver!r}"

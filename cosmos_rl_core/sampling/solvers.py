@@ -23,7 +23,7 @@ def solver_of(chosen: str | None, scheduler: str, settings: Mapping[str, Any]) -
     if not _of_scheduler(scheduler):
         if chosen is not None:
             return chosen
-        classes = dict.fromkeys(one for name in plugins.known("solvers") for one in facts(name).schedulers)
+        classes = dict.fromkeys(one for name in _here() for one in facts(name).schedulers)
         known = ", ".join(f"{name} ({next(iter(_of_scheduler(name)))})" for name in sorted(classes))
         raise ConfigError(
             f"policy.diffusers.sample.solver is not set, and no solver takes the steps of {scheduler}, which is the "
@@ -67,10 +67,30 @@ def kernel_of(config: SolverConfig, schedule: Callable[[], Schedule]) -> Kernel:
     """
     name = config.solver or "euler"
     with plugins.errors_of("solvers", name):
-        found = plugins.load("solvers", name).kernel(config, schedule)
+        make = plugins.load("solvers", name).kernel
+        found = make(config, schedule)
         if name in plugins.loaded("solvers"):
             _check(found)
+            _check_levels(found, config, schedule)
+            if found.trainable != (planned := make(config, lambda: _even(config.num_steps)).trainable):
+                raise ValueError(
+                    f"it has noise in steps {found.trainable} here and in {planned} on even levels; which steps have "
+                    "noise may depend on the settings alone, because plans name the steps that are trained on"
+                )
     return found
+
+
+def _check_levels(kernel: Kernel, config: SolverConfig, schedule: Callable[[], Schedule]) -> None:
+    """Raise a ValueError for other levels than an audit can follow from the settings and the schedule."""
+    if len(kernel.steps) < config.num_steps or len(kernel.sigmas) != config.num_steps + 1:
+        raise ValueError(
+            f"it has {len(kernel.steps)} steps and {len(kernel.sigmas)} sigmas for num_steps = {config.num_steps}; "
+            f"expected at least {config.num_steps} steps and {config.num_steps + 1} sigmas"
+        )
+    if not own_levels(config.solver) and kernel.sigmas != schedule().sigmas:
+        raise ValueError(
+            "its sigmas are not those of the schedule; pass them on, or set own_levels and make them from the settings"
+        )
 
 
 def _check(kernel: Any) -> None:
@@ -105,7 +125,7 @@ def facts(name: str) -> Solver:
 def readers() -> dict[str, tuple[str, ...]]:
     """Return the names of the solvers that read each setting of which not all read it."""
     found: dict[str, tuple[str, ...]] = {}
-    for name in plugins.known("solvers"):
+    for name in _here():
         for setting in facts(name).settings:
             found[setting] = (*found.get(setting, ()), name)
     return found
@@ -116,10 +136,18 @@ def _of_scheduler(scheduler: str) -> dict[str, Alike]:
 
     The shipped ones come first, by name, so that the first has the defaults of the class.
     """
-    names = sorted(plugins.known("solvers"), key=lambda name: (name not in plugins.own("solvers"), name))
-    return {name: facts(name).schedulers[scheduler] for name in names if scheduler in facts(name).schedulers}
+    return {name: facts(name).schedulers[scheduler] for name in _here() if scheduler in facts(name).schedulers}
+
+
+def _here() -> list[str]:
+    """Return the shipped solvers, then the one that the recipe names. No other one of a package is imported."""
+    return [*plugins.own("solvers"), *sorted({*plugins.loaded("solvers")} - {*plugins.own("solvers")})]
 
 
 def planned_kernel(config: SolverConfig) -> Kernel:
     """Return the sampler on an even grid, for plans: whether a step has noise does not depend on the grid."""
-    return kernel_of(config, lambda: Schedule((*(1 - i / config.num_steps for i in range(config.num_steps)), 0.0)))
+    return kernel_of(config, lambda: _even(config.num_steps))
+
+
+def _even(num_steps: int) -> Schedule:
+    return Schedule((*(1 - i / num_steps for i in range(num_steps)), 0.0))

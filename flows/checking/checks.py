@@ -20,6 +20,8 @@ from cosmos_rl_core.sampling.schedule import check_flow
 from cosmos_rl_core.sampling.solvers import own_levels, solver_of
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import RESTORE
+from cosmos_rl_core.weights import lora
+from cosmos_rl_core.weights.shapes import matrices_of, weight_shapes
 from flows.sizes import costs
 
 SHOWN = 5
@@ -81,12 +83,27 @@ def check_model(recipe: Recipe, embedded: int, mistakes: Mistakes) -> None:
     for check in (_check_given_frames, _check_posterior, buckets_of, costs.policy_parts, _check_shared_videos):
         mistakes.catch(check, recipe)
     mistakes.catch(_check_decoded, recipe)
+    mistakes.catch(_check_joined_inputs, recipe)
     texts = ("text embeddings", embedded, costs.embedding_bytes, "take fewer prompts")
     mistakes.catch(costs.check_budget, recipe, *texts)
     if recipe.train.train_policy.rewarded:
         advice = "keep fewer rollouts (rollout.keep.tensors), or train on fewer steps"
         samples = ("rollouts", costs.kept_samples(recipe), costs.sample_bytes, advice)
         mistakes.catch(costs.check_budget, recipe, *samples)
+
+
+def _check_joined_inputs(recipe: Recipe) -> None:
+    """Raise :class:`ConfigError` for dropout of a module that gets the tokens of all samples of a batch in a row."""
+    config, path = recipe.policy.lora, costs.base_path(recipe)
+    joined = {*directories.spec(path).joined_inputs}
+    if config is None or config.lora_dropout == 0 or not joined:
+        return
+    if found := sorted(joined & {*lora.adapted(config, matrices_of(weight_shapes(path)))}):
+        raise ConfigError(
+            f"policy.lora.lora_dropout = {config.lora_dropout:g}: {', '.join(found)} of this model gets the texts of a "
+            "batch in a row, of which each has its own length, so no mask is one sample's; leave it out of "
+            "policy.lora.target_modules, or set lora_dropout = 0"
+        )
 
 
 def _check_decoded(recipe: Recipe) -> None:

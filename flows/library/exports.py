@@ -41,6 +41,8 @@ class Copied:
     policy: int
     directory: str
     files: int
+    file: str | None = None
+    """The one file, if the directory may have others."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class Exported:
         if self.best is not None:
             yield f"best of {_listed(self.judged)}: {self.best}"
         for one in self.copied:
-            yield f"policy {one.policy} of {self.run}: {counted(one.files, 'file')} in {one.directory}"
+            where = one.file or f"{counted(one.files, 'file')} in {one.directory}"
+            yield f"policy {one.policy} of {self.run}: {where}"
         yield from (f"{name} was not made yet" for name in self.to_come)
 
 
@@ -99,7 +102,7 @@ def export(
         if layout == "comfyui":
             file = Path(output_dir, f"{run_id}-{step}.safetensors")
             _convert(run, artifact, file)
-            copied.append(Copied(k, str(file.parent), 1))
+            copied.append(Copied(k, str(file.parent), 1, str(file)))
             continue
         target = Path(output_dir, "safetensors", step)
         copied.append(Copied(k, str(target), _copy(artifact, target)))

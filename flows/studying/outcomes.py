@@ -95,7 +95,8 @@ def _samples(run: AnyRun, k: int) -> Any:
     columns = {label: table["score"].where(table["valid"]) for label, table in tables.items()}
     value: Any = sum(weight * columns[label] for label, weight in weights.items())
     for label, gate in judge.gates.items():
-        value = value.where(columns[label].map(lambda score, gate=gate: gate.why_not(score) is None))
+        passes = columns[label].map(lambda score, gate=gate: gate.why_not(score) is None)
+        value = value.where(columns[label].notna() & passes)
     prompt_ids = tables[next(iter(weights))]["prompt_id"]
     return pd.DataFrame({VALUE: value.astype("float64"), "prompt_id": prompt_ids})
 
@@ -119,12 +120,12 @@ def against(outcome: Outcome, others: Sequence[Outcome], *, by_chance: bool = Fa
     if any(one.samples is None for one in (outcome, *same)):
         mean = math.fsum(one.figures[outcome.last] for one in same) / len(same)
         return Estimate(outcome.figures[outcome.last] - mean, math.nan, 1, 1)
-    columns = pd.concat([one.samples[VALUE] for one in same], axis=1, join="inner")
+    columns = pd.concat([one.samples[VALUE] for one in same], axis=1, join="inner").dropna()
     both = outcome.samples.join(columns.mean(axis=1).rename("mean"), how="inner").dropna()
     if both.empty:
         return Estimate.missing()
     found = Sums.of(both[VALUE] - both["mean"], both["prompt_id"]).estimate
-    return found.by_chance([float(mean) for mean in columns.mean(axis=0)]) if by_chance else found
+    return found.by_chance([float(mean) for mean in columns.loc[both.index].mean(axis=0)]) if by_chance else found
 
 
 def alike(one: Outcome, other: Outcome) -> bool:

@@ -7,6 +7,7 @@ from functools import partial
 from cosmos_rl_core import plugins
 from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.weights.parts import STATE
 from flows.checking import checks
 from flows.forking import given
 from flows.forking.plan import plan_of_fork, policy_at
@@ -17,7 +18,7 @@ from flows.studying.members import Planned, Planning
 from flows.studying.study import Member, Study, named
 from flows.studying.sweeps import combinations, label
 from flows.terminal.numbers import parsed
-from stages.artifacts.slots import one_look
+from stages.artifacts.slots import is_dropped, one_look
 
 UNCHANGED = "as it was"
 """Setting of the run itself: its own policies, evaluated where the others are."""
@@ -65,7 +66,8 @@ def plan_of_what_if(
     own = (f"train.train_policy.type={algorithm}",) if algorithm else ()
     own += tuple(one for one in settings.overrides if not one.startswith(_OF_ALL))
     runs = _Runs(replace(settings, iterations=until, run_id=None, overrides=shared), run_id, first, stored, misfits)
-    if rewards and policy_at(origin, until) is not None:
+    last = policy_at(origin, until)
+    if rewards and last is not None and not any(last.has_part(part) and is_dropped(last, part) for part in STATE):
         runs.add_last(until, rewards)
     else:
         runs.add(UNCHANGED, (), None)

@@ -40,6 +40,9 @@ def test_a_base_that_says_nothing_of_it_is_not_warned_of(tmp_path: Path):
         ("turbo/stable-diffusion-3.5-medium", ""),
         ("models/turbocharged", ""),
         ("models/sd3-40steps", ""),
+        ("models/sd3-28steps", ""),
+        ("models/z-image-turbo/", "the name has 'turbo'"),
+        ("/hub/models--Tongyi-MAI--Z-Image-Turbo/snapshots/0a1b", "the name has 'turbo'"),
     ],
 )
 def test_words_of_the_name_alone_count(name: str, sign: str, tmp_path: Path):

@@ -6,6 +6,7 @@ from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
 from flows.planning.plan import Settings, freeze, plan_of, read_plan
 from flows.sizes import costs
+from tests import tiny_pipelines
 
 
 def mistakes_of(path: str, *overrides: str) -> str:
@@ -119,3 +120,11 @@ def test_what_is_taken_is_frozen_read_back_and_counted(recipe, tmp_path):
         sum(costs.policy_parts(plan.recipe).values()) - sum(costs.policy_parts(without.recipe).values())
         == 4 * 4 * 3 * 256 * 5
     )
+
+
+def test_dropout_is_refused_in_a_module_that_gets_the_texts_of_a_batch_in_a_row(recipe, tmp_path):
+    z_image = f"policy.model_name_or_path={tiny_pipelines.save('z_image', tmp_path / 'z')}"
+    dropout, path = "policy.lora.lora_dropout=0.1", recipe()
+    said = mistakes_of(path, z_image, dropout, "policy.lora.target_modules=all-linear")
+    assert "cap_embedder.1 of this model gets the texts of a batch in a row" in said
+    plan_of(Settings(path, overrides=(z_image, dropout, 'policy.lora.target_modules=["to_q"]')))

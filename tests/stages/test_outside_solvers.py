@@ -88,6 +88,8 @@ def test_a_step_without_noise_cannot_be_trained_on(folder: Path):
         ("    return Kernel((Step(0, 1.0, float('nan'), 1),), ())", "expected finite ones"),
         ("    return Kernel((Step(0, 1.0, 1, 1, std=1.0, recall_older=(0.5,)),), ())", "has noise and recall_older"),
         ("    raise KeyError('noise')", "KeyError: 'noise'"),
+        ("    return Kernel(euler(schedule()).steps, ())", "it has 4 steps and 0 sigmas for num_steps = 4"),
+        ("    return Kernel(euler(schedule()).steps, (*schedule().sigmas[:-1], 0.1))", "not those of the schedule"),
     ],
 )
 def test_a_table_that_cannot_be_sampled_with_is_refused_by_the_plan(folder: Path, code: str, said: str):
@@ -126,3 +128,17 @@ def test_it_may_take_the_steps_of_a_scheduler(folder: Path):
     with pytest.raises(ConfigError, match=r"takes its steps with shift = 1\.0; found shift = 3\.0"):
         solver_of(None, "FlowMatchHeunDiscreteScheduler", {"shift": 3.0})
     assert solver_of(None, "FlowMatchEulerDiscreteScheduler", {}) == "euler"
+
+
+def test_noise_that_depends_on_the_levels_is_refused(folder: Path):
+    """Plans name the steps that are trained on, on even levels."""
+    path = folder / "half_sde.py"
+    code = "    found = flow_sde(schedule(), 0.5).steps\n    quiet = euler(schedule()).steps\n"
+    code += "    steps = (noisy if noisy.t > 0.6 else still for noisy, still in zip(found, quiet))\n"
+    code += "    return Kernel(tuple(steps), schedule().sigmas)\n"
+    path.write_text(path.read_text(encoding="utf-8").partition("    levels = ")[0] + code, encoding="utf-8")
+    find([str(path)])
+    config = SolverConfig(solver="half_sde", num_steps=4)
+    assert kernel_of(config, lambda: Schedule((1.0, 0.75, 0.5, 0.25, 0.0))).trainable == (0, 1)
+    with pytest.raises(ConfigError, match=r"noise in steps \(0, 1, 2\) here and in \(0, 1\) on even levels"):
+        kernel_of(config, lambda: Schedule((1.0, 0.9, 0.8, 0.25, 0.0)))

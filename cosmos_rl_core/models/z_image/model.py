@@ -40,7 +40,7 @@ class ZImage(ImageModel):
 
     def unguided(self, t: Tensor) -> Tensor | None:
         """Return which times are above ``cfg_truncation`` as the transformer counts them; above 1 it truncates none."""
-        return None if self.cfg_truncation > 1 else _time(t) > self.cfg_truncation
+        return None if self.cfg_truncation > 1 else _time(t).double() > self.cfg_truncation
 
     def guide(self, conditional: Tensor, unconditional: Tensor, guidance_scale: float) -> Tensor:
         """Combine both predictions, then shorten each sample's to ``cfg_normalization`` norms of the conditional."""

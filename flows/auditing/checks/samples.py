@@ -7,7 +7,7 @@ from typing import Any
 
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.sampling.schedule import Schedule
-from cosmos_rl_core.sampling.solvers import kernel_of, planned_kernel
+from cosmos_rl_core.sampling.solvers import kernel_of, own_levels, planned_kernel
 from cosmos_rl_core.storage import media, store
 from flows.auditing.checks.faults import Findings
 from flows.auditing.checks.tars import Members
@@ -93,7 +93,9 @@ def _check_grids(rows: list[Row], request: Request, url: str, findings: Findings
     for number, row in enumerate(rows):
         for name, value in right.items():
             if row[name] != value:
-                source = "its settings give" if config.sample.solver == "edm" else "the noise levels of sample 0 give"
+                source = (
+                    "its settings give" if own_levels(config.sample.solver) else "the noise levels of sample 0 give"
+                )
                 findings.add(url, f"samples[{number}].{name}", f"{row[name]}, {source} {value}")
                 return
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import ray.util
 
+from cosmos_rl_core import outside_plugins
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import CosmosRLError, UnavailableError
 from flows.launchers._base import Job, Part
@@ -41,6 +42,7 @@ class Node:
         settings = Execution.model_validate_json(execution)
         self._seen, self._read_bytes = {}, 0
         try:
+            outside_plugins.use(outside_plugins.named_in(request.encode()), verify=False)
             job = Job(Request.model_validate_json(request), settings, fresh, None if part is None else Part(*part))
             if settings.units is not None:
                 self._relay = Relay()

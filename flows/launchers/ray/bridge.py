@@ -20,6 +20,7 @@ import ray
 from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
 from ray.exceptions import AuthenticationError, RayError, RpcError
 
+from cosmos_rl_core import outside_plugins
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError, UnavailableError
 from cosmos_rl_core.process_trees import KILLED
 from cosmos_rl_core.processes import die_with_parent
@@ -114,6 +115,7 @@ class Bridge:
     def _take(self, found: Line) -> None:
         if found.order is not None:
             order = found.order
+            outside_plugins.use(outside_plugins.named_in(order.request.encode()), verify=False)
             request = Request.model_validate_json(order.request)
             paths = paths_in(request.config.model_dump(mode="json"))
             self._works[order.id] = Work(order, self._gang(Kind.of(order.nodes, order.ranks)), request.stage, paths)

@@ -13,7 +13,7 @@ from cosmos_rl_core.estimates.estimate import Estimate
 from flows.studying.outcomes import Outcome, against, curves, outcomes_of, paired
 from flows.studying.report import Report, Row, page_of
 from flows.studying.study import Member, Study
-from tests.flows.judged_runs import judged_by
+from tests.flows.judged_runs import HELD_OUT, judged_by
 
 
 def outcome(seed: int = 0, control: int = 0, values: Any = None, figures: Any = None, **changes: Any) -> Outcome:
@@ -61,6 +61,16 @@ def test_one_control_has_no_error() -> None:
     assert math.isnan(found.error)
 
 
+def test_samples_that_a_control_could_not_score_are_left_out_for_all() -> None:
+    mine = outcome(values=[2.0, 2.0, 4.0, 4.0])
+    controls = [outcome(control=1, values=[math.nan, 1.0, 3.0, 3.0]), outcome(control=2, values=[9.0, 2.0, 3.0, 3.0])]
+    found = against(mine, controls, by_chance=True)
+    # Over the last three: differences 0.5, 1 and 1; the controls have the means 7/3 and 8/3.
+    assert found.n == 3
+    assert found.mean == pytest.approx(2.5 / 3)
+    assert found.error**2 - against(mine, controls).error ** 2 == pytest.approx((1 / 3) ** 2 / 2 * 1.5)
+
+
 def test_samples_without_a_score_on_one_side_are_left_out_on_both() -> None:
     mine = outcome(values=[math.nan, 2.0, 4.0, 5.0])
     found = against(mine, [outcome(control=1, values=[1.0, 1.0, math.nan, 3.0])])
@@ -76,17 +86,19 @@ def test_other_versions_and_other_numbers_are_not_compared(other: dict[str, Any]
     assert math.isnan(found.mean)
 
 
-def test_samples_that_a_gate_holds_back_count_as_little_as_in_the_number_that_ranks(
-    recipe: Any, tmp_path: Path
+@pytest.mark.parametrize(("gate", "counted", "mean"), [(1.0, 2, 0.6), (None, 1, 0.7)])
+def test_samples_that_a_gate_holds_back_or_could_not_score_do_not_count(
+    gate: float | None, counted: int, mean: float, recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(HELD_OUT, "pixel_statistics", [[1.0] * 4, [1.0] * 4, [gate, 1.0, 0.0, 1.0]])
     run = judged_by(recipe, tmp_path, "")
     member = Member(run=run.plan.run_id, setting="s", seed=0)
     study = Study(name="mine", of="seeds", source="recipe", until=2, members=(member,))
     (found,) = outcomes_of(study, run.store_url)
     # Of 0.5, 0.7, 1.0 and none, the gate holds back the third.
-    assert found.estimate.mean == pytest.approx(0.6)
-    assert found.figures[2] == pytest.approx(0.6)
-    assert found.estimate.n == 2
+    assert found.estimate.mean == pytest.approx(mean)
+    assert found.figures[2] == pytest.approx(mean)
+    assert found.estimate.n == counted
 
 
 def test_losses_are_compared_without_an_error() -> None:
