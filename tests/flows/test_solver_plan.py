@@ -71,7 +71,8 @@ def test_a_recipe_that_names_no_solver_means_the_pipelines_own_and_its_plan_name
         (DPM, {}, f"{DPM} is not a flow scheduler"),
         (DPM, FLOW | {"use_karras_sigmas": True}, "use_karras_sigmas = True, with which its levels do not fall within"),
         (UNIPC, FLOW | {"predict_x0": False}, "predict_x0 = true; found predict_x0 = false"),
-        *((name, FLOW, f"solver is not set, and no solver takes the steps of {name}, which .*; known: DPM.* \\(dpm2\\), {EULER} \\(euler\\), ")
+        *((name, FLOW, f"solver is not set, and no solver takes the steps of {name}, which .*; "
+                       f"known: {DPM} \\(dpm2\\), {EULER} \\(euler\\), ")
           for name in ("FlowMatchLCMScheduler", "DPMSolverSinglestepScheduler", "DEISMultistepScheduler",
                        "SCMScheduler")),
         ("FlowMatchHeunDiscreteScheduler", FLOW, "lays out each level twice"),
