@@ -67,7 +67,7 @@ def test_exported_weights_and_their_run_are_named(recipe, tmp_path):
     found = asked("export", "hand", tmp_path / "out", "--best", "--store", run.store_url)
     require_keys(found, "export")
     (copied,) = found["copied"]
-    assert copied == {"policy": 0, "directory": f"{tmp_path}/out/safetensors/step_0", "files": 1}
+    assert copied == {"policy": 0, "directory": f"{tmp_path}/out/safetensors/step_0", "files": 1, "file": None}
     assert Path(copied["directory"]).is_dir()
     assert (found["best"]["k"], found["judged"], found["to_come"]) == (0, [0, 2], [])
 
