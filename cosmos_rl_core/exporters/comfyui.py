@@ -23,7 +23,7 @@ _SHOWN = 5
 def lora_file(data: bytes, settings: Mapping[str, Any], named: Name) -> bytes:
     """Return the LoRA file of an export with the names and alphas of ComfyUI; tensors keep their bytes.
 
-    ``data`` has the format safetensors; ``settings`` are those of its ``adapter_config.json``. Raises
+    ``data`` has the format safetensors; ``settings`` is the content of its ``adapter_config.json``. Raises
     :class:`ConfigError` with the modules that ComfyUI does not read.
     """
     config = LoraConfig(

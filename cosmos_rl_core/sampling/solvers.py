@@ -89,7 +89,7 @@ def _check_levels(kernel: Kernel, config: SolverConfig, schedule: Callable[[], S
         )
     if not own_levels(config.solver) and kernel.sigmas != schedule().sigmas:
         raise ValueError(
-            "its sigmas are not those of the schedule; pass them on, or set own_levels and make them from the settings"
+            "its sigmas differ from the schedule; pass its sigmas on, or set own_levels and make them from the settings"
         )
 
 

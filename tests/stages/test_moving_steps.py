@@ -15,8 +15,8 @@ from stages.artifacts.slots import input_of, standing_manifest
 from stages.contracts import METRICS
 from stages.formats.tables import read_table
 from tests.hand_made import rewards
-from tests.pages import ROOT
 from tests.stages.conftest import make
+from tests.stages.small_grpo import settings_with
 
 WINDOW = """
 from dataclasses import replace
@@ -39,17 +39,6 @@ class Algorithm(Grpo):
     def needs(self, value):
         self._all = value
 """
-SMALL = (
-    "train.train_policy.type=window",
-    "policy.diffusers.sample.num_steps=4",
-    "train.num_iterations=2",
-    "train.train_policy.train_on=[0, 1]",
-    "train.train_batch_per_replica=8",
-    "train.train_policy.batch_size_per_optimize=8",
-    "train.train_policy.mini_batch=4",
-    "rollout.n_generation=4",
-    "rollout.n_generation_mini_batch=4",
-)
 
 
 @pytest.fixture
@@ -61,8 +50,7 @@ def forget():
 def settings(folder: Path, steps: str) -> Settings:
     file = folder / "window.py"
     file.write_text(WINDOW.replace("STEPS", steps), encoding="utf-8")
-    recipe = str(ROOT / "configs" / "tiny" / "grpo.toml")
-    return Settings(recipe, str(folder / "store"), run_id="mine", overrides=(f'plugins=["{file}"]', *SMALL))
+    return settings_with(file, "train.train_policy.type=window")
 
 
 @pytest.mark.usefixtures("forget")

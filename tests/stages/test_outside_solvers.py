@@ -18,20 +18,9 @@ from stages.artifacts.slots import input_of, standing_manifest
 from stages.contracts import METRICS
 from stages.formats.tables import read_table
 from tests.hand_made import rewards
-from tests.pages import ROOT, examples, write
+from tests.pages import examples, write
 from tests.stages.conftest import make
-
-GRPO = str(ROOT / "configs" / "tiny" / "grpo.toml")
-SMALL = (
-    "policy.diffusers.sample.solver=half_sde",
-    "policy.diffusers.sample.num_steps=4",
-    "train.train_policy.train_on=[0, 1]",
-    "train.train_batch_per_replica=8",
-    "train.train_policy.batch_size_per_optimize=8",
-    "train.train_policy.mini_batch=4",
-    "rollout.n_generation=4",
-    "rollout.n_generation_mini_batch=4",
-)
+from tests.stages.small_grpo import settings_with
 
 
 @pytest.fixture
@@ -43,8 +32,7 @@ def folder(tmp_path: Path):
 
 
 def settings(folder: Path, *overrides: str) -> Settings:
-    plugins = f'plugins=["{folder / "half_sde.py"}"]'
-    return Settings(GRPO, str(folder / "store"), run_id="mine", overrides=(plugins, *SMALL, *overrides))
+    return settings_with(folder / "half_sde.py", "policy.diffusers.sample.solver=half_sde", *overrides)
 
 
 def test_it_has_noise_in_the_first_half_of_its_steps(folder: Path):
@@ -89,7 +77,10 @@ def test_a_step_without_noise_cannot_be_trained_on(folder: Path):
         ("    return Kernel((Step(0, 1.0, 1, 1, std=1.0, recall_older=(0.5,)),), ())", "has noise and recall_older"),
         ("    raise KeyError('noise')", "KeyError: 'noise'"),
         ("    return Kernel(euler(schedule()).steps, ())", "it has 4 steps and 0 sigmas for num_steps = 4"),
-        ("    return Kernel(euler(schedule()).steps, (*schedule().sigmas[:-1], 0.1))", "not those of the schedule"),
+        (
+            "    return Kernel(euler(schedule()).steps, (*schedule().sigmas[:-1], 0.1))",
+            "its sigmas differ from the schedule",
+        ),
     ],
 )
 def test_a_table_that_cannot_be_sampled_with_is_refused_by_the_plan(folder: Path, code: str, said: str):
