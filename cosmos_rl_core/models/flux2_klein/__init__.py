@@ -1,7 +1,7 @@
 """FLUX.2 klein: text to image, three layers of Qwen3, latents that the pipeline patches before it normalises them.
 
-Latents have the shape that the transformer takes, ``[128, H / 16, W / 16]``: squares of 2 x 2 latents of the VAE, normalised by the
-statistics of its batch norm. Every one is a token.
+Latents have the shape that the transformer takes, ``[128, H / 16, W / 16]``: squares of 2 x 2 latents of the VAE,
+normalised by the statistics of its batch norm. Every one is a token.
 """
 
 import numpy as np
