@@ -7,7 +7,8 @@ from functools import cached_property
 from typing import Any
 
 from cosmos_rl_core.canonical import canonical_json
-from cosmos_rl_core.models._base import Conditioning, Model
+from cosmos_rl_core.models._base import Model
+from cosmos_rl_core.models._conditioning import Conditioning
 from cosmos_rl_core.models._loading import PREFIX
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.pipelines import directories

@@ -7,7 +7,7 @@ import torch
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._base import Batch, algorithm_of
-from cosmos_rl_core.models._base import generated, stack
+from cosmos_rl_core.models._conditioning import generated, stack
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.pipelines.buckets import Size
 from cosmos_rl_core.training.noise_levels import FINE_GRID, DrawKey, sft_time, training_noise

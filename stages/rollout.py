@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from cosmos_rl_core import seeds
-from cosmos_rl_core.models._base import CONDITIONAL_LATENTS, Conditioning, generated, guided_velocity, stack
+from cosmos_rl_core.models._base import guided_velocity
+from cosmos_rl_core.models._conditioning import CONDITIONAL_LATENTS, Conditioning, generated, stack
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.sampling.rollout import Trajectory, sample
@@ -108,7 +109,7 @@ class _Generator:
 
     def _condition(self, prompt_id: str) -> Conditioning:
         """Return a sample's conditioning: its prompt's embeddings, and its video's given frames, if any."""
-        given = {} if self.given is None else self.given.conditioning(prompt_id)
+        given = {} if self.given is None else self.given.entries(prompt_id)
         return self.conditioning[prompt_id] | given
 
     def _normal(self, keys: list[int], purpose: str, index: int) -> Tensor:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from cosmos_rl_core import seeds
-from cosmos_rl_core.models._base import Conditioning, Model, stack
+from cosmos_rl_core.models._base import Model
+from cosmos_rl_core.models._conditioning import Conditioning, stack
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.storage import store

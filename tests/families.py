@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from cosmos_rl_core import seeds
 from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.models import _loading
-from cosmos_rl_core.models._base import Conditioning, Model, guided_velocity, stack
+from cosmos_rl_core.models._base import Model, guided_velocity
+from cosmos_rl_core.models._conditioning import Conditioning, stack
 from cosmos_rl_core.models._loading import COMPONENTS
 from cosmos_rl_core.models._packing import pack, unpack
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in

@@ -19,7 +19,8 @@ from cosmos_rl_core import plugins
 from cosmos_rl_core.footprint.live import LiveBytes
 from cosmos_rl_core.footprint.passes import Pass
 from cosmos_rl_core.models import _loading
-from cosmos_rl_core.models._base import Conditioning, Model, guided_velocity
+from cosmos_rl_core.models._base import Model, guided_velocity
+from cosmos_rl_core.models._conditioning import Conditioning
 from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.weights.policy_weights import prepare
@@ -148,4 +149,6 @@ def texts(path: str, one: Pass) -> Conditioning:
     tokens = sizes.text_tokens(path, one.max_prompt_length)
     shapes = {"prompt_embeds": (tokens, spec.text_width(transformer))}
     shapes |= {"prompt_attention_mask": (tokens,), "pooled_prompt_embeds": (spec.pooled_width(transformer),)}
-    return {name: torch.empty(one.batch, *shape, device=CPU) for name, shape in shapes.items() if math.prod(shape)}
+    return Conditioning(
+        {name: torch.empty(one.batch, *shape, device=CPU) for name, shape in shapes.items() if math.prod(shape)}
+    )

@@ -13,7 +13,7 @@ A plugin is a folder with two modules.
   instead of the directory's own unless that is None.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any
 
 import numpy as np
@@ -21,24 +21,18 @@ import torch
 import torch.distributed as dist
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
+from cosmos_rl_core.models._conditioning import Conditioning
+from cosmos_rl_core.models._encoder import Encoder
 from cosmos_rl_core.parallel.precision import keep_float32
 from cosmos_rl_core.pipelines import checkpoints, directories, sizes
 from cosmos_rl_core.pipelines.spec import Levels
 from cosmos_rl_core.sampling.schedule import Schedule, schedule_of
 
-Conditioning = dict[str, Tensor]
-"""The transformer's inputs that come from a prompt, by name. One prompt: no batch dimension; stacked for a batch."""
 
-CONDITIONAL_LATENTS, CONDITIONAL_MASK = "conditional_latents", "conditional_mask"
-"""Names in a conditioning of a video whose first latent frames are given: their normalised latents, ``[C, T, H, W]``
-with 0 after them, and ``[1, T, 1, 1]``, 1 at given frames and 0 at frames to generate. Both float32."""
-
-
-class Model(ABC):
+class Model(Encoder):
     """A loaded pipeline, or the parts of it that a stage needs. Every model plugin has a subclass.
 
     A subclass sets ``stock_class`` and defines ``_encode_prompt``, ``encode_media``, ``decode`` and ``velocity``.
@@ -84,26 +78,6 @@ class Model(ABC):
     @property
     def _vae(self) -> Any:
         return self.pipeline.vae
-
-    @torch.no_grad()
-    def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
-        """Return text embeddings of each prompt, unbatched, on the CPU, equal to those of the stock pipeline.
-
-        Prompts are encoded one by one, so that no embedding depends on another prompt.
-        """
-        return [self._encode_prompt(prompt, max_prompt_length) for prompt in prompts]
-
-    @torch.no_grad()
-    def encode_negative(self, prompt: str, max_prompt_length: int) -> Conditioning:
-        """Return embeddings of a negative prompt, or of the empty prompt that replaces a dropped text.
-
-        They are unbatched, on the CPU, and equal to those that the stock pipeline makes of its ``negative_prompt``.
-        """
-        return self._encode_prompt(prompt, max_prompt_length)
-
-    @abstractmethod
-    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
-        """Return embeddings of one prompt, and masks if the transformer takes them, by name: unbatched, on the CPU."""
 
     def latent_shape(self, size: tuple[int, int], frames: int) -> tuple[int, ...]:
         """Return the shape of one sample's latents, without batch: ``[C, H, W]`` or ``[C, T, H, W]``.
@@ -192,42 +166,6 @@ class Model(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no context parallelism")
 
 
-def stack(conditionings: list[Conditioning], device: torch.device) -> Conditioning:
-    """Batch unbatched conditionings: ``[...]`` each to ``[B, ...]`` on ``device``.
-
-    Texts of unequal length are padded with zeros at the end; ``<name>_mask``, 1 at tokens, is then added for each. All
-    other dimensions must be equal.
-    """
-    batch: Conditioning = {}
-    for name in conditionings[0]:
-        tensors = [conditioning[name] for conditioning in conditionings]
-        batch[name] = pad_sequence(tensors, batch_first=True)
-        if len({len(tensor) for tensor in tensors}) > 1:
-            tokens = [torch.ones(len(tensor), dtype=torch.long, device=tensor.device) for tensor in tensors]
-            batch[f"{name}_mask"] = pad_sequence(tokens, batch_first=True)
-    return {name: tensor.to(device) for name, tensor in batch.items()}
-
-
-def given_frames(latents: Tensor, num_latent_frames: int) -> Conditioning:
-    """Return the entries of a conditioning that give a video of ``num_latent_frames`` its first frames.
-
-    ``latents`` are the n given frames, normalised, ``[C, n, H, W]``; n = 0 is text to video.
-    """
-    num_given = latents.shape[1]
-    padding = (0, 0, 0, 0, 0, num_latent_frames - num_given)
-    mask = latents.new_zeros(1, num_latent_frames, 1, 1, dtype=torch.float32)
-    mask[:, :num_given] = 1
-    return {CONDITIONAL_LATENTS: nn.functional.pad(latents.float(), padding), CONDITIONAL_MASK: mask}
-
-
-def generated(conditioning: Conditioning) -> Tensor | None:
-    """Return the mask of losses and log-probabilities: 1 at frames to generate, 0 at given ones; None if none is given.
-
-    It broadcasts to latents.
-    """
-    return 1 - conditioning[CONDITIONAL_MASK] if CONDITIONAL_MASK in conditioning else None
-
-
 def guided_velocity(
     model: Model,
     x_t: Tensor,
@@ -241,7 +179,7 @@ def guided_velocity(
     """Return the velocity guided by ``model.guide``, the shape of ``x_t``; a scale of 1 is one forward pass.
 
     At any other scale ``negative`` is needed, also at times that ``model.unguided`` names: all ranks of a sharded model
-    have the same passes. Both passes get the given frames of ``conditioning``. Without
+    have the same passes. Both passes get the shared entries of ``conditioning``. Without
     ``trains_unconditional`` no gradient flows through the unconditional prediction; values are the same.
     Source: classifier-free guidance, arXiv:2207.12598, in the parametrisation of diffusers, where 1 is no guidance.
     """
@@ -250,9 +188,8 @@ def guided_velocity(
         return conditional
     if negative is None:
         raise ValueError(f"guidance_scale = {guidance_scale} needs negative conditioning")
-    given = {name: conditioning[name] for name in (CONDITIONAL_LATENTS, CONDITIONAL_MASK) if name in conditioning}
     with torch.set_grad_enabled(trains_unconditional and torch.is_grad_enabled()):
-        unconditional = _velocity(model, x_t, t, negative | given)
+        unconditional = _velocity(model, x_t, t, conditioning.guided_by(negative))
     guided = model.guide(conditional, unconditional, guidance_scale)
     if (unguided := model.unguided(t)) is None:
         return guided

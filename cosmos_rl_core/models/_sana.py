@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cosmos_rl_core.models._base import Conditioning, Model
+from cosmos_rl_core.models._base import Model
+from cosmos_rl_core.models._conditioning import Conditioning, Entries
 
 
 class SanaModel(Model):
@@ -15,7 +16,7 @@ class SanaModel(Model):
     complex_human_instruction: Sequence[str] | None = None
     """Comes before every prompt but the negative one; None means the default of the stock pipeline's call."""
 
-    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
+    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Entries:
         """Return embeddings ``[max_prompt_length, D]`` and their mask, 1 at tokens, on the CPU.
 
         The stock pipeline encodes instruction and prompt together and keeps the first embedding and the last ones.
@@ -29,9 +30,9 @@ class SanaModel(Model):
     @torch.no_grad()
     def encode_negative(self, prompt: str, max_prompt_length: int) -> Conditioning:
         """Return the embeddings without an instruction, which the stock pipeline puts before prompts alone."""
-        return self._encode(prompt, max_prompt_length, None)
+        return Conditioning(self._encode(prompt, max_prompt_length, None))
 
-    def _encode(self, prompt: str, max_prompt_length: int, instruction: list[str] | None) -> Conditioning:
+    def _encode(self, prompt: str, max_prompt_length: int, instruction: list[str] | None) -> Entries:
         embeds, mask, _, _ = self.pipeline.encode_prompt(
             prompt,
             do_classifier_free_guidance=False,

@@ -1,7 +1,7 @@
 """Sizes of latents and texts, from a pipeline's files alone: torch-free, so that plans can compute them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories
@@ -98,6 +98,19 @@ def latent_elements(pipeline: str, size: tuple[int, int], frames: int) -> int:
 def num_tokens(pipeline: str, size: tuple[int, int], frames: int) -> int:
     """Return the number of tokens of one sample's latents in the transformer. Raises like :func:`latent_shape`."""
     return math.prod(latent_shape(pipeline, size, frames)[1:]) // math.prod(patch_shape(pipeline))
+
+
+def reference_tokens(pipeline: str, pictures: Sequence[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:
+    """Return the tokens that references add along frames, height and width; none where they add no tokens.
+
+    ``pictures`` are their heights and widths in pixels.
+    """
+    references = directories.spec(pipeline).references
+    if references is None or references.token_size is None:
+        return ()
+    side, (_, *patch) = vae_geometry(pipeline).spatial, patch_shape(pipeline)
+    encoded = map(references.token_size, pictures)
+    return tuple((1, height // (side * patch[0]), width // (side * patch[1])) for height, width in encoded)
 
 
 def text_tokens(pipeline: str, max_prompt_length: int) -> int:

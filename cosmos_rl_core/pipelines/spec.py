@@ -81,6 +81,29 @@ def linear_shift(max_shift: float) -> Shift:
 
 
 @dataclass(frozen=True, kw_only=True)
+class References:
+    """Pictures or clips that a prompt of a family refers to. The model then defines ``_encode_references``."""
+
+    fewest: int = 0
+    """Fewest of a prompt. 0: the family also makes media of text alone."""
+    most: int = 1
+    kind: Literal["image", "video"] = "image"
+    pipeline_class: str
+    """Class of the stock pipeline that takes them; evaluations run it."""
+    argument: str = "image"
+    """Argument of its call that has them."""
+    takes_list: bool = True
+    """It takes a list of them for one prompt. False: one for each prompt of a batch."""
+    one_prompt: bool = True
+    """Its call makes media of one prompt at a time, with references."""
+    read_with_text: bool = False
+    """The text encoder reads them, with the negative prompt too. The model then defines ``_encode_prompt_with``."""
+    token_size: Callable[[tuple[int, int]], tuple[int, int]] | None = None
+    """Function of the height and width of a reference in pixels: the size that the VAE encodes it at, where each adds
+    tokens of its own to the transformer's. None: it adds none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """The facts of a family of pipelines. The ``__init__.py`` of a model plugin assigns one to ``SPEC``.
 
@@ -161,7 +184,7 @@ class ModelSpec:
     """The same input in losses on media, where it is trained at another value. None: the same value."""
     max_given_frames: int = 0
     """Most latent frames that can be given at the start of a video. Above 0 ``velocity`` takes
-    :func:`cosmos_rl_core.models._base.given_frames`."""
+    :func:`cosmos_rl_core.models._conditioning.given_frames`."""
     stock_multiple: int = 1
     """Pixels. The stock pipeline refuses sides that are no multiple of it, whatever the VAE's own factor. 1: only
     the VAE and the transformer's patches decide."""
@@ -179,6 +202,8 @@ class ModelSpec:
     takes_instruction: bool = False
     """The stock call has the argument ``complex_human_instruction``. The model then has an attribute of that name."""
 
+    references: References | None = None
+    """References of a prompt; None if the family takes none."""
     comfyui: Name | None = None
     """Names of the transformer's modules in LoRA files that ComfyUI reads; None if it reads none of the family."""
 

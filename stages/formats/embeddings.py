@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import Tensor
 from torch.nn.functional import pad
 
 from cosmos_rl_core.canonical import canonical_json, digest, sha256
 from cosmos_rl_core.datasets._base import prompt_id
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.models._base import Conditioning
+from cosmos_rl_core.models._conditioning import Conditioning
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages.artifacts.artifact import Artifact
@@ -32,7 +33,9 @@ NEGATIVE = "_negative"
 EMPTY = "_empty"
 """The id of the empty prompt, for text dropout."""
 _ABOUT = "about"
-"""The entry of a file's metadata: its digest, and the rows of tensors whose padding it leaves out."""
+"""The entry of a file's metadata: its digest, and how its tensors make a conditioning."""
+_SHARED = "shared."
+"""Begins the names of tensors of both predictions."""
 
 
 class Text(NamedTuple):
@@ -73,13 +76,14 @@ class Pool:
 
     def put(self, text: Text, embedding: Conditioning) -> FileEntry:
         """Write the file of a text, unless another process has, and return its entry. Padding is left out of it."""
-        stored = dict(embedding)
+        own = dict(embedding.own)
         for name, mask in self._unread_padding.items():
-            rows = embedding[name if mask is None else mask]
+            rows = own[name if mask is None else mask]
             read = rows.reshape(len(rows), -1).any(dim=1).nonzero()
-            stored[name] = embedding[name][: int(read[-1]) + 1 if len(read) else 0]
-        lengths = {name: len(embedding[name]) for name in self._unread_padding}
-        data, path = self._sealed(text, stored, lengths), self._path(text)
+            own[name] = embedding.own[name][: int(read[-1]) + 1 if len(read) else 0]
+        layout = _Layout({name: len(embedding.own[name]) for name in self._unread_padding}, embedding.shapes)
+        tensors = own | {f"{_SHARED}{name}": tensor for name, tensor in embedding.shared.items()}
+        data, path = self._sealed(text, tensors, layout), self._path(text)
         if not store.put_if_absent(url := store.join(self._root, path), data):
             data = store.read(url)
         return self._checked(text, data)
@@ -87,16 +91,17 @@ class Pool:
     def _path(self, text: Text) -> str:
         return f"{POOL}/{self._key[:32]}/{text.name}{ENDING}"
 
-    def _sealed(self, text: Text, stored: Conditioning, lengths: dict[str, int]) -> bytes:
-        about = {"key": self._key, **text._asdict(), "lengths": lengths, "tensors": sha256(to_bytes(stored))}
+    def _sealed(self, text: Text, stored: Mapping[str, Tensor], layout: "_Layout") -> bytes:
+        told = layout.told()
+        about = {"key": self._key, **text._asdict(), **told, "tensors": sha256(to_bytes(stored))}
         # One entry: the library writes several in any order.
-        entry = canonical_json({"digest": digest(about), "lengths": lengths}).decode()
+        entry = canonical_json({"digest": digest(about), **told}).decode()
         return save({name: stored[name].contiguous() for name in sorted(stored)}, {_ABOUT: entry})
 
     def _checked(self, text: Text, data: bytes) -> FileEntry:
         path = self._path(text)
         try:
-            whole = self._sealed(text, load(data), _lengths(data)) == data
+            whole = self._sealed(text, load(data), _Layout.of(data)) == data
         except (SafetensorError, ValueError, KeyError, struct.error):
             whole = False
         if not whole:
@@ -107,10 +112,25 @@ class Pool:
         return FileEntry(path=path, size=len(data), sha256=sha256(data))
 
 
-def _lengths(data: bytes) -> dict[str, int]:
-    """Return the rows with padding of the tensors whose padding a file leaves out."""
-    (size,) = struct.unpack_from("<Q", data)
-    return json.loads(json.loads(data[8 : 8 + size])["__metadata__"][_ABOUT])["lengths"]
+class _Layout(NamedTuple):
+    """Facts of a conditioning that the tensors of its file do not show."""
+
+    lengths: dict[str, int]
+    """Rows with padding of the tensors whose padding the file leaves out."""
+    shapes: tuple[tuple[int, int, int], ...] = ()
+    """Tokens of each reference along frames, height and width."""
+
+    @classmethod
+    def of(cls, data: bytes) -> "_Layout":
+        """Return the layout in the bytes of a file."""
+        (size,) = struct.unpack_from("<Q", data)
+        told = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][_ABOUT])
+        shapes = ((frames, height, width) for frames, height, width in told.get("shapes", ()))
+        return cls(told["lengths"], tuple(shapes))
+
+    def told(self) -> dict[str, Any]:
+        """Return what a file says of it. Files without references say nothing of them."""
+        return {"lengths": self.lengths} | ({"shapes": self.shapes} if self.shapes else {})
 
 
 class Embeddings:
@@ -136,11 +156,14 @@ class Embeddings:
         """Return a prompt's conditioning. Raises :class:`ArtifactError` if its file is missing or damaged."""
         root, entry = self._places[prompt_id]
         data = self._kept.get(prompt_id, lambda: read_entry(root, entry))
-        found = load(data)
-        for name, length in _lengths(data).items():
-            rows = found[name]
-            found[name] = pad(rows, (*(0, 0) * (rows.ndim - 1), 0, length - len(rows)))
-        return found
+        layout, own, shared = _Layout.of(data), dict[str, Tensor](), dict[str, Tensor]()
+        for name, tensor in load(data).items():
+            if name.startswith(_SHARED):
+                shared[name.removeprefix(_SHARED)] = tensor
+            else:
+                missing = layout.lengths.get(name, len(tensor)) - len(tensor)
+                own[name] = pad(tensor, (*(0, 0) * (tensor.ndim - 1), 0, missing)) if missing else tensor
+        return Conditioning(own, shared, layout.shapes)
 
 
 def _beside(slot: str) -> str:

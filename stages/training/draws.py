@@ -18,7 +18,7 @@ from cosmos_rl_core.algorithms._base import Batch, Transitions
 from cosmos_rl_core.algorithms._needs import DataTerm
 from cosmos_rl_core.config.policy import TimeDensity
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.models._base import Conditioning, generated, given_frames, stack
+from cosmos_rl_core.models._conditioning import Conditioning, Entries, generated, given_frames, stack
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.rollout import table_of
 from cosmos_rl_core.sampling.schedule import Schedule
@@ -92,7 +92,7 @@ class Stored:
         own = [self.conditioning[self.prompt_ids[sample_id]] | self._given(sample_id) for sample_id in ids]
         return stack(own, CPU)
 
-    def _given(self, sample_id: str) -> Conditioning:
+    def _given(self, sample_id: str) -> Entries:
         """Return the given frames of a sample, which are the first frames of its own latents."""
         count = self.tensors.row(sample_id).get(NUM_GIVEN)
         if count is None:

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from cosmos_rl_core import seeds
-from cosmos_rl_core.models._base import Conditioning, given_frames
+from cosmos_rl_core.models._conditioning import Entries, given_frames
 from stages import contracts
 from stages.artifacts.request import Request
 from stages.formats.latents import Latents
@@ -22,8 +22,8 @@ def num_given(bounds: tuple[int, int], generator: np.random.Generator) -> int:
     return int(generator.integers(fewest, most + 1))
 
 
-def own_frames(latents: Tensor, bounds: tuple[int, int], generator: np.random.Generator) -> Conditioning:
-    """Return the conditioning on a drawn number of the first frames of an item itself.
+def own_frames(latents: Tensor, bounds: tuple[int, int], generator: np.random.Generator) -> Entries:
+    """Return the entries of a drawn number of the first frames of an item itself.
 
     Empty for models that are given none.
     """
@@ -54,8 +54,8 @@ class GivenMedia:
         count, item = self._drawn(prompt_id)
         return {NUM_GIVEN: count} | ({GIVEN_ITEM: item} if count else {})
 
-    def conditioning(self, prompt_id: str) -> Conditioning:
-        """Return the conditioning of :func:`cosmos_rl_core.models._base.given_frames`, also for 0 frames."""
+    def entries(self, prompt_id: str) -> Entries:
+        """Return the entries of :func:`cosmos_rl_core.models._conditioning.given_frames`, also for 0 frames."""
         count, item = self._drawn(prompt_id)
         latents = self.latents[item]
         return given_frames(latents[:, :count], latents.shape[1])

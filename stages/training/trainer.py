@@ -12,7 +12,8 @@ from torch import Tensor
 from cosmos_rl_core.algorithms._base import Algorithm, Batch, Loss, Transitions
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models._base import Conditioning, Model, guided_velocity
+from cosmos_rl_core.models._base import Model, guided_velocity
+from cosmos_rl_core.models._conditioning import Conditioning
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
 from cosmos_rl_core.training.optimizer import loss_share
@@ -60,14 +61,10 @@ class MicroBatch:
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "MicroBatch":
         """Return the micro-batch with every tensor changed."""
-        negative = None if self.negative is None else _each(self.negative, change)
+        negative = None if self.negative is None else self.negative.each(change)
         return replace(
-            self, batch=self.batch.each(change), conditioning=_each(self.conditioning, change), negative=negative
+            self, batch=self.batch.each(change), conditioning=self.conditioning.each(change), negative=negative
         )
-
-
-def _each(conditioning: Conditioning, change: Callable[[Tensor], Tensor]) -> Conditioning:
-    return {name: change(tensor) for name, tensor in conditioning.items()}
 
 
 def repeated(tensor: Tensor, times: int) -> Tensor:
@@ -76,7 +73,7 @@ def repeated(tensor: Tensor, times: int) -> Tensor:
 
 
 def _rows(conditioning: Conditioning, times: int) -> Conditioning:
-    return _each(conditioning, lambda tensor: repeated(tensor, times))
+    return conditioning.each(lambda tensor: repeated(tensor, times))
 
 
 CPU = torch.device("cpu")

@@ -12,7 +12,8 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
-from cosmos_rl_core.models._base import Conditioning, Model
+from cosmos_rl_core.models._base import Model
+from cosmos_rl_core.models._conditioning import Conditioning
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
 from cosmos_rl_core.parallel import sharding
 from tests.adapters import load_model
@@ -97,7 +98,7 @@ class Shape:
                 return torch.ones(whole, device=device)
             return torch.randn(whole, generator=torch.Generator(device).manual_seed(1), device=device)
 
-        return {name: tensor(name, shape) for name, shape in self.conditioning.items()}
+        return Conditioning({name: tensor(name, shape) for name, shape in self.conditioning.items()})
 
     def vae(self, device: torch.device) -> nn.Module:
         """Return the pipeline's VAE with random weights, float32."""

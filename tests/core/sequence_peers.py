@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models._base import Conditioning, Model, given_frames, guided_velocity, stack
+from cosmos_rl_core.models._base import Model, guided_velocity
+from cosmos_rl_core.models._conditioning import Conditioning, given_frames
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos
 from cosmos_rl_core.models.wan import model as wan
 from cosmos_rl_core.parallel import compiling
@@ -60,9 +61,11 @@ def velocities(
             found = []
             for x_t in latents:
                 given = [given_frames(normal(4, num_given, *x_t.shape[3:], seed=13 + i), x_t.shape[2]) for i in (0, 1)]
-                conditioning: Conditioning = {"prompt_embeds": prompt} | (stack(given, CPU) if num_given else {})
+                conditioning = Conditioning({"prompt_embeds": prompt}, _batched(given) if num_given else {})
                 t = torch.tensor([0.3, 0.8])
-                found.append(guided_velocity(model, x_t, t, conditioning, {"prompt_embeds": negative}, 3.0))
+                found.append(
+                    guided_velocity(model, x_t, t, conditioning, Conditioning({"prompt_embeds": negative}), 3.0)
+                )
             return found
 
         return model.transformer, call, [prompt, negative, *latents]
@@ -161,6 +164,10 @@ def splits_of(transformer: nn.Module) -> Callable[[Any, dist.ProcessGroup], None
     return wan.split if isinstance(transformer, WanTransformer3DModel) else cosmos.split
 
 
+def _batched(given: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([one[name] for one in given]) for name in given[0]}
+
+
 def far(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
@@ -173,7 +180,7 @@ def refusals(folder: Path, group: dist.ProcessGroup) -> dict[str, str]:
     for model in (small, late):
         model.split_sequence(group)
     policy_weights.add_lora(late.transformer, LORA)
-    conditioning = {"prompt_embeds": normal(1, 7, TEXT_CHANNELS)}
+    conditioning = Conditioning({"prompt_embeds": normal(1, 7, TEXT_CHANNELS)})
     t = torch.tensor([0.5])
     mistakes: dict[str, Callable[[], Any]] = {
         "heads": lambda: wan.split(two_heads, group),

@@ -6,6 +6,7 @@ ours, as in stages, the transformer does alone. Sizes, loading and fresh weights
 """
 
 import math
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from torch import Tensor
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
-from cosmos_rl_core.models._base import guided_velocity, stack
+from cosmos_rl_core.models._base import guided_velocity
+from cosmos_rl_core.models._conditioning import Conditioning, stack
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.sampling.flow import euler
@@ -127,7 +129,7 @@ def test_a_velocity_does_not_depend_on_its_batch(family: Family, dtype: ParamDty
     assert together.dtype == torch.float32
     assert together.shape == family.noise.shape
     for i in range(2):
-        own = {name: tensor[i : i + 1] for name, tensor in family.conditioning.items()}
+        own = family.conditioning.each(itemgetter(slice(i, i + 1)))
         with computes_in(dtype, family.device):
             alone = family.model.velocity(family.noise[i : i + 1], t[i : i + 1], own)
         drift = float((alone[0] - together[i]).abs().max())
@@ -143,14 +145,14 @@ def test_only_padding_that_the_transformer_does_not_read_is_left_out_of_the_stor
     t, noise = torch.full((1,), 0.5, device=family.device), family.noise[:1]
     (embedding,) = family.model.encode_prompts(["a b"], LENGTH)
     expected = family.model.velocity(noise, t, stack([embedding], family.device))
-    changed = dict(embedding)
+    changed = dict(embedding.own)
     for name, mask in (unread or {"prompt_embeds": None}).items():
         rows = embedding[mask or name].reshape(len(embedding[name]), -1).any(dim=1)
         padding = ~rows if unread else torch.arange(len(rows), device=rows.device) == len(rows) - 1
         assert padding.any()
         changed[name] = embedding[name].clone()
         changed[name][padding] = 0 if unread and mask is None else 3.0
-    found = family.model.velocity(noise, t, stack([changed], family.device))
+    found = family.model.velocity(noise, t, stack([Conditioning(changed, embedding.shared)], family.device))
     assert torch.equal(found, expected) == bool(unread)
 
 

@@ -13,7 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from cosmos_rl_core import plugins, seeds
-from cosmos_rl_core.models._base import CONDITIONAL_LATENTS, generated, given_frames, guided_velocity, stack
+from cosmos_rl_core.models._base import guided_velocity
+from cosmos_rl_core.models._conditioning import CONDITIONAL_LATENTS, generated, given_frames
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.sampling.rollout import sample
@@ -74,10 +75,10 @@ def test_a_video_from_given_frames_is_the_stock_pipelines(
         options |= stock_arguments(given_as, num_given, clip)
         expected = run_stock(family.stock, noise, prompt=PROMPTS[:1], **options)
     given = family.model.encode_media(torch.from_numpy(clip[-(4 * num_given - 3) :])[None])[0]
-    own, negative = ({name: t[:1] for name, t in texts.items()} for texts in (family.conditioning, family.negative))
+    own, negative = (texts.each(lambda t: t[:1]) for texts in (family.conditioning, family.negative))
 
     def ours(given: Tensor) -> Tensor:
-        conditioning = own | stack([given_frames(given, LATENT_FRAMES)], family.device)
+        conditioning = own | {name: one[None] for name, one in given_frames(given, LATENT_FRAMES).items()}
 
         def velocity(x: Tensor, t: Tensor) -> Tensor:
             with computes_in(dtype, family.device):

@@ -5,7 +5,8 @@ import torch
 
 from cosmos_rl_core.config.policy import DiffusersConfig, SampleConfig
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models._base import guided_velocity, stack
+from cosmos_rl_core.models._base import guided_velocity
+from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.pipelines import directories, guidance
 from cosmos_rl_core.sampling.rollout import sample
 from tests.families import LENGTH, PROMPTS, SCHEDULERS, TEXTS, Family, fed_to, kernel, run_stock

@@ -12,7 +12,8 @@ from torch import nn
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models._base import Conditioning, Model
+from cosmos_rl_core.models._base import Model
+from cosmos_rl_core.models._conditioning import Conditioning
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
 from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.weights.counter import FullTexts
@@ -107,7 +108,7 @@ def tokens_of(model: Model, shape: tuple[int, ...], conditioning: Conditioning, 
     for blocks in transformer.children():
         if isinstance(blocks, nn.ModuleList) and len(blocks):
             blocks[0].register_forward_pre_hook(note, with_kwargs=True)
-    texts = {name: value.to(device) for name, value in conditioning.items()}
+    texts = conditioning.each(lambda value: value.to(device))
     with FullTexts(conditioning["prompt_embeds"].shape[1]):
         model.velocity(torch.empty(2, *shape, device=device), torch.zeros(2, device=device), texts)
     return given

@@ -10,7 +10,8 @@ from diffusers.models.transformers import transformer_cosmos
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models._base import generated, given_frames, guided_velocity, stack
+from cosmos_rl_core.models._base import guided_velocity
+from cosmos_rl_core.models._conditioning import Conditioning, generated, given_frames, stack
 from cosmos_rl_core.models._loading import COMPONENTS
 from cosmos_rl_core.models.cosmos_predict2_5 import SPEC
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
@@ -86,9 +87,9 @@ def stock_output(pipeline: Any, noise: torch.Tensor, guidance_scale: float, outp
 
 def ours(model, conditioning, noise, guidance_scale, given=None, build=euler, **options):
     batch = noise.shape[0]
-    prompt, negative = ({name: c[name].expand(batch, -1, -1) for name in c} for c in conditioning)
+    prompt, negative = (c.each(lambda entry: entry.expand(batch, -1, -1)) for c in conditioning)
     if given is not None:
-        prompt |= stack([given_frames(given, noise.shape[2])] * batch, CPU)
+        prompt |= {name: torch.stack([one] * batch) for name, one in given_frames(given, noise.shape[2]).items()}
 
     def velocity(x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         return guided_velocity(model, x_t, t, prompt, negative, guidance_scale)
@@ -186,7 +187,7 @@ def test_the_timestep_is_t_itself_in_float32_and_1e_4_at_given_frames(model, con
     assert fed["condition_mask"].count_nonzero() == fed["padding_mask"].count_nonzero() == 0
     # One given frame in the first sample, two in the second.
     given = normal(4, 2, 4, 4)
-    frames = stack([given_frames(given[:, :n], LATENT_FRAMES) for n in (1, 2)], CPU)
+    frames = stack([Conditioning({}, given_frames(given[:, :n], LATENT_FRAMES)) for n in (1, 2)], CPU).shared
     fed = fed_by(model, x_t, t, batch | frames)
     assert fed["timestep"].flatten(1).tolist() == [
         pytest.approx([1e-4, 0.12345678, 0.12345678]),
@@ -328,7 +329,9 @@ def test_the_real_transformers_take_what_they_are_fed(folder, num_layers, num_he
     model.pipeline.transformer = transformer
     latents = torch.empty(1, 16, 24, 88, 160, device="meta")
     given = given_frames(latents[0, :, :2], 24)
-    batch = {"prompt_embeds": torch.empty(1, 512, 100352, device="meta"), **{n: g[None] for n, g in given.items()}}
+    batch = Conditioning(
+        {"prompt_embeds": torch.empty(1, 512, 100352, device="meta")}, {n: g[None] for n, g in given.items()}
+    )
     with torch.no_grad():
         velocity = model.velocity(latents, torch.empty(1, device="meta"), batch)
     assert (velocity.shape, velocity.dtype, velocity.device.type) == (latents.shape, torch.float32, "meta")

@@ -33,7 +33,7 @@ def test_a_forward_pass_is_counted_as_on_encoded_prompts(family: Family):
     model = load_model(family.folder, (EMPTY_TRANSFORMER,), META)
     model.transformer.to(META)
     x_t = torch.zeros(1, *model.latent_shape(SIZE, family.frames), device=META)
-    texts = {name: tensor[:1].to(META) for name, tensor in family.conditioning.items()}
+    texts = family.conditioning.each(lambda tensor: tensor[:1].to(META))
     tokens = texts["prompt_embeds"].shape[1]
     with torch.no_grad(), counter.FullTexts(tokens), FlopCounterMode(display=False) as counted:
         model.velocity(x_t, torch.zeros(1, device=META), texts)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models._base import stack
+from cosmos_rl_core.models._conditioning import Conditioning, stack
 from cosmos_rl_core.models._packing import pack, unpack
 from cosmos_rl_core.pipelines import guidance
 from cosmos_rl_core.sampling.rollout import sample
@@ -72,7 +72,7 @@ def test_packing_is_undone_and_keeps_squares_together():
 
 
 def test_texts_of_unequal_length_are_padded_and_masked():
-    short, long = {"prompt_embeds": torch.ones(2, 3)}, {"prompt_embeds": torch.ones(4, 3)}
+    short, long = (Conditioning({"prompt_embeds": torch.ones(n, 3)}) for n in (2, 4))
     batch = stack([short, long], torch.device("cpu"))
     assert batch["prompt_embeds"].sum(-1).tolist() == [[3, 3, 0, 0], [3, 3, 3, 3]]
     assert batch["prompt_embeds_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]

@@ -11,7 +11,8 @@ from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.footprint import counter
 from cosmos_rl_core.footprint.live import LiveBytes
 from cosmos_rl_core.footprint.passes import Pass
-from cosmos_rl_core.models._base import Conditioning, Model, guided_velocity
+from cosmos_rl_core.models._base import Model, guided_velocity
+from cosmos_rl_core.models._conditioning import Conditioning
 from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.weights.policy_weights import prepare
 from tests.adapters import load_model
@@ -46,7 +47,7 @@ def table_bytes(module: nn.Module) -> int:
 def texts(path: str) -> Conditioning:
     """Texts of the counted shapes, of which every token counts."""
     one = Pass(kind="forward", size=SIZE, frames=1, batch=BATCH, max_prompt_length=LENGTH)
-    return {name: torch.ones_like(tensor) for name, tensor in counter.texts(path, one).items()}
+    return counter.texts(path, one).each(lambda tensor: torch.ones_like(tensor))
 
 
 def inputs(model: Model, frames: int) -> tuple[Tensor, Tensor]:

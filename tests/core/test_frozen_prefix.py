@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.models._base import Conditioning, given_frames, guided_velocity, stack
+from cosmos_rl_core.models._base import guided_velocity
+from cosmos_rl_core.models._conditioning import Conditioning, given_frames, stack
 from cosmos_rl_core.models._loading import COMPONENTS, PREFIX
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from cosmos_rl_core.parallel.precision import computes_in

@@ -74,7 +74,7 @@ def test_products_are_float32_and_projections_bfloat16_as_in_the_stock_half_prec
     assert (ours.others, ours.of_projections) == (FLOAT32, BFLOAT16)
     stock = type(sana.stock.transformer).from_pretrained(sana.folder, subfolder="transformer", dtype=torch.bfloat16)
     model.pipeline.transformer = stock
-    texts = {name: value.bfloat16() for name, value in sana.conditioning.items()}
+    texts = sana.conditioning.each(lambda value: value.bfloat16())
     with torch.no_grad(), products_of(stock) as theirs:
         model.velocity(sana.noise.bfloat16(), T, texts)
     assert (theirs.others >= FLOAT32, theirs.of_projections) == (True, BFLOAT16)

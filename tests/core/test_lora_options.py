@@ -1,6 +1,7 @@
 """Options of adapters: what they make of a transformer, what dropout leaves out, and what a stock pipeline loads."""
 
 import math
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,7 @@ def test_a_velocity_with_dropout_does_not_depend_on_its_batch(family: Family):
     with dropping(dropouts_of(model.transformer), keys):
         together = model.velocity(family.noise, t, family.conditioning)
     for i in range(2):
-        own = {name: tensor[i : i + 1] for name, tensor in family.conditioning.items()}
+        own = family.conditioning.each(itemgetter(slice(i, i + 1)))
         with dropping(dropouts_of(model.transformer), keys[i : i + 1]):
             alone = model.velocity(family.noise[i : i + 1], t[i : i + 1], own)
         assert torch.allclose(alone[0], together[i], rtol=0, atol=1e-5)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cosmos_rl_core.models._base import stack
+from cosmos_rl_core.models._conditioning import stack
 from tests import tiny_pipelines
 from tests.adapters import load_model
 from tests.families import CPU, LENGTH, PROMPTS

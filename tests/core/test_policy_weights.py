@@ -8,7 +8,7 @@ from safetensors.torch import load as load_tensors
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError, ConfigError
-from cosmos_rl_core.models._base import stack
+from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.parallel import compiling, sharding
 from cosmos_rl_core.weights import parts, policy_weights
 from cosmos_rl_core.weights.policy_weights import initial_lora, prepare

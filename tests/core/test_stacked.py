@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.models._base import stack
+from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.weights import export
 from cosmos_rl_core.weights.joined import Joined
 from cosmos_rl_core.weights.policy_weights import prepare

@@ -11,7 +11,8 @@ import torch
 from cosmos_rl_core.config.policy import DiffusersConfig, SampleConfig
 from cosmos_rl_core.config.shared import ModelRef
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models._base import guided_velocity, stack
+from cosmos_rl_core.models._base import guided_velocity
+from cosmos_rl_core.models._conditioning import Conditioning, stack
 from cosmos_rl_core.models.z_image import SPEC
 from cosmos_rl_core.pipelines import checkpoints, guidance, sizes
 from cosmos_rl_core.sampling.rollout import sample
@@ -91,9 +92,9 @@ def test_texts_beyond_the_positions_are_refused(family: Family):
         sizes.check_prompt_length(family.folder, 993)
     embeds = torch.zeros(1, 992, 16)
     t = torch.full((1,), 0.5)
-    assert family.model.velocity(family.noise[:1], t, {"prompt_embeds": embeds}).isfinite().all()
+    assert family.model.velocity(family.noise[:1], t, Conditioning({"prompt_embeds": embeds})).isfinite().all()
     with pytest.raises(IndexError):
-        family.model.velocity(family.noise[:1], t, {"prompt_embeds": torch.zeros(1, 1024, 16)})
+        family.model.velocity(family.noise[:1], t, Conditioning({"prompt_embeds": torch.zeros(1, 1024, 16)}))
 
 
 def config(scale: float, **options: float) -> DiffusersConfig:

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.parallelism import Attention
-from cosmos_rl_core.models._base import stack
+from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.numerics import SDP_KERNELS
 from cosmos_rl_core.parallel.precision import use_attention
 from cosmos_rl_core.pipelines.directories import resolve_path

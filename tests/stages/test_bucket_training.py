@@ -14,7 +14,7 @@ from PIL import Image
 
 from cosmos_rl_core.datasets import _clips
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models._base import stack
+from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.pipelines.buckets import nearest
 from cosmos_rl_core.recipes.reading import check
 from cosmos_rl_core.training.noise_levels import FINE_GRID, DrawKey, sft_time, training_noise

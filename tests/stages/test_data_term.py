@@ -10,7 +10,7 @@ from PIL import Image
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.errors import ArtifactError, ConfigError
-from cosmos_rl_core.models._base import stack
+from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.models.sd3 import model as sd3
 from cosmos_rl_core.pipelines.directories import resolve_path
 from cosmos_rl_core.training.noise_levels import DrawKey, sft_time, training_noise

@@ -11,6 +11,7 @@ from safetensors.torch import load, save
 from cosmos_rl_core.config.shared import ModelRef
 from cosmos_rl_core.datasets._base import Prompt, prompt_id
 from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.models._conditioning import Conditioning
 from cosmos_rl_core.weights.policy_weights import to_bytes
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.pool import INDEX, entries_of
@@ -40,7 +41,7 @@ def pool(folder: Path) -> dict[str, int]:
     return {path.stem: path.stat().st_mtime_ns for path in found}
 
 
-def read(asked: Request, *texts: str) -> list[dict[str, torch.Tensor]]:
+def read(asked: Request, *texts: str) -> list[Conditioning]:
     stored = Embeddings([input_of(asked.slot)], [prompt_id(text) for text in texts])
     return [stored[prompt_id(text)] for text in texts]
 

@@ -11,7 +11,7 @@ from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.algorithms._foreign import Foreign
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.errors import ArtifactError, OffPolicyError
-from cosmos_rl_core.models._base import stack
+from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.training.noise_levels import DrawKey, random_times, training_noise
 from cosmos_rl_core.weights.parts import CURRENT, STATE

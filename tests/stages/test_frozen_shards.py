@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from cosmos_rl_core.config.parallelism import Parallelism
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.models._base import stack
+from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
 from cosmos_rl_core.parallel import sharding
 from cosmos_rl_core.parallel.distributed import Group

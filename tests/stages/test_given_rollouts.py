@@ -11,7 +11,8 @@ import torch
 
 from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.algorithms._base import Batch, Transitions
-from cosmos_rl_core.models._base import CONDITIONAL_LATENTS, given_frames, guided_velocity, stack
+from cosmos_rl_core.models._base import guided_velocity
+from cosmos_rl_core.models._conditioning import CONDITIONAL_LATENTS, given_frames, stack
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.solvers import kernel_of

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cosmos_rl_core import plugins, seeds
-from cosmos_rl_core.models._base import given_frames, stack
+from cosmos_rl_core.models._conditioning import given_frames, stack
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.training.noise_levels import FINE_GRID, DrawKey, random_times, sft_time, training_noise

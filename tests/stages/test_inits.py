@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.models._base import stack
+from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.weights.policy_weights import prepare
 from flows.planning import requests

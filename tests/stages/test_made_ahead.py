@@ -11,6 +11,7 @@ import torch
 
 from cosmos_rl_core.algorithms._base import Batch, Transitions
 from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.models._conditioning import Conditioning
 from cosmos_rl_core.sampling.transition import Coefficients
 from flows.planning import requests
 from flows.planning.run import Run
@@ -27,7 +28,7 @@ META = torch.device("meta")
 def one(number: int, weight: float = 1.0) -> MicroBatch:
     """A micro-batch that is known by its noise level."""
     x = torch.zeros((1, 2), device=CPU)
-    return MicroBatch(Batch(x, x, torch.tensor([float(number)], device=CPU), None), {"embeds": x}, weight)
+    return MicroBatch(Batch(x, x, torch.tensor([float(number)], device=CPU), None), Conditioning({"embeds": x}), weight)
 
 
 def number_of(micro: MicroBatch) -> tuple[int, float]:
@@ -83,7 +84,8 @@ def test_every_tensor_of_a_micro_batch_is_changed_once_before_it_is_copied():
     x = torch.zeros((1, 2), device=CPU)
     at = Coefficients(*[x] * len(Coefficients._fields))
     transitions = Transitions(x, x, x, at, x, x, mask=x)
-    micro = MicroBatch(transitions, {"embeds": x}, negative={"embeds": x})
+    texts = Conditioning({"embeds": x})
+    micro = MicroBatch(transitions, texts, negative=texts)
     seen: list[torch.Tensor] = []
 
     def add_1(tensor: torch.Tensor) -> torch.Tensor:
@@ -100,7 +102,12 @@ def test_a_micro_batch_moves_whole():
     x = torch.zeros((1, 2), device=CPU)
     at = Coefficients(*[x] * len(Coefficients._fields))
     transitions = Transitions(x, x, x, at, x, x, mask=x)
-    for micro in (one(0), MicroBatch(transitions, {"embeds": x}, negative={"embeds": x}, names=("a",), steps=(1,))):
+    for micro in (
+        one(0),
+        MicroBatch(
+            transitions, Conditioning({"embeds": x}), negative=Conditioning({"embeds": x}), names=("a",), steps=(1,)
+        ),
+    ):
         moved = micro.to(META)
         assert {tensor.device for tensor in tensors_in(moved)} == {META}
         assert len(tensors_in(moved)) == len(tensors_in(micro))

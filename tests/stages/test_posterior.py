@@ -10,7 +10,7 @@ from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers.translation import translate
-from cosmos_rl_core.models._base import stack
+from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.recipes.reading import check
 from cosmos_rl_core.training.noise_levels import FINE_GRID, DrawKey, posterior_noise, sft_time, training_noise

@@ -23,7 +23,7 @@ from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.shared import OptimizerSteps
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, DivergenceError
-from cosmos_rl_core.models._base import Conditioning, stack
+from cosmos_rl_core.models._conditioning import Conditioning, stack
 from cosmos_rl_core.parallel import compiling, sharding
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
@@ -100,7 +100,7 @@ def micro_batch(conditioning: Conditioning, samples: slice, key: str = "") -> Mi
     x_0, noise = (torch.from_numpy(seeds.normal((2, 4, 8, 8), name))[samples] for name in ("x_0", "noise"))
     t, advantages = (torch.tensor(values, device=CPU)[samples] for values in ([0.4, 0.8], [1.0, -2.0]))
     keys = tuple((key, i) for i in range(2))[samples]
-    own = {name: tensor[samples] for name, tensor in conditioning.items()}
+    own = conditioning.each(lambda tensor: tensor[samples])
     return MicroBatch(Batch(x_0, noise, t, advantages), own, keys=keys)
 
 

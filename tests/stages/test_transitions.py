@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load as load_tensors
 
 from cosmos_rl_core.errors import ArtifactError, ConfigError, DriftError
-from cosmos_rl_core.models._base import stack
+from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.models.sd3 import model as sd3
 from cosmos_rl_core.pipelines.directories import resolve_path
 from cosmos_rl_core.sampling.schedule import schedule_of

@@ -81,7 +81,7 @@ def by_hand(run: Run, noise_of: Callable[..., torch.Tensor] = own_noise) -> dict
     embeddings = Embeddings(request.inputs["embeddings"], list(latents.index["prompt_id"]))
     losses: dict[str, list[float]] = {}
     for item, prompt in zip(latents.index["item_id"], latents.index["prompt_id"], strict=True):
-        conditioning = {name: value[None] for name, value in embeddings[prompt].items()}
+        conditioning = embeddings[prompt].each(lambda value: value[None])
         x_0 = latents[item][None]
         for level in range(LEVELS):
             t = torch.tensor([(level + 0.5) / LEVELS], device=CPU)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten
 from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._base import Transitions
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.models._base import Conditioning
+from cosmos_rl_core.models._conditioning import Conditioning
 from cosmos_rl_core.sampling.flow import flow_sde
 from cosmos_rl_core.sampling.rollout import table_of
 from cosmos_rl_core.sampling.schedule import Schedule

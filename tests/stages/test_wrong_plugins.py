@@ -12,6 +12,7 @@ from cosmos_rl_core.algorithms import nft
 from cosmos_rl_core.algorithms._base import Loss
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import guided_velocity
+from cosmos_rl_core.models._conditioning import Conditioning
 from cosmos_rl_core.models.sd3 import model as sd3
 from stages.artifacts.request import Request
 from stages.generating.decoding import decode_finite
@@ -97,7 +98,7 @@ def test_a_velocity_that_is_none(name: str, scale: float, monkeypatch: pytest.Mo
     model = sd3.StableDiffusion3.__new__(sd3.StableDiffusion3)
     x_t = torch.ones(2, 4, 4, 4, device="cpu")
     with pytest.raises(ConfigError, match=rf"models.sd3.model: velocity\(\) {expected}"):
-        guided_velocity(model, x_t, torch.ones(2, device="cpu"), {}, {}, scale)
+        guided_velocity(model, x_t, torch.ones(2, device="cpu"), Conditioning({}), Conditioning({}), scale)
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 8, 8, 4), (1, 1, 8, 8, 3), (2, 8, 8, 3)])

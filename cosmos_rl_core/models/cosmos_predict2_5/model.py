@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
-from cosmos_rl_core.models._base import CONDITIONAL_LATENTS, CONDITIONAL_MASK, Conditioning
+from cosmos_rl_core.models._conditioning import CONDITIONAL_LATENTS, CONDITIONAL_MASK, Conditioning, Entries
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER, GUARDRAIL, PREFIX
 from cosmos_rl_core.models._media import VideoModel
 from cosmos_rl_core.models._refusals import Refusals
@@ -66,7 +66,7 @@ class CosmosPredict25(VideoModel):
                 raise ConfigError(f"the guardrail refuses {len(unsafe)} prompts; take them out: {found}")
         return super().encode_prompts(prompts, max_prompt_length)
 
-    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
+    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Entries:
         embeds, _ = self.pipeline.encode_prompt(
             prompt, do_classifier_free_guidance=False, max_sequence_length=max_prompt_length, device=self._device
         )

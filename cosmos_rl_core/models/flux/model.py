@@ -4,7 +4,7 @@ import torch
 from diffusers import FluxPipeline
 from torch import Tensor
 
-from cosmos_rl_core.models._base import Conditioning
+from cosmos_rl_core.models._conditioning import Conditioning, Entries
 from cosmos_rl_core.models._media import ImageModel
 from cosmos_rl_core.models._packing import SIDE, exact_time, pack, unpack
 
@@ -14,7 +14,7 @@ class Flux(ImageModel):
 
     stock_class = FluxPipeline
 
-    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
+    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Entries:
         embeds, pooled, _ = self.pipeline.encode_prompt(
             prompt, prompt, device=self._device, max_sequence_length=max_prompt_length
         )

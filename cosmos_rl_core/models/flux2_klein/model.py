@@ -6,7 +6,7 @@ import torch
 from diffusers import Flux2KleinPipeline
 from torch import Tensor
 
-from cosmos_rl_core.models._base import Conditioning
+from cosmos_rl_core.models._conditioning import Conditioning, Entries
 from cosmos_rl_core.models._media import ImageModel, unit_to_pixels
 from cosmos_rl_core.models._packing import exact_time
 from cosmos_rl_core.models.flux2_klein import SIDE
@@ -17,7 +17,7 @@ class Flux2Klein(ImageModel):
 
     stock_class = Flux2KleinPipeline
 
-    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
+    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Entries:
         embeds, _ = self.pipeline.encode_prompt(prompt, device=self._device, max_sequence_length=max_prompt_length)
         return {"prompt_embeds": embeds[0].cpu()}
 

@@ -4,7 +4,7 @@ import torch
 from diffusers import QwenImagePipeline
 from torch import Tensor
 
-from cosmos_rl_core.models._base import Conditioning
+from cosmos_rl_core.models._conditioning import Conditioning, Entries
 from cosmos_rl_core.models._media import VideoModel
 from cosmos_rl_core.models._packing import SIDE, exact_time, pack, unpack
 
@@ -18,7 +18,7 @@ class QwenImage(VideoModel):
 
     stock_class = QwenImagePipeline
 
-    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
+    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Entries:
         embeds, _ = self.pipeline.encode_prompt(prompt, device=self._device, max_sequence_length=max_prompt_length)
         return {"prompt_embeds": embeds[0].cpu()}
 

@@ -8,7 +8,7 @@ from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
 from cosmos_rl_core.models import _loading
-from cosmos_rl_core.models._base import Conditioning
+from cosmos_rl_core.models._conditioning import Conditioning, Entries
 from cosmos_rl_core.models._media import ImageModel
 
 
@@ -28,7 +28,7 @@ class StableDiffusion3(ImageModel):
         parts = self.pipeline.components | {"transformer": _loading.empty_transformer(self._path)}
         return StableDiffusion3Pipeline(**parts)
 
-    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
+    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Entries:
         """Return CLIP's 77 tokens and ``max_prompt_length`` of T5, zeros without T5."""
         embeds, _, pooled, _ = self._texts.encode_prompt(
             prompt,

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from diffusers import WanPipeline
 from torch import Tensor, nn
 
-from cosmos_rl_core.models._base import Conditioning
+from cosmos_rl_core.models._conditioning import Conditioning, Entries
 from cosmos_rl_core.models._media import VideoModel
 from cosmos_rl_core.parallel.context_parallel import Peers, SelfAttention
 from cosmos_rl_core.pipelines import directories, sizes
@@ -27,7 +27,7 @@ class Wan(VideoModel):
         """Return whether the pipeline repeats the time for each token."""
         return bool(directories.read_json(self._path, directories.INDEX).get("expand_timesteps"))
 
-    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
+    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Entries:
         embeds, _ = self.pipeline.encode_prompt(
             prompt, do_classifier_free_guidance=False, max_sequence_length=max_prompt_length, device=self._device
         )

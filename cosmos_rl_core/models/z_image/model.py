@@ -4,7 +4,7 @@ import torch
 from diffusers import ZImagePipeline
 from torch import Tensor
 
-from cosmos_rl_core.models._base import Conditioning
+from cosmos_rl_core.models._conditioning import Conditioning, Entries
 from cosmos_rl_core.models._media import ImageModel
 
 
@@ -19,7 +19,7 @@ class ZImage(ImageModel):
     cfg_truncation: float = 1.0
     """Largest ``1 - t`` that is guided."""
 
-    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Conditioning:
+    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Entries:
         """Encode one prompt, in a list that the stock pipeline may change."""
         (embeds,), _ = self.pipeline.encode_prompt(
             [prompt], device=self._device, do_classifier_free_guidance=False, max_sequence_length=max_prompt_length

@@ -1,0 +1,77 @@
+"""The encoders of a model: from prompts and their references to conditioning."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from cosmos_rl_core.models._conditioning import Conditioning, Entries
+from cosmos_rl_core.pipelines import sizes
+
+
+class Encoder(ABC):
+    """Encoding of prompts. A model plugin defines ``_encode_prompt``, and two more methods for references."""
+
+    _path: str
+
+    @torch.no_grad()
+    def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
+        """Return text embeddings of each prompt, unbatched, on the CPU, equal to those of the stock pipeline.
+
+        Prompts are encoded one by one, so that no embedding depends on another prompt.
+        """
+        return [Conditioning(self._encode_prompt(prompt, max_prompt_length)) for prompt in prompts]
+
+    @torch.no_grad()
+    def encode_negative(self, prompt: str, max_prompt_length: int) -> Conditioning:
+        """Return embeddings of a negative prompt, or of the empty prompt that replaces a dropped text.
+
+        They are unbatched, on the CPU, and equal to those that the stock pipeline makes of its ``negative_prompt``.
+        """
+        return Conditioning(self._encode_prompt(prompt, max_prompt_length))
+
+    @abstractmethod
+    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Entries:
+        """Return embeddings of one prompt, and masks if the transformer takes them, by name: unbatched, on the CPU."""
+
+    @torch.no_grad()
+    def encode_with(
+        self,
+        prompt: str,
+        references: Sequence[np.ndarray],
+        max_prompt_length: int,
+        size: tuple[int, int],
+        frames: int,
+    ) -> Conditioning:
+        """Return the conditioning of a prompt with references, unbatched, on the CPU, equal to the stock pipeline's.
+
+        ``references`` are uint8 RGB ``[frames, height, width, 3]``, one frame of a picture. ``size``, height and width
+        in pixels, and ``frames`` are those of the generated media. Needs the components ``text`` and ``vae``.
+        """
+        own = self._encode_prompt_with(prompt, references, max_prompt_length)
+        shared = self._encode_references(references, size, frames)
+        shapes = sizes.reference_tokens(self._path, [reference.shape[1:3] for reference in references])
+        return Conditioning(own, shared, shapes)
+
+    @torch.no_grad()
+    def encode_negative_with(
+        self, prompt: str, references: Sequence[np.ndarray], max_prompt_length: int
+    ) -> Conditioning:
+        """Return the embeddings of a negative or empty prompt that is read with references.
+
+        Only for families of which the spec says ``read_with_text``.
+        """
+        return Conditioning(self._encode_prompt_with(prompt, references, max_prompt_length))
+
+    def _encode_prompt_with(self, prompt: str, references: Sequence[np.ndarray], max_prompt_length: int) -> Entries:
+        """Return the embeddings of a text that the text encoder may read with references, by name: on the CPU."""
+        return self._encode_prompt(prompt, max_prompt_length)
+
+    def _encode_references(self, references: Sequence[np.ndarray], size: tuple[int, int], frames: int) -> Entries:
+        """Return what references give both predictions, by name: unbatched, on the CPU.
+
+        References that add tokens give them in their order, each ``height x width`` tokens of the size that
+        :func:`cosmos_rl_core.pipelines.sizes.reference_tokens` returns.
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes no references")
