@@ -27,7 +27,7 @@ import torch
 from cosmos_rl_core import outside_plugins
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.parallel.precision import use_tf32
+from cosmos_rl_core.parallel.precision import use_attention, use_tf32
 from tests import cpu_time, other_device
 from tests.benchmarks import record
 
@@ -125,6 +125,8 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
         with other_device.OtherDevice():
             yield other_device.DEVICE
     else:
+        # As stages compute.
+        use_attention("auto")
         yield torch.device(name, 0) if name == "cuda" else torch.device(name)
 
 

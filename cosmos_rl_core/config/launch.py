@@ -133,8 +133,9 @@ class LaunchConfig(Section):
     service, so that one scorer has one score."""
     attention: Attention = "auto"
     """Kernel of attention that ranks use, and no other: ``flash``, ``efficient``, ``cudnn`` or ``math`` of PyTorch. A
-    model that it does not serve, such as ``flash`` with masks of texts, ends the stage. ``auto``: PyTorch chooses among
-    all by device, type and shapes alone. On a CPU there are ``flash`` and ``math``. Scorers always have ``auto``."""
+    model that it does not serve, such as ``flash`` with masks of texts, ends the stage. ``auto``: PyTorch chooses by
+    device, type and shapes alone among all but ``cudnn``, whose gradients can be wrong on H100 and H200. On a CPU there
+    are ``flash`` and ``math``. Scorers always have ``auto``."""
     max_attempts: int = Field(default=4, ge=1)
     """Number of attempts of a stage that fails for a passing reason: killed, hung, out of memory, service
     unavailable. The same Python exception at the same line on two attempts is no passing reason."""

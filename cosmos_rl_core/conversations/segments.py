@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import varlen
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -20,6 +20,8 @@ from cosmos_rl_core.numerics import has_varlen
 
 NAME = "flash_of_segments"
 """Name in transformers. With "flash" in it, vision towers give the borders of frames, instead of a call a frame."""
+BORDERS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+"""Arguments of forwards that say where segments end."""
 HALVES = (torch.bfloat16, torch.float16)
 MAX_WIDTH, WIDTH_STEP = 256, 8
 """Greatest width of a head that the kernel takes, and what it is a multiple of."""
@@ -41,6 +43,14 @@ def use(model: Any) -> None:
         AttentionMaskInterface.register(NAME, sdpa_mask)
         # Not set_attn_implementation, which would look for a package of this name.
         model.config._attn_implementation = NAME
+        for name, part in model.base_model.named_children():
+            if name != "language_model":
+                part.register_forward_pre_hook(_without_borders, with_kwargs=True)
+
+
+def _without_borders(_part: nn.Module, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Keep the borders of conversations from a vision tower, to which older releases of transformers hand them too."""
+    return args, {name: value for name, value in named.items() if name not in BORDERS}
 
 
 def is_used(model: Any) -> bool:
@@ -58,7 +68,7 @@ def borders(lengths: Tensor, device: torch.device) -> dict[str, Any]:
     ends = functional.pad(lengths.cumsum(0), (1, 0)).to(device, torch.int32)
     longest = int(lengths.max())
     _remember(ends, lengths.tolist())
-    return {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
+    return dict(zip(BORDERS, (ends, ends, longest, longest), strict=True))
 
 
 def attend(

@@ -39,10 +39,15 @@ def use_tf32(allowed: bool) -> None:
 
 
 def use_attention(kernel: Attention) -> None:
-    """Permit one kernel of attention in this process, or all of them, whatever was permitted before."""
+    """Permit one kernel of attention in this process, or all but ``cudnn``, whatever was permitted before.
+
+    The gradient of cuDNN's kernel, which PyTorch prefers on H100 and H200, can be wrong by orders of magnitude there
+    (PyTorch 2.11, cuDNN 9.19): padded keys count as scores of 0. Source: https://github.com/pytorch/pytorch/issues/196678.
+    """
     for name in SDP_KERNELS:
         short = name.removeprefix("mem_")
-        getattr(torch.backends.cuda, f"enable_{name}_sdp")(kernel in ("auto", short))
+        permitted = name != "cudnn" if kernel == "auto" else kernel == short
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(permitted)
 
 
 @contextmanager

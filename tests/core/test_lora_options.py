@@ -185,7 +185,7 @@ def test_without_dropout_there_is_nothing_that_could_drop():
 @torch.no_grad()
 def test_a_velocity_with_dropout_does_not_depend_on_its_batch(family: Family):
     """In every linear module that may have it, so that each kind of input of this model is met."""
-    model, t = family.load("transformer"), torch.tensor([0.3, 0.9], device=CPU)
+    model, t = family.load("transformer"), torch.tensor([0.3, 0.9], device=family.device)
     joined = directories.spec(family.folder).joined_inputs
     linear = [name for name, module in model.transformer.named_modules() if isinstance(module, nn.Linear)]
     targets = "all-linear" if not joined else [name for name in linear if name not in joined]

@@ -72,7 +72,8 @@ def test_without_a_choice_all_are_permitted_and_records_are_those_of_earlier_ver
     torch.backends.cuda.enable_flash_sdp(False)
     group = torch_runtime.start(Execution())
     assert "attention_kernels" not in torch_runtime.numerics(group, "float32")
-    assert all(getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in SDP_KERNELS)
+    permitted = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in SDP_KERNELS}
+    assert permitted == {name: name != "cudnn" for name in SDP_KERNELS}
     assert ran() == {"flash"}
 
 

@@ -138,6 +138,8 @@ def test_full_fine_tuning_on_ranks_begins_again_after_a_kill_with_the_same_bits(
     make(alone, tmp_path)
     require_close(alone, unkilled, PARTS)
 
+    if ranks == 1:
+        return  # nothing is sharded, so nothing can be offloaded
     # In bfloat16 few weights go a whole step of Adam another way: where rounding turns the sign of tiny gradients.
     offloaded = aside(requests.update(run, 0), "offloaded")
     norms = [
