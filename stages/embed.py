@@ -20,8 +20,9 @@ from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Request
 from stages.contracts import RECORDS
 from stages.execution.context import Context
-from stages.formats.embeddings import EMPTY, NEGATIVE, Pool, Text
+from stages.formats.embeddings import EMPTY, NEGATIVE, Pool, Text, with_references
 from stages.formats.parts import Parts
+from stages.formats.references import Pictures
 from stages.training.loading import load_model
 
 TEXTS_AT_ONCE = 8
@@ -37,7 +38,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, int]:
     context.layout({TEXTS: sorted({text.name for text in distinct})})
     spec = directories.spec(directories.resolve_path(config.model.path))
     pool = Pool(request, ranks.numerics, spec.unread_padding)
-    encoder = _Encoder(config, context)
+    encoder = _Encoder(request, config, context)
     if context.handed is None:
         found, _ = _entries(encoder, distinct[ranks.rank :: ranks.world_size], pool, context)
         mine = index_of(found)
@@ -93,36 +94,60 @@ def _entries(
 class _Encoder:
     """The text encoders, loaded for the first text."""
 
-    def __init__(self, config: contracts.Embed, context: Context[Group]) -> None:
+    def __init__(self, request: Request, config: contracts.Embed, context: Context[Group]) -> None:
         self._config, self._device = config, context.ranks.device
+        self._pictures = Pictures(request.slot)
 
     def encoded(self, texts: list[Text]) -> Iterator[tuple[Text, Conditioning]]:
         """Yield each text with its embedding."""
         for text in texts:
-            yield text, _encode(self._model, text, self._config.max_prompt_length)
+            yield text, self._encoded(text)
+
+    def _encoded(self, text: Text) -> Conditioning:
+        model, length, media = self._model, self._config.max_prompt_length, self._config.media
+        if not text.references or media is None:
+            return _encode(model, text, length)
+        pictures = self._pictures.of(text.references)
+        if text.is_negative:
+            return model.encode_negative_with(_words(model, text), pictures, length)
+        return model.encode_with(_words(model, text), pictures, length, media.size, media.frames)
 
     @cached_property
     def _model(self) -> Model:
         config = self._config
-        components = ("text", *config.model.guardrail, *((PREFIX,) if config.prefixed else ()))
+        prefix, vae = (PREFIX,) if config.prefixed else (), ("vae",) if config.media else ()
+        components = ("text", *vae, *config.model.guardrail, *prefix)
         return load_model(config.model, components, self._device)
+
+
+def _words(model: Model, text: Text) -> str:
+    return model.negative_prompt if text.text is None else text.text
 
 
 def _encode(model: Model, text: Text, length: int) -> Conditioning:
     if text.is_negative:
-        return model.encode_negative(model.negative_prompt if text.text is None else text.text, length)
-    assert text.text is not None
-    (embedding,) = model.encode_prompts([text.text], length)
+        return model.encode_negative(_words(model, text), length)
+    (embedding,) = model.encode_prompts([_words(model, text)], length)
     return embedding
 
 
 def _texts(request: Request, config: contracts.Embed) -> dict[str, Text]:
-    """Return what is encoded, by id: prompts, captions that the last of the parts adds, negative and empty prompt."""
+    """Return what is encoded, by id: prompts, captions that the last of the parts adds, negative and empty prompt.
+
+    Where texts are read with references, a prompt has negative and empty prompts of its own.
+    """
     texts = {prompt.id: prompt.text for prompt in config.prompts}
     if request.inputs.get("parts"):
         new = Parts.of(request).added("prompt_id")
         texts |= dict(zip(new["prompt_id"], new["caption"], strict=True))
     unconditional = {NEGATIVE: config.negative_prompt, EMPTY: ""}
-    return {one: Text(one, text) for one, text in texts.items()} | {
-        one: Text.negative(text) for one, text in unconditional.items()
+    pictures = {prompt.id: tuple(one.digest for one in prompt.references) for prompt in config.prompts}
+    found = {one: Text(one, text, references=pictures.get(one, ())) for one, text in texts.items()}
+    found |= {one: Text.negative(text) for one, text in unconditional.items()}
+    takes = directories.spec(directories.resolve_path(config.model.path)).references
+    read_with_text = {one: some for one, some in pictures.items() if some and takes and takes.read_with_text}
+    return found | {
+        with_references(one, prompt): Text.negative(text, some)
+        for prompt, some in read_with_text.items()
+        for one, text in unconditional.items()
     }

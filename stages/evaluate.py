@@ -8,7 +8,7 @@ on its disk.
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.models._loading import stock_arguments
@@ -27,6 +28,7 @@ from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input, Request
 from stages.execution.context import Context
+from stages.formats.references import Pictures
 from stages.generating.encoding import Encoding, with_media
 from stages.generating.plans import SamplePlan, plan_samples, vae_batches
 from stages.generating.units import write_samples
@@ -40,7 +42,8 @@ def run(request: Request, context: Context[Group]) -> dict[str, float]:
     if len(vae_batches(2, config.media)) > 1:
         pipeline.vae.enable_slicing()
     samples = plan_samples(config.prompts, config.n_generation, request.seed, iteration=None)
-    generator = _Stock(pipeline, config, {"export": request.one("export").content})
+    pictures = Pictures(request.slot)
+    generator = _Stock(pipeline, config, {"export": request.one("export").content}, pictures)
     return write_samples(context, config, samples, generator, tensors=False)
 
 
@@ -52,11 +55,27 @@ class _Stock:
     config: contracts.Evaluate
     facts: dict[str, Any]
     """What the index says of every sample besides its prompt and seeds."""
+    pictures: Pictures
 
     def sample(self, plans: list[SamplePlan]) -> list[tuple[np.ndarray | None, bool]]:
         """Return the pixels of each sample, and whether a guardrail refused them."""
-        pictures = _generate(self.pipeline, plans, self.config)
-        return list(zip(pictures, refused(self.pipeline, len(plans)), strict=True))
+        if not any(plan.prompt.references for plan in plans):
+            found = _generate(self.pipeline, plans, self.config)
+            return list(zip(found, refused(self.pipeline, len(plans)), strict=True))
+        # Stock pipelines take the references of one prompt a call.
+        made: list[tuple[np.ndarray | None, bool]] = []
+        for plan in plans:
+            found = _generate(self.pipeline, [plan], self.config, self._references(plan))
+            made += zip(found, refused(self.pipeline, 1), strict=True)
+        return made
+
+    def _references(self, plan: SamplePlan) -> dict[str, Any]:
+        """Return the argument of the stock call that has a prompt's references."""
+        takes = directories.spec(directories.resolve_path(self.config.model.path)).references
+        assert takes is not None, "plans refuse references of other models"
+        arrays = self.pictures.of([one.digest for one in plan.prompt.references])
+        images = [Image.fromarray(array[0]) for array in arrays]
+        return {takes.argument: images if takes.takes_list else images[0]}
 
     def encodings(self, plans: list[SamplePlan], sampled: list[tuple[np.ndarray | None, bool]]) -> list[Encoding]:
         """Return what encodes each sample."""
@@ -71,7 +90,8 @@ def _load(request: Request, config: contracts.Evaluate, ranks: Group) -> Any:
     with _brought(request.one("export"), ranks) as folder:
         full, lora = folder / "pipeline", str(folder / "lora")
         path = str(full) if full.is_dir() else directories.resolve_path(config.model.path)
-        pipeline = load_stock(config.model, path, config.param_dtype, ranks.device)
+        references = any(prompt.references for prompt in config.prompts)
+        pipeline = load_stock(config.model, path, config.param_dtype, ranks.device, references=references)
         if not full.is_dir():
             pipeline.load_lora_weights(lora, weight_name="model.safetensors", adapter_name="default")
     pipeline.set_progress_bar_config(disable=True)
@@ -94,7 +114,9 @@ def _brought(export: Input, ranks: Group) -> Iterator[Path]:
         ranks.gather(None)
 
 
-def _generate(pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate) -> list[np.ndarray | None]:
+def _generate(
+    pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate, references: Mapping[str, Any] | None = None
+) -> list[np.ndarray | None]:
     """Return uint8 RGB ``[frames, height, width, 3]`` of each sample, from noise that depends on its seed alone.
 
     None for a sample whose latents or pixels are not finite.
@@ -123,6 +145,7 @@ def _generate(pipeline: Any, plans: list[SamplePlan], config: contracts.Evaluate
         generator=generators,
         output_type="np",
         callback_on_step_end=look,
+        **(references or {}),
         **told,
         **guidance.stock_options(spec, config.model),
         **prompt_options(config.model),

@@ -86,7 +86,7 @@ class _Generator:
         conditioning = stack([self._condition(plan.prompt.id) for plan in plans], self.device)
         scale, negative = self.config.sample.guidance_scale, None
         if scale != 1:
-            negative = stack([self.conditioning[NEGATIVE]] * len(plans), self.device)
+            negative = stack(self.conditioning.negatives([plan.prompt.id for plan in plans]), self.device)
 
         def velocity(x_t: Tensor, t: Tensor) -> Tensor:
             with computes_in(self.config.param_dtype, self.device):

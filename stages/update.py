@@ -5,7 +5,10 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+import pandas as pd
+
 from cosmos_rl_core.algorithms._base import Algorithm, algorithm_of
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError, counted
 from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.parallel.distributed import Group
@@ -49,7 +52,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     table = advantages(request, rollouts, algorithm)
     fills = _filling(request, algorithm, context)
     units = units_of(table, algorithm)
-    planned: dict[str, Any] = {"steps": _order(request, units, algorithm, fills.samples, group.data_world_size)}
+    planned: dict[str, Any] = {"steps": _order(request, table, units, algorithm, fills.samples, group.data_world_size)}
     if config.algorithm.tokens_per_forward is not None:
         # Left out otherwise, so that layouts of earlier versions are those of this one.
         planned["levels"] = fills.levels
@@ -191,7 +194,7 @@ def _media(request: Request) -> contracts.MediaShape:
 
 
 def _order(
-    request: Request, units: list[Unit], algorithm: Algorithm, mini_batch: int, num_shares: int
+    request: Request, table: pd.DataFrame, units: list[Unit], algorithm: Algorithm, mini_batch: int, num_shares: int
 ) -> list[list[list[str]]]:
     """Return the optimizer steps: lists of micro-batches of sample keys.
 
@@ -205,7 +208,21 @@ def _order(
             "planned on them; raise batch_size_per_optimize, so that fewer steps are planned"
         )
     how = {"passes": passes, "per_pass": per_pass, "mini_batch": mini_batch, "num_shares": num_shares}
-    return steps_of(units, **how, seed=request.seed, iteration=request.iteration or 0)
+    return steps_of(units, **how, seed=request.seed, iteration=request.iteration or 0, kinds=_kinds(request, table))
+
+
+def _kinds(request: Request, table: pd.DataFrame) -> dict[str, int]:
+    """Return a number for each shape that the references of samples have, by their keys; nothing without any."""
+    made_for = [Artifact(source).manifest.config["prompts"] for source in request.inputs["rollouts"]]
+    prompts = [Prompt.model_validate(one) for some in made_for for one in some if one.get("references")]
+    path = directories.resolve_path(request.settings(contracts.Update).model.path)
+    shapes = {
+        prompt.id: sizes.reference_tokens(path, [(one.height, one.width) for one in prompt.references])
+        for prompt in prompts
+    }
+    numbers = {shape: number for number, shape in enumerate(sorted({*shapes.values()}))}
+    found = zip(table["key"], table["prompt_id"], strict=True) if shapes else ()
+    return {key: numbers[shapes[prompt]] for key, prompt in found}
 
 
 def _copies(config: contracts.Update) -> list[str]:

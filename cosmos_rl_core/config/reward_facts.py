@@ -22,6 +22,8 @@ class Facts:
     """Whether it needs torch: it then runs in a stage with a GPU or in a service, never in a light stage."""
     weights: tuple[str, ...] = ("model",)
     """Options that name folders whose weights a reward with torch holds in memory."""
+    references: Literal["ignored", "taken", "needed"] = "ignored"
+    """Whether it reads the references of a prompt, and whether it can score without."""
     groupwise: bool = False
     """Whether a score depends on the other samples of the same prompt, which are then scored together."""
     batches: tuple[str, ...] = ()

@@ -6,14 +6,26 @@ a :class:`MediaPlugin`, with a class ``Media`` and the function ``digest``. One 
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import numpy as np
 from pydantic import Field
 
-from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.errors import ConfigError
+
+
+class Reference(Section):
+    """A picture that a prompt refers to."""
+
+    digest: str = Field(pattern="^[0-9a-f]{64}$")
+    """Of the bytes of its file, in sha256."""
+    height: int
+    """In pixels, as it is shown."""
+    width: int
+    source: str = Field(default="", json_schema_extra=NOT_IDENTITY)
+    """Path of the file that the plan read. The store keeps its bytes once the run has begun."""
 
 
 class Prompt(Section):
@@ -25,14 +37,18 @@ class Prompt(Section):
     """Input of the text encoder."""
     metadata: dict[str, Any] = {}
     """JSON values for rewards, e.g. the objects and counts that geneval looks for."""
+    references: tuple[Reference, ...] = Field(default=(), json_schema_extra={"neutral": []})
+    """Pictures that the model conditions on, in order."""
 
     def __hash__(self) -> int:
         return hash((self.id, self.text))
 
 
-def prompt_id(text: str) -> str:
-    """Return an id from the prompt's text only, equal in every order and every dataset."""
-    return f"p-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+def prompt_id(text: str, references: Sequence[str] = ()) -> str:
+    """Return an id from the prompt's text and the digests of its references, equal in every order and every dataset."""
+    # No text has a zero byte, so that no other prompt has these bytes.
+    found = "\0".join([text, *references])
+    return f"p-{hashlib.sha256(found.encode()).hexdigest()[:16]}"
 
 
 class Media(Protocol):

@@ -27,7 +27,7 @@ from flows.planning.steps import Step, read_run
 from flows.rescoring.rescore import Rescore
 from stages.artifacts.files import BLOCK_BYTES
 from stages.artifacts.manifest import Manifest
-from stages.artifacts.pool import INDEX
+from stages.artifacts.pool import INDEX, POOLED
 from stages.artifacts.records import FileEntry, place_of
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import one_look
@@ -311,7 +311,7 @@ class Audit:
         """Return the files of the pool that an artifact's index names, by URL."""
         found: dict[str, FileEntry] = {}
         for manifest in slot.manifests.values():
-            if manifest.stage != "embed" or (entry := manifest.files.get(INDEX)) is None:
+            if manifest.stage not in POOLED or (entry := manifest.files.get(INDEX)) is None:
                 continue
             url = store.join(slot.url, entry.path)
             with self._findings.catching(url, "index"):

@@ -22,6 +22,7 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import RESTORE
 from cosmos_rl_core.weights import lora
 from cosmos_rl_core.weights.shapes import matrices_of, weight_shapes
+from flows.checking import references
 from flows.sizes import costs
 
 SHOWN = 5
@@ -67,7 +68,7 @@ def check_training(recipe: Recipe, prompts: Sequence[Prompt], mistakes: Mistakes
     mistakes.catch(_check_dropout, recipe)
 
 
-def check_model(recipe: Recipe, embedded: int, mistakes: Mistakes) -> None:
+def check_model(recipe: Recipe, prompts: Sequence[Prompt], embedded: int, mistakes: Mistakes) -> None:
     """Add what the model cannot do and what exceeds the storage budget. ``embedded`` counts the prompts to embed."""
     path, diffusers = costs.base_path(recipe), recipe.policy.diffusers
     mistakes.catch(directories.check_runs, path)
@@ -83,6 +84,7 @@ def check_model(recipe: Recipe, embedded: int, mistakes: Mistakes) -> None:
     for check in (_check_given_frames, _check_posterior, buckets_of, costs.policy_parts, _check_shared_videos):
         mistakes.catch(check, recipe)
     mistakes.catch(_check_decoded, recipe)
+    mistakes.catch(references.check, recipe, prompts)
     mistakes.catch(_check_joined_inputs, recipe)
     texts = ("text embeddings", embedded, costs.embedding_bytes, "take fewer prompts")
     mistakes.catch(costs.check_budget, recipe, *texts)

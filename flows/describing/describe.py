@@ -14,7 +14,7 @@ from cosmos_rl_core.errors import counted
 from cosmos_rl_core.estimates.estimate import FEWEST
 from cosmos_rl_core.pipelines import directories, distilled, weight_files
 from cosmos_rl_core.pipelines.memory import Bytes
-from flows.checking import checks
+from flows.checking import checks, references
 from flows.devices import fitting
 from flows.ledger import estimates, predicted
 from flows.planning import kinds
@@ -53,6 +53,7 @@ def describe_plan(plan: Plan, store_url: str, named_by: str = "", *, slots: int 
         "store": run_url(store_url, plan.run_id) + named_by,
         "model": f"{plan.model.path} ({_adapter(plan)}, {files}), {weights}",
         "distilled": _distilled(plan),
+        "references": [*references.unread(recipe, plan.prompts)],
         "begins": f"with {plan.lineage}" if plan.lineage else [],
         "trains": f"{trained} of {total} parameters",
         "algorithm": f"{train.train_policy.type}, {counted(train.num_iterations, 'iteration')}, seed {train.seed}",

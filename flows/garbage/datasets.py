@@ -41,7 +41,7 @@ from flows.planning.run import run_of
 from stages.artifacts.garbage import erase, garbage, is_young
 from stages.artifacts.slots import read_manifest
 
-FILES = "files of text embeddings"
+FILES = "files of texts and references"
 Fate = Literal["unused", "young", "used"]
 
 
@@ -187,7 +187,7 @@ class _Work:
             self.tally.add("unused" if erased else "used", stage, erased or sizes, 1)
 
     def free_pool(self) -> None:
-        """Delete files of text embeddings that no artifact names."""
+        """Delete files of texts and references that no artifact names."""
         sizes = {path: self._listing[path].size for path in files_of(self._listing)}
         old = {path: sizes[path] for path in self._unnamed if self._listing[path].written_s <= self._before_s}
         self._check()

@@ -1,13 +1,14 @@
-"""Delete files of the pool of text embeddings that no artifact names."""
+"""Delete text embeddings, and pictures that prompts refer to, that no artifact names."""
 
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import chain
 
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.store import Listed
 from flows.garbage.roots import slots_in
-from stages.artifacts.pool import ENDING, POOL, Named, is_announced, named_in, sweeping
+from stages.artifacts.pool import ENDING, PICTURES, POOL, Named, is_announced, named_in, sweeping
 
 AT_ONCE = 16
 """Files that are deleted in parallel. Meanwhile no embedding begins."""
@@ -43,5 +44,6 @@ class Pool:
 
 def files_of(listing: Mapping[str, Listed]) -> set[str]:
     """Return the files of the pool in a listing of ``dataset/``."""
-    found = (path for path in listing if path.startswith(f"{POOL}/") and path.endswith(ENDING))
+    texts = (path for path in listing if path.startswith(f"{POOL}/") and path.endswith(ENDING))
+    found = chain(texts, (path for path in listing if path.startswith(f"{PICTURES}/")))
     return {path for path in found if not store.is_temporary(path)}

@@ -226,11 +226,12 @@ def make_plan(
         begins = mistakes.catch(inits.resolve, recipe, model, partial(_origin, store_url))
     init, init_inputs = begins or (None, ())
     datasets, checkpointing = read_datasets(recipe, store_url, mistakes), None
-    checks.check_training(recipe, (*datasets.prompts, *datasets.validation_prompts), mistakes)
+    prompts = (*datasets.prompts, *datasets.validation_prompts)
+    checks.check_training(recipe, prompts, mistakes)
     if model is not None:
         trained, others = len(datasets.prompts), {p.id for p in (*datasets.data.prompts, *datasets.held_out.prompts)}
         others -= {prompt.id for prompt in datasets.prompts}
-        checks.check_model(recipe, costs.embedded_prompts(recipe, trained) + len(others), mistakes)
+        checks.check_model(recipe, prompts, costs.embedded_prompts(recipe, trained) + len(others), mistakes)
         checkpointing = room.decide(recipe, inits.below(recipe, init), mistakes)
     elif not damages:
         mistakes.append(checks.nothing_to_size(recipe.policy.model_name_or_path))

@@ -45,7 +45,7 @@ class Prepared:
 
     def steps(self) -> dict[str, Request]:
         """Return the Requests that come before iteration 0, each once, by its name, in order."""
-        named: dict[str, Request] = {}
+        named: dict[str, Request] = {} if self.references is None else {"references": self.references}
         if self.embeds_all and self.plan.embedded_prompts:
             named["embed"] = self.embed
         if not self.embeds_all and self.plan.data_prompts:
@@ -54,6 +54,15 @@ class Prepared:
         # Both sides of a split are parts of one dataset.
         first = {request.slot: name for name, request in reversed(named.items())}
         return {name: request for name, request in named.items() if first[request.slot] == name}
+
+    @cached_property
+    def references(self) -> Request | None:
+        """Return the Request for the pictures that prompts refer to; None if no prompt refers to any."""
+        asked = (*self.plan.prompts, *self.plan.validation_prompts)
+        found = {one.digest: one for prompt in asked for one in prompt.references}
+        if not found:
+            return None
+        return self._shared(contracts.References(references=tuple(found[one] for one in sorted(found))))
 
     @cached_property
     def embeds_all(self) -> bool:
@@ -158,8 +167,11 @@ class Prepared:
 
     def _embed(self, prompts: tuple[Prompt, ...], negative_prompt: str | None = None) -> Request:
         # Embeddings depend on texts alone; runs whose prompts have other metadata share them.
-        texts = tuple(Prompt(id=prompt.id, text=prompt.text) for prompt in prompts)
-        return self._shared(self._embed_config(prompts=texts, negative_prompt=negative_prompt))
+        texts = tuple(Prompt(id=one.id, text=one.text, references=one.references) for one in prompts)
+        config = self._embed_config(prompts=texts, negative_prompt=negative_prompt)
+        if not any(prompt.references for prompt in prompts):
+            return self._shared(config)
+        return self._shared(config.model_copy(update={"media": self.plan.media}))
 
     def _embed_config(self, **texts: Any) -> contracts.Embed:
         length = self.plan.recipe.policy.diffusers.max_prompt_length

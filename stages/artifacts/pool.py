@@ -15,11 +15,16 @@ from cosmos_rl_core.errors import UnavailableError, advised
 from cosmos_rl_core.storage import store
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.files import read_entry
+from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import FileEntry, Layout, store_of
 from stages.artifacts.slots import read_manifest
 
 POOL = "embeddings"
 """The pool's folder, beside the slots that it belongs to."""
+PICTURES = "references"
+"""The folder of the pool of pictures that prompts refer to. The name of each is its digest."""
+POOLED = ("embed", "references")
+"""The stages whose artifacts are an index of files of a pool."""
 INDEX = "index.json"
 """Of each id the path of its file, its size and its sha256."""
 TEXTS = "texts"
@@ -40,6 +45,7 @@ class Named(NamedTuple):
 
     def has(self, path: str) -> bool:
         """Return whether a file is named."""
+        # Pictures have no ending.
         return path in self.paths or path.rpartition("/")[2].removesuffix(ENDING) in self.names
 
 
@@ -63,8 +69,7 @@ def named_in(slot: str, files: Iterable[str]) -> Named:
     names: set[str] = set()
     for kind, number in found:
         if kind == "manifest" and (manifest := read_manifest(slot, int(number))) is not None:
-            # Of embeddings in shards, which earlier versions made, the index names no file.
-            if manifest.stage == "embed" and (entry := manifest.files.get(INDEX)) and manifest.version > 1:
+            if manifest.stage in POOLED and (entry := manifest.files.get(INDEX)) and not _is_old(manifest):
                 paths |= {one.path for one in _entries(from_json(read_entry(manifest.slot, entry))).values()}
         elif kind == "layout" and ("manifest", number) not in found:
             layout = Layout.read(slot, int(number))
@@ -95,6 +100,11 @@ def sweeping(root: str) -> Iterator[None]:
         yield
     finally:
         store.remove(mark)
+
+
+def _is_old(manifest: Manifest) -> bool:
+    """Return whether an artifact has embeddings in shards, which earlier versions made: its index names no file."""
+    return manifest.stage == "embed" and manifest.version == 1
 
 
 def _entries(index: Mapping[str, Any]) -> dict[str, FileEntry]:

@@ -10,10 +10,10 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, SerializeAsAny, model_validator
 
 from cosmos_rl_core.canonical import digest
-from cosmos_rl_core.config.base import Section
+from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.outside_plugins import Pin, named_by
 from cosmos_rl_core.weights.parts import CURRENT
-from stages.contracts import NOT_IDENTITY, StageConfig
+from stages.contracts import StageConfig
 from stages.registry import STAGES
 
 Settings = TypeVar("Settings", bound=StageConfig)

@@ -239,6 +239,11 @@ def once(key: tuple[object, ...], make: Callable[[], Found]) -> Found:
     return seen.once[key]
 
 
+def beside(slot: str) -> str:
+    """Return the folder that a slot is in."""
+    return slot.rstrip("/").rpartition("/")[0]
+
+
 def input_of(slot: str, *parts: str) -> Input:
     """Return the slot's standing artifact as an input: the named parts, or all of it if none is named.
 

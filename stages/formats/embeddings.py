@@ -26,16 +26,24 @@ from stages.artifacts.files import read_entry
 from stages.artifacts.pool import ENDING, POOL, check_not_swept, entries_of
 from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Input, Request
+from stages.artifacts.slots import beside
 from stages.formats.members import KEPT_BYTES, Kept
 
 NEGATIVE = "_negative"
 """The id of the negative prompt, for guidance. No prompt id begins with an underscore."""
 EMPTY = "_empty"
 """The id of the empty prompt, for text dropout."""
+
+
 _ABOUT = "about"
 """The entry of a file's metadata: its digest, and how its tensors make a conditioning."""
 _SHARED = "shared."
 """Begins the names of tensors of both predictions."""
+
+
+def with_references(one: str, prompt: str) -> str:
+    """Return the id of the negative or empty prompt that is encoded with the references of a prompt."""
+    return f"{one}.{prompt}"
 
 
 class Text(NamedTuple):
@@ -47,11 +55,20 @@ class Text(NamedTuple):
     """None means the negative prompt that the stock pipeline has by default."""
     is_negative: bool = False
     """Whether it is encoded as the stock pipeline encodes its negative prompt."""
+    references: tuple[str, ...] = ()
+    """Digests of the references that it is encoded with."""
 
     @classmethod
-    def negative(cls, text: str | None) -> "Text":
+    def negative(cls, text: str | None, references: tuple[str, ...] = ()) -> "Text":
         """Return a negative prompt, or the empty prompt that replaces a dropped text."""
-        return cls("negative" if text is None else f"negative-{prompt_id(text)}", text, is_negative=True)
+        name = "negative" if text is None else f"negative-{prompt_id(text)}"
+        # A name for each set of references, which many prompts may share.
+        name += f"-{digest([*references])[:16]}" if references else ""
+        return cls(name, text, is_negative=True, references=references)
+
+    def told(self) -> dict[str, Any]:
+        """Return what the digest of its file covers. Files without references are those of earlier versions."""
+        return {name: value for name, value in self._asdict().items() if name != "references" or value}
 
 
 class Pool:
@@ -62,7 +79,7 @@ class Pool:
         bare = request.config.model_copy(update={"prompts": (), "negative_prompt": None})
         made_by = {"recipe": request.model_copy(update={"config": bare}).recipe, "numerics": numerics}
         self._key = digest(made_by)
-        self._root, self._unread_padding = _beside(request.slot), unread_padding
+        self._root, self._unread_padding = beside(request.slot), unread_padding
 
     def find(self, texts: Sequence[Text]) -> Iterator[tuple[Text, FileEntry | None]]:
         """Yield each text and its file, every byte checked; None for a text that no process has encoded.
@@ -93,7 +110,7 @@ class Pool:
 
     def _sealed(self, text: Text, stored: Mapping[str, Tensor], layout: "_Layout") -> bytes:
         told = layout.told()
-        about = {"key": self._key, **text._asdict(), **told, "tensors": sha256(to_bytes(stored))}
+        about = {"key": self._key, **text.told(), **told, "tensors": sha256(to_bytes(stored))}
         # One entry: the library writes several in any order.
         entry = canonical_json({"digest": digest(about), **told}).decode()
         return save({name: stored[name].contiguous() for name in sorted(stored)}, {_ABOUT: entry})
@@ -144,13 +161,20 @@ class Embeddings:
         self._places: dict[str, tuple[str, FileEntry]] = {}
         for source in sources:
             entries = entries_of(Artifact(source))
-            self._places |= {one: (_beside(source.url), entry) for one, entry in entries.items()} | self._places
+            self._places |= {one: (beside(source.url), entry) for one, entry in entries.items()} | self._places
         if missing := sorted({*prompt_ids} - self._places.keys()):
             raise ArtifactError(
                 f"{', '.join(source.url for source in sources)} has no embedding of {', '.join(missing[:5])}; embed "
                 "the prompts of this plan"
             )
         self._kept = Kept(kept_bytes)
+
+    def negatives(self, prompt_ids: Sequence[str]) -> list[Conditioning]:
+        """Return the negative prompt's conditioning for each prompt, whose references it may be encoded with."""
+        own = [with_references(NEGATIVE, one) for one in prompt_ids]
+        names = [one if one in self._places else NEGATIVE for one in own]
+        found = {name: self[name] for name in {*names}}
+        return [found[name] for name in names]
 
     def __getitem__(self, prompt_id: str) -> Conditioning:
         """Return a prompt's conditioning. Raises :class:`ArtifactError` if its file is missing or damaged."""
@@ -164,8 +188,3 @@ class Embeddings:
                 missing = layout.lengths.get(name, len(tensor)) - len(tensor)
                 own[name] = pad(tensor, (*(0, 0) * (tensor.ndim - 1), 0, missing)) if missing else tensor
         return Conditioning(own, shared, layout.shapes)
-
-
-def _beside(slot: str) -> str:
-    """Return the folder that a slot is in."""
-    return slot.rstrip("/").rpartition("/")[0]

@@ -1,12 +1,14 @@
 """The samples of a rollout or an evaluation: their ids, seeds, recorded steps, and rows of the index."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._needs import trained_steps
 from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES
 from cosmos_rl_core.sampling.kernel import Kernel
 from stages.artifacts.request import Request
@@ -80,10 +82,20 @@ def grid_facts(kernel: Kernel) -> dict[str, Any]:
     return {"sigmas": list(kernel.sigmas), "t": [step.t for step in kernel.steps]}
 
 
+def alike(samples: Sequence[SamplePlan], model: str) -> list[list[SamplePlan]]:
+    """Divide samples by the shapes of their references: no forward pass has two. ``model`` is the pipeline's path."""
+    path, found = directories.resolve_path(model), dict[Any, list[SamplePlan]]()
+    for sample in samples:
+        pictures = [(one.height, one.width) for one in sample.prompt.references]
+        found.setdefault(sizes.reference_tokens(path, pictures) if pictures else (), []).append(sample)
+    return [*found.values()]
+
+
 def row_of(plan: SamplePlan) -> dict[str, Any]:
     """Return what a row of the index says of a planned sample."""
     prompt = plan.prompt
-    return vars(plan) | {"prompt_id": prompt.id, "prompt": prompt.text, "metadata": prompt.metadata}
+    pictures = {"references": [one.digest for one in prompt.references]} if prompt.references else {}
+    return vars(plan) | {"prompt_id": prompt.id, "prompt": prompt.text, "metadata": prompt.metadata} | pictures
 
 
 def vae_batches(num_samples: int, shape: MediaShape) -> list[slice]:

@@ -11,7 +11,7 @@ from stages.contracts import INDEX, MEDIA, TENSORS, Samples
 from stages.execution.context import Context
 from stages.formats.samples import KB_PER_SAMPLE, REFUSED, StoredSample, unit_files, unit_name
 from stages.generating.encoding import Encoding, UnitWriter
-from stages.generating.plans import SamplePlan
+from stages.generating.plans import SamplePlan, alike
 
 if TYPE_CHECKING:
     from cosmos_rl_core.parallel.distributed import Group
@@ -82,8 +82,9 @@ def write_samples(
     must do the same number of forward passes: a rank with fewer tiles samples one again for the rest. Raises
     :class:`DivergenceError` if no sample is finite, and :class:`ConfigError` if a guardrail refuses all that are.
     """
-    by_id = {sample.sample_id: sample for sample in samples}
-    planned, tile = _planned(context, config, list(by_id)), context.shrunk(config.batch_size)
+    by_id, tile = {sample.sample_id: sample for sample in samples}, context.shrunk(config.batch_size)
+    same = ([sample.sample_id for sample in some] for some in alike(samples, config.model.path))
+    planned = [unit for ids in same for unit in _planned(context, config, ids)]
     layout = context.layout({"units": planned, "tile": tile})
     units = [[by_id[sample_id] for sample_id in ids] for ids in layout["units"]]
     making = _Making(context, generator, [cut(unit, layout["tile"]) for unit in units], tensors=tensors)

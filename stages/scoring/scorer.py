@@ -17,6 +17,7 @@ from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.contracts import MEDIA, TENSORS
+from stages.formats.references import Pictures
 from stages.formats.samples import BY_GUARDRAIL, Files, StoredSample, read_unit
 from stages.scoring.decoded import Decoded
 from stages.scoring.portions import Portion
@@ -85,6 +86,7 @@ class Scorer:
         """Whether each item has a forward of its own, although the settings say that several share one."""
         decoded = [Artifact(one) for one in request.inputs.get("decoded", ())]
         self._decoded = Decoded(self.samples, request.one("samples").parts, decoded) if decoded else None
+        self._pictures = Pictures(request.slot)
         self._unit = lru_cache(_UNITS_HELD)(self._read_unit)
 
     def make_exact(self, gather: Callable[[bool], list[bool]], say: Callable[[str], None]) -> bool:
@@ -116,7 +118,7 @@ class Scorer:
             if most_bytes <= 0:
                 break
             if one.finite:
-                found = decoded[one.sample_id] = _sample(one)
+                found = decoded[one.sample_id] = self._sample(one)
                 most_bytes -= (found.latents if isinstance(found, LatentSample) else found.pixels).nbytes
         return Read(stored, decoded)
 
@@ -140,7 +142,7 @@ class Scorer:
         results: dict[str, Outcome] = {
             s.sample_id: DivergenceError(f"the sample {s.why_lost}, {LOST}") for s in stored if s.why_lost
         }
-        waiting = finite = [decoded.get(one.sample_id) or _sample(one) for one in stored if one.finite]
+        waiting = finite = [decoded.get(one.sample_id) or self._sample(one) for one in stored if one.finite]
         for attempt in range(self.config.max_attempts if waiting else 0):
             started_s = time.monotonic()
             outcomes = self._outcomes(waiting, label, ask or self.reward.score)
@@ -184,6 +186,25 @@ class Scorer:
                 raise outcome
         return found
 
+    def _sample(self, stored: StoredSample) -> Sample | LatentSample:
+        """Return the sample for the reward.
+
+        Raises :class:`ArtifactError` if its bytes cannot be decoded: that is damage.
+        """
+        row = stored.row
+        try:
+            latents = stored.final_latents
+            kind, data = (Sample, stored.pixels) if latents is None else (LatentSample, latents)
+        except Exception as error:  # decoders raise whatever they like
+            what = f"sample {stored.sample_id}: its {stored.extension or 'latents'}"
+            raise ArtifactError(f"{what} cannot be decoded: {error}") from error
+        taken = self.config.reward.facts.references != "ignored"
+        facts = {
+            "metadata": row["metadata"],
+            "references": self._pictures.of(row.get("references", ())) if taken else (),
+        }
+        return kind(row["sample_id"], row["prompt_id"], row["prompt"], data, **facts)
+
     def _rows(self, stored: list[StoredSample], results: dict[str, Outcome]) -> tuple[Rows, Rows]:
         rows, answers = Rows(), Rows()
         for one in stored:
@@ -202,15 +223,3 @@ class Scorer:
 def is_of(named: str, version: str) -> bool:
     """Return whether the name beside a score begins with a reward's version; a digest or its batches may follow."""
     return named == version or named.startswith(f"{version}, ")
-
-
-def _sample(stored: StoredSample) -> Sample | LatentSample:
-    """Return the sample for a reward. Raises :class:`ArtifactError` if its bytes cannot be decoded: that is damage."""
-    row = stored.row
-    try:
-        latents = stored.final_latents
-        kind, data = (Sample, stored.pixels) if latents is None else (LatentSample, latents)
-    except Exception as error:  # decoders raise whatever they like
-        what = f"sample {stored.sample_id}: its {stored.extension or 'latents'}"
-        raise ArtifactError(f"{what} cannot be decoded: {error}") from error
-    return kind(row["sample_id"], row["prompt_id"], row["prompt"], data, metadata=row["metadata"])

@@ -78,7 +78,7 @@ class Stored:
         (place,) = {place_of(key)[0] for key in ids}
         negative = None
         if self.guidance_scale != 1:
-            negative = stack([self.conditioning[NEGATIVE]] * len(ids), CPU)
+            negative = stack(self.conditioning.negatives([self.prompt_ids[one] for one in ids]), CPU)
         guidance = {"negative": negative, "guidance_scale": self.guidance_scale}
         return MicroBatch(batch, conditioning, weight, behaviour=self.behaviours[place], **guidance, **named)
 

@@ -59,8 +59,12 @@ def prompt_options(ref: ModelRef) -> dict[str, list[str]]:
     return {} if instruction is None else {"complex_human_instruction": list(instruction)}
 
 
-def load_stock(ref: ModelRef, path: str, param_dtype: ParamDtype, device: torch.device) -> Any:
+def load_stock(
+    ref: ModelRef, path: str, param_dtype: ParamDtype, device: torch.device, *, references: bool = False
+) -> Any:
     """Load the whole stock pipeline in ``path``, the base or an export of it, on ``device``.
+
+    With ``references`` it is the stock pipeline that takes them.
 
     In float32 each component is read straight to the device, and the transformer is the stock one. A half type is the
     type of the transformer's matrices alone (:mod:`cosmos_rl_core.weights.half_weights`).
@@ -75,7 +79,9 @@ def load_stock(ref: ModelRef, path: str, param_dtype: ParamDtype, device: torch.
     names = [name for name in _loading.weighted_parts(path) if name not in given]
     given |= {name: _loading.read_part(path, name, **reading) for name in names}
     # By its own class: DiffusionPipeline ignores a given transformer that is optional, and reads another.
-    return getattr(diffusers, directories.pipeline_class(path)).from_pretrained(
+    takes = directories.spec(path).references
+    name = takes.pipeline_class if references and takes else directories.pipeline_class(path)
+    return getattr(diffusers, name).from_pretrained(
         path, local_files_only=True, **reading, **_loading.absent(path) | given
     )
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain, groupby, pairwise
+from types import MappingProxyType
 
 import numpy as np
 
@@ -15,22 +16,34 @@ Unit = tuple[str, ...]
 
 
 def steps_of(
-    units: Sequence[Unit], *, passes: int, per_pass: int, mini_batch: int, num_shares: int, seed: int, iteration: int
+    units: Sequence[Unit],
+    *,
+    passes: int,
+    per_pass: int,
+    mini_batch: int,
+    num_shares: int,
+    seed: int,
+    iteration: int,
+    kinds: Mapping[str, int] = MappingProxyType({}),
 ) -> list[list[list[str]]]:
     """Return optimizer steps on rollouts: lists of micro-batches of sample keys. No step and no batch divides a unit.
 
     Each of ``passes`` has ``per_pass`` steps, and at least as many units. A micro-batch holds samples of one rollout,
-    at most ``mini_batch``; their number is a multiple of ``num_shares``, the ranks that share them, if there are
-    enough units.
+    at most ``mini_batch``, and of one number where ``kinds`` gives numbers to keys. If there are enough units, the
+    number of micro-batches is a multiple of ``num_shares``, the ranks that share them.
     """
     at_once = mini_batch // len(units[0])
     steps: list[list[list[str]]] = []
     for epoch in range(passes):
         order = [units[i] for i in seeds.permutation(len(units), seed, "update order", iteration, epoch)]
         for start, end in pairwise(len(order) * k // per_pass for k in range(per_pass + 1)):
-            in_rollouts = sorted(order[start:end], key=_rollout_of)
+
+            def alike(unit: Unit) -> tuple[int, int]:
+                return _rollout_of(unit), kinds.get(unit[0], 0)
+
+            in_rollouts = sorted(order[start:end], key=alike)
             steps.append([])
-            for part in (list(part) for _, part in groupby(in_rollouts, _rollout_of)):
+            for part in (list(part) for _, part in groupby(in_rollouts, alike)):
                 rounds = math.ceil(len(part) / (at_once * num_shares))
                 batches = evenly(part, min(len(part), rounds * num_shares))
                 steps[-1] += [[*chain.from_iterable(batch)] for batch in batches]

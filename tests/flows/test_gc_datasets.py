@@ -253,7 +253,7 @@ def test_on_s3(pictures: Path, seaweed: SeaweedFS):
     assert said == {
         "unused embed": (2, 6),
         "unused encode": (2, 6),
-        "unused files of text embeddings": (0, 1),
+        "unused files of texts and references": (0, 1),
         "used embed": (2, 6),
         "used encode": (2, 6),
         "used index": (4, 32),

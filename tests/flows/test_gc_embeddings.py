@@ -41,9 +41,9 @@ def other(pictures: Path, store_url: str) -> Request:
 def test_files_that_no_index_names_go_and_shared_ones_stay(other: Request, store_url: str):
     expected = {
         "unused embed": (1, 2),
-        "unused files of text embeddings": (0, 2),
+        "unused files of texts and references": (0, 2),
         "used embed": (1, 2),
-        "used files of text embeddings": (0, 2),
+        "used files of texts and references": (0, 2),
         "used index": (1, 8),
     }
     assert collect(store_url, dry_run=True) == expected
@@ -54,26 +54,26 @@ def test_files_that_no_index_names_go_and_shared_ones_stay(other: Request, store
 
 def test_a_file_that_was_written_lately_stays(other: Request, store_url: str):
     store.write(f"{store_url}/dataset/{POOL}/key/new.safetensors", b"1")
-    assert collect(store_url)["young files of text embeddings"] == (0, 1)
+    assert collect(store_url)["young files of texts and references"] == (0, 1)
     assert pool_of(store_url) == {"ours", "shared", "new"}
 
 
 def test_the_index_of_an_artifact_that_was_made_lately_counts_though_no_run_reads_it(other: Request, store_url: str):
     store.write(f"{other.slot}/renewed", b"")
-    assert "unused files of text embeddings" not in collect(store_url)
+    assert "unused files of texts and references" not in collect(store_url)
     assert pool_of(store_url) == {"ours", "shared", "theirs", "negative-1"}
 
 
 def test_what_an_unfinished_embedding_has_named_stays(other: Request, store_url: str):
     begin(embed_of(run_on(store_url, "begun", length=14)), layout={TEXTS: ["theirs", "missing"]})
-    assert collect(store_url)["unused files of text embeddings"] == (0, 1)
+    assert collect(store_url)["unused files of texts and references"] == (0, 1)
     assert pool_of(store_url) == {"ours", "shared", "theirs"}
 
 
 def test_what_an_embedding_names_just_before_the_sweep_stays(other: Request, store_url: str, monkeypatch):
     late = embed_of(Run(plan_on(store_url, "late", length=14), store_url))
     middle = During(monkeypatch, "write", f"{POOL}/sweep", lambda: begin(late, layout={TEXTS: ["negative-1"]}))
-    assert collect(store_url)["unused files of text embeddings"] == (0, 1)
+    assert collect(store_url)["unused files of texts and references"] == (0, 1)
     assert middle.done
     assert pool_of(store_url) == {"ours", "shared", "negative-1"}
 
@@ -101,7 +101,7 @@ def test_an_embedding_during_the_sweep_is_to_be_tried_again(
         said.append(error.value.kind)
 
     During(monkeypatch, "remove", f"{POOL}/[0-9a-f]", begins)
-    assert collect(store_url)["unused files of text embeddings"] == (0, 4)
+    assert collect(store_url)["unused files of texts and references"] == (0, 4)
     assert (said, pool_of(store_url)) == (["unavailable"], set())
     make(second, tmp_path / "outcome")
     assert pool_of(store_url) == names

@@ -25,6 +25,8 @@ class Scored:
     """The prompt's metadata: JSON values from its dataset."""
     fps: float = field(default=STORED_FPS, kw_only=True)
     """Frames per second of a video."""
+    references: tuple[np.ndarray, ...] = field(default=(), kw_only=True)
+    """The prompt's references, uint8 RGB ``[1, height, width, 3]`` each; empty for rewards that do not take them."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,47 @@
+"""Checks of the pictures that prompts refer to, against the model and the rewards."""
+
+from collections.abc import Iterator, Sequence
+
+from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.errors import ConfigError, counted
+from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.pipelines.spec import References
+from flows.sizes import costs
+
+
+def check(recipe: Recipe, prompts: Sequence[Prompt]) -> None:
+    """Raise :class:`ConfigError` with all reasons why the model or a reward cannot take the prompts' references."""
+    path = costs.base_path(recipe)
+    name, takes = directories.pipeline_class(path), directories.spec(path).references
+    mistakes = [*_of_media(recipe, name, takes)] if takes else []
+    fewest, most = (takes.fewest, takes.most) if takes else (0, 0)
+    if wrong := [prompt for prompt in prompts if not fewest <= len(prompt.references) <= most]:
+        wanted = "none" if most == 0 else f"{fewest} to {most}" if fewest < most else f"{most}"
+        found = f"{wrong[0].id} has {len(wrong[0].references)}"
+        mistakes.append(
+            f"{name} takes {wanted} references; {counted(len(wrong), 'prompt')} with another number, e.g. {found}; change "
+            "the references of the prompt files, or take another base model"
+        )
+    elif len(numbers := {len(prompt.references) for prompt in prompts}) > 1:
+        some = " and ".join(map(str, sorted(numbers)))
+        mistakes.append(f"prompts have {some} references; expected equally many in all, trained on and held out")
+    if not all(prompt.references for prompt in prompts):
+        needing = [one.fn.label for one in recipe.rewards if one.fn.facts.references == "needed"]
+        mistakes += [f"{label} compares with references; the prompts have none" for label in needing]
+    if mistakes:
+        raise ConfigError("\n  ".join(mistakes))
+
+
+def _of_media(recipe: Recipe, name: str, takes: References) -> Iterator[str]:
+    """Yield why media cannot be trained on: they have no references."""
+    if takes.fewest and (not recipe.train.train_policy.rewarded or costs.needs_of(recipe).data_term is not None):
+        yield f"{name} needs references, which media of datasets do not have; train on rewards alone"
+
+
+def unread(recipe: Recipe, prompts: Sequence[Prompt]) -> Iterator[str]:
+    """Yield a warning if nothing that trains looks at the references of the prompts."""
+    trained = [one.fn for one in recipe.rewards if one.role == "train"]
+    if any(prompt.references for prompt in prompts) and all(one.facts.references == "ignored" for one in trained):
+        labels = ", ".join(one.label for one in trained)
+        yield f"no reward that trains looks at the prompts' references ({labels} ignore them)"
