@@ -59,9 +59,12 @@ def stack(conditionings: Sequence[Conditioning], device: torch.device) -> Condit
     """Batch unbatched conditionings: ``[...]`` each to ``[B, ...]`` on ``device``.
 
     Texts of unequal length are padded with zeros at the end; ``<name>_mask``, 1 at tokens, is then added for each. All
-    other dimensions must be equal. Raises ``ValueError`` for references of unequal shapes.
+    other dimensions must be equal. Raises ``ValueError`` for references of unequal shapes, and if only some have
+    references.
     """
     first, *others = conditionings
+    if any(one.shared.keys() != first.shared.keys() for one in others):
+        raise ValueError("prompts with references and prompts without do not fit in one batch")
     if other := next((one.shapes for one in others if one.shapes != first.shapes), None):
         raise ValueError(f"references of tokens {first.shapes} and {other} do not fit in one batch")
     own: dict[str, Tensor] = {}

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,8 +37,14 @@ def adapter_name(path: str | Path) -> str:
 
 
 def spec(path: str | Path) -> ModelSpec:
-    """Return the spec of the model plugin that reads the pipeline directory ``path``. Raises like :func:`claimant`."""
-    return claimant(pipeline_class(path))[1]
+    """Return the spec of the model plugin that reads the pipeline directory ``path``. Raises like :func:`claimant`.
+
+    It has no ``references`` if this pipeline takes none.
+    """
+    found = claimant(pipeline_class(path))[1]
+    if found.references is None or found.references.when(read_json(path, INDEX)):
+        return found
+    return replace(found, references=None)
 
 
 def claimant(class_name: str) -> tuple[str, ModelSpec]:

@@ -103,7 +103,8 @@ def num_tokens(pipeline: str, size: tuple[int, int], frames: int) -> int:
 def reference_tokens(pipeline: str, pictures: Sequence[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:
     """Return the tokens that references add along frames, height and width; none where they add no tokens.
 
-    ``pictures`` are their heights and widths in pixels.
+    ``pictures`` are their heights and widths in pixels. Raises :class:`ConfigError` for a size that the family does not
+    take.
     """
     references = directories.spec(pipeline).references
     if references is None or references.token_size is None:

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from cosmos_rl_core.pipelines import checkpoints, sizes
+from cosmos_rl_core.models._conditioning import CONDITIONAL_MASK, stack
+from cosmos_rl_core.pipelines import checkpoints, directories, sizes
 from tests import tiny_pipelines
 from tests.core.test_buckets import (
     test_every_model_predicts_on_its_buckets_as_the_stock_pipeline_does,  # noqa: F401
@@ -72,3 +74,36 @@ def test_a_plan_counts_the_modulation_of_each_token(family: Family, tmp_path: Pa
     settings = {"frames": 5, "kind": "forward", "half": False}
     more = counted(family.folder, **settings) - counted(str(once), size=same_latents, **settings)
     assert more >= 6 * width * 4 * batch * (tokens - 1)
+
+
+@torch.no_grad()
+def test_tokens_of_a_given_picture_are_told_time_zero(family: Family):
+    picture = np.random.default_rng(2).integers(0, 256, (1, 50, 70, 3), np.uint8)
+    given = family.model.encode_with("a", [picture], 16, SIZE, family.frames)
+    with fed_to(family.model.transformer) as fed:
+        family.model.velocity(
+            family.noise[:1], torch.full((1,), 0.4, device=family.device), stack([given], family.device)
+        )
+    latent_frames = family.noise.shape[2]
+    tokens = sizes.num_tokens(family.folder, SIZE, family.frames) // latent_frames
+    expected = [0.0] * tokens + [400.0] * tokens * (latent_frames - 1)
+    assert fed[0]["time"].tolist() == [pytest.approx(expected)]
+
+
+@torch.no_grad()
+def test_prompts_with_and_without_a_picture_fit_in_one_batch(family: Family):
+    """The one without is that of text alone, bit for bit."""
+    picture = np.random.default_rng(2).integers(0, 256, (1, 50, 70, 3), np.uint8)
+    both = [family.model.encode_with("a", some, 16, SIZE, family.frames) for some in ([picture], [])]
+    assert both[1][CONDITIONAL_MASK].count_nonzero() == 0
+    t = torch.tensor([0.3, 0.9], device=family.device)
+    together = family.model.velocity(family.noise, t, stack(both, family.device))
+    text = stack(family.model.encode_prompts(["a"], 16) * 2, family.device)
+    assert torch.equal(together[1], family.model.velocity(family.noise, t, text)[1])
+    assert (together[0, :, 1:] - family.model.velocity(family.noise, t, text)[0, :, 1:]).abs().max() > 1e-3
+
+
+def test_wan_2_1_takes_no_picture(family: Family, tmp_path: Path):
+    once = tiny_pipelines.save("wan", tmp_path / "wan")
+    assert directories.spec(once).references is None
+    assert directories.spec(family.folder).references is not None

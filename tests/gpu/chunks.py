@@ -35,13 +35,14 @@ CHUNKS: dict[str, tuple[str, ...]] = {
         "core/test_conformance_media.py",
         "core/test_conformance_given.py",
         "core/test_conformance_negative.py",
+        "core/test_conformance_references.py",
         "core/test_conformance_sizes.py",
         "core/test_conformance_stock.py",
         "core/test_wan22.py",
         "core/test_z_image.py",
         "core/test_buckets.py",
     ),
-    "training": ("core/test_conformance_training.py",),
+    "training": ("core/test_conformance_training.py", "core/test_references_training.py"),
     "compiled": ("core/test_compiled.py",),
 }
 """Files below ``tests``, by chunk: first what only a device can show."""

@@ -1,18 +1,25 @@
-"""FLUX.2 klein: text to image, three layers of Qwen3, latents that the pipeline patches before it normalises them.
+"""FLUX.2 klein: text and pictures to image, three layers of Qwen3, latents that the pipeline patches, then normalises.
 
 Latents have the shape that the transformer takes, ``[128, H / 16, W / 16]``: squares of 2 x 2 latents of the VAE,
 normalised by the statistics of its batch norm. Every one is a token.
 """
 
+import math
+
 import numpy as np
 
-from cosmos_rl_core.pipelines.spec import Geometry, ModelSpec, Settings, Vae, falling_sigmas
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.pipelines.spec import Geometry, ModelSpec, References, Settings, Vae, falling_sigmas
 
 SIDE = 2
 """Latents of the VAE along a side of a square."""
 _FEW_STEPS, _MANY_STEPS = 10, 200
 _LARGE = 4300
 """Tokens above which the number of steps does not count."""
+_REFERENCE_PIXELS = 1024 * 1024
+"""Pixels of a reference, above which it is scaled down."""
+_MIN_SIDE, _MAX_RATIO = 64, 8
+"""Pixels of the shorter side of a reference, and sides to each other, that the stock pipeline takes."""
 
 
 def _geometry(vae: Settings) -> Geometry:
@@ -34,6 +41,23 @@ def _sigmas(num_steps: int, scheduler: Settings) -> np.ndarray | None:
     return None if scheduler.get("use_flow_sigmas") else falling_sigmas(num_steps, scheduler)
 
 
+def reference_size(size: tuple[int, int]) -> tuple[int, int]:
+    """Return height and width that a reference is scaled to: its own, or those of about 1024 x 1024 pixels.
+
+    Raises :class:`ConfigError` for one that the stock pipeline does not take. Source: its image processor.
+    """
+    height, width = size
+    if min(size) < _MIN_SIDE or max(size) > _MAX_RATIO * min(size):
+        raise ConfigError(
+            f"a reference of {height} x {width} pixels (height x width): this model takes sides of at least {_MIN_SIDE}"
+            f" pixels, the longer at most {_MAX_RATIO} times the shorter; crop or scale it"
+        )
+    if height * width <= _REFERENCE_PIXELS:
+        return size
+    scale = math.sqrt(_REFERENCE_PIXELS / (width * height))
+    return int(height * scale), int(width * scale)
+
+
 SPEC = ModelSpec(
     pipeline_classes=("Flux2KleinPipeline",),
     vaes={
@@ -50,4 +74,5 @@ SPEC = ModelSpec(
     shift=_shift,
     always_shifts=True,
     stock_sigmas=_sigmas,
+    references=References(most=8, pipeline_class="Flux2KleinPipeline", token_size=reference_size),
 )

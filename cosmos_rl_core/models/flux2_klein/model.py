@@ -1,7 +1,9 @@
 """FLUX.2 klein as a velocity field."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from diffusers import Flux2KleinPipeline
 from torch import Tensor
@@ -9,17 +11,39 @@ from torch import Tensor
 from cosmos_rl_core.models._conditioning import Conditioning, Entries
 from cosmos_rl_core.models._media import ImageModel, unit_to_pixels
 from cosmos_rl_core.models._packing import exact_time
-from cosmos_rl_core.models.flux2_klein import SIDE
+from cosmos_rl_core.models._pictures import centre, scaled
+from cosmos_rl_core.models.flux2_klein import SIDE, reference_size
+from cosmos_rl_core.pipelines import sizes
+
+REFERENCE_TOKENS = "reference_tokens"
+"""Name of the normalised latents of references in a conditioning, one a token: ``[S, 4 C]``."""
+_REFERENCE_TIME = 10
+"""Position in time of the first reference, and the distance to the next one. The generated image has 0."""
 
 
 class Flux2Klein(ImageModel):
-    """FLUX.2 klein. Conditioning: ``prompt_embeds``. The transformer reads padding too."""
+    """FLUX.2 klein. Conditioning: ``prompt_embeds``, and with references ``reference_tokens``.
+
+    The transformer reads padding too.
+    """
 
     stock_class = Flux2KleinPipeline
 
     def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Entries:
         embeds, _ = self.pipeline.encode_prompt(prompt, device=self._device, max_sequence_length=max_prompt_length)
         return {"prompt_embeds": embeds[0].cpu()}
+
+    def _encode_references(self, references: Sequence[np.ndarray], size: tuple[int, int], frames: int) -> Entries:
+        """Encode what whole tokens cover of the middle of each picture, which is scaled down if it is large."""
+        if not references:
+            return {}
+        multiples, encoded = sizes.multiples(self._path), list[Tensor]()
+        for reference in references:
+            within = reference_size(reference.shape[1:3])
+            covered = [side // multiple * multiple for side, multiple in zip(within, multiples, strict=True)]
+            picture = centre(scaled(reference[0], within), (covered[0], covered[1]))
+            encoded.append(self.encode_media(torch.from_numpy(picture)[None, None])[0].flatten(1).mT)
+        return {REFERENCE_TOKENS: torch.cat(encoded).cpu()}
 
     @torch.no_grad()
     def encode_posterior(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,20 +60,24 @@ class Flux2Klein(ImageModel):
         return pixels.permute(0, 2, 3, 1)[:, None].contiguous()
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Predict from one token a latent; the transformer gets t itself in float32."""
+        """Predict from one token a latent, with those of references after them; the transformer gets t in float32."""
         texts, (height, width) = conditioning["prompt_embeds"], x_t.shape[2:]
-        time = t.to(torch.float32)
+        time, tokens = t.to(torch.float32), x_t.flatten(2).mT
+        places = [(0, height, width)]
+        if REFERENCE_TOKENS in conditioning:
+            tokens = torch.cat([tokens, conditioning[REFERENCE_TOKENS]], dim=1)
+            places += [(_REFERENCE_TIME * (1 + i), *shape[1:]) for i, shape in enumerate(conditioning.shapes)]
         with exact_time(self.transformer.get_submodule("time_guidance_embed"), 1000 * time):
-            tokens = self.transformer(
-                hidden_states=x_t.flatten(2).mT,
+            predicted = self.transformer(
+                hidden_states=tokens,
                 timestep=time,
                 guidance=None,
                 encoder_hidden_states=texts,
-                txt_ids=_positions(len(x_t), (1, 1, 1, texts.shape[1]), x_t.device),
-                img_ids=_positions(len(x_t), (1, height, width, 1), x_t.device),
+                txt_ids=_text_positions(len(x_t), texts.shape[1], x_t.device),
+                img_ids=_positions(len(x_t), places, x_t.device),
                 return_dict=False,
             )[0].float()
-        return tokens.mT.unflatten(2, (height, width))
+        return predicted[:, : height * width].mT.unflatten(2, (height, width))
 
     def _normalised(self, latents: Tensor) -> Tensor:
         mean, std = self._statistics()
@@ -62,10 +90,22 @@ class Flux2Klein(ImageModel):
         return mean, torch.sqrt(variance + self._vae.config.batch_norm_eps)
 
 
-def _positions(batch: int, counts: tuple[int, int, int, int], device: torch.device) -> Tensor:
-    """Return the positions of tokens in time, rows, columns and text, ``[B, S, 4]``."""
-    axes = (torch.arange(count, device=device) for count in counts)
-    return torch.cartesian_prod(*axes).expand(batch, -1, -1)
+def _text_positions(batch: int, tokens: int, device: torch.device) -> Tensor:
+    """Return the positions of text tokens, ``[B, S, 4]``: 0 in time, rows and columns."""
+    return torch.nn.functional.pad(torch.arange(tokens, device=device)[:, None], (3, 0)).expand(batch, -1, -1)
+
+
+def _positions(batch: int, places: Iterable[tuple[int, int, int]], device: torch.device) -> Tensor:
+    """Return the positions of the tokens of images in time, rows, columns and text, ``[B, S, 4]``.
+
+    ``places`` are the time, rows and columns of each image.
+    """
+    grids: list[Tensor] = []
+    for time, *sides in places:
+        axes = (torch.arange(side, device=device) for side in sides)
+        grids.append(torch.nn.functional.pad(torch.cartesian_prod(*axes), (1, 1)))
+        grids[-1][:, 0] = time
+    return torch.cat(grids).expand(batch, -1, -1)
 
 
 def _squares(latents: Tensor) -> Tensor:

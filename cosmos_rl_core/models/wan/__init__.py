@@ -1,9 +1,12 @@
-"""Wan 2.1, and the 5B model of Wan 2.2: text to video, one text encoder, 5-D latents of a causal video VAE."""
+"""Wan 2.1, and the 5B model of Wan 2.2: text to video, one text encoder, 5-D latents of a causal video VAE.
+
+The model of Wan 2.2 also takes a picture, which is the first frame of the video.
+"""
 
 import re
 
 from cosmos_rl_core.models._vaes import WAN_VAE
-from cosmos_rl_core.pipelines.spec import ModelSpec, rope_positions
+from cosmos_rl_core.pipelines.spec import ModelSpec, References, rope_positions
 
 _ATTENTIONS = {"attn1": "self_attn", "attn2": "cross_attn"}
 _LINEAR = {"to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "o", "add_k_proj": "k_img", "add_v_proj": "v_img"}
@@ -33,5 +36,10 @@ SPEC = ModelSpec(
     float32_modules=("rope", "time_embedder", "scale_shift_table", "norm1", "norm2", "norm3"),
     context_parallel=True,
     stock_multiple=16,
+    references=References(
+        when=lambda index: bool(index.get("expand_timesteps")),
+        pipeline_class="WanImageToVideoPipeline",
+        takes_list=False,
+    ),
     comfyui=_comfyui,
 )

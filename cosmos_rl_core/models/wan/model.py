@@ -1,23 +1,33 @@
 """Wan as a velocity field."""
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from diffusers import WanPipeline
 from torch import Tensor, nn
 
-from cosmos_rl_core.models._conditioning import Conditioning, Entries
+from cosmos_rl_core.models._conditioning import (
+    CONDITIONAL_LATENTS,
+    CONDITIONAL_MASK,
+    Conditioning,
+    Entries,
+    given_frames,
+)
 from cosmos_rl_core.models._media import VideoModel
+from cosmos_rl_core.models._pictures import scaled
 from cosmos_rl_core.parallel.context_parallel import Peers, SelfAttention
 from cosmos_rl_core.pipelines import directories, sizes
 
 
 class Wan(VideoModel):
-    """Wan 2.1, and the 5B model of Wan 2.2, whose times are of tokens. Conditioning: ``prompt_embeds``, zero after the
-    last token.
+    """Wan 2.1, and the 5B model of Wan 2.2, whose times are of tokens.
+
+    Conditioning: ``prompt_embeds``, zero after the last token; and with references of Wan 2.2 given frames.
     """
 
     stock_class = WanPipeline
@@ -33,18 +43,39 @@ class Wan(VideoModel):
         )
         return {"prompt_embeds": embeds[0].cpu()}
 
+    def _encode_references(self, references: Sequence[np.ndarray], size: tuple[int, int], frames: int) -> Entries:
+        """Encode the picture, stretched to the size of the video, as the first latent frame; without one none is given.
+
+        Prompts with and without a picture fit in one batch.
+        """
+        channels, num_latent_frames, *sides = self.latent_shape(size, frames)
+        if not references:
+            return given_frames(torch.zeros(channels, 0, *sides, device="cpu"), num_latent_frames)
+        picture = torch.from_numpy(scaled(references[0][0], size))
+        return given_frames(self.encode_media(picture[None, None])[0].cpu(), num_latent_frames)
+
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Predict; the transformer gets ``1000 t`` in float32, never rounded: once, or for each token."""
+        """Predict; the transformer gets ``1000 t`` in float32, never rounded: once, or of each token, 0 if given."""
         time = (t * self.scheduler.config.num_train_timesteps).to(torch.float32)
-        if self._times_by_token:
-            tokens = math.prod(x_t.shape[2:]) // math.prod(sizes.patch_shape(self._path))
-            time = time[:, None].expand(-1, tokens)
-        return self.transformer(
+        given = conditioning.get(CONDITIONAL_MASK)
+        if given is not None:
+            x_t = x_t.where(given == 0, conditioning[CONDITIONAL_LATENTS])
+        velocity = self.transformer(
             hidden_states=x_t,
-            timestep=time,
+            timestep=self._of_tokens(time, x_t, given) if self._times_by_token else time,
             encoder_hidden_states=conditioning["prompt_embeds"],
             return_dict=False,
         )[0].float()
+        return velocity if given is None else velocity * (1 - given)
+
+    def _of_tokens(self, time: Tensor, x_t: Tensor, given: Tensor | None) -> Tensor:
+        """Return the time ``[B]`` of each token of ``x_t``, ``[B, S]``: 0 at given latent frames."""
+        patch = sizes.patch_shape(self._path)
+        frames, *sides = (length // side for length, side in zip(x_t.shape[2:], patch, strict=True))
+        by_frame = time[:, None].expand(-1, frames)
+        if given is not None:
+            by_frame = by_frame * (1 - given[:, 0, :: patch[0], 0, 0])
+        return by_frame[..., None].expand(-1, -1, math.prod(sides)).flatten(1)
 
     def split_sequence(self, group: dist.ProcessGroup) -> None:
         """Share tokens with :func:`split`."""

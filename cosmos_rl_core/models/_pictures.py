@@ -1,0 +1,19 @@
+"""Pictures before a VAE encodes them, scaled and cropped like stock does it: uint8 ``[height, width, 3]``."""
+
+import numpy as np
+from PIL import Image
+
+
+def scaled(picture: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Return a copy of ``size``, height and width in pixels, made by Pillow's Lanczos filter.
+
+    Source: ``VaeImageProcessor`` of diffusers, whose default filter it is.
+    """
+    height, width = size
+    return np.array(Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS))
+
+
+def centre(picture: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Return the middle of the picture, of ``size``: an odd pixel is left out at the bottom and at the right."""
+    top, left = ((side - wanted) // 2 for side, wanted in zip(picture.shape, size, strict=False))
+    return picture[top : top + size[0], left : left + size[1]]

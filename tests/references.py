@@ -1,0 +1,139 @@
+"""Model plugins whose prompts have references, and the stock pipelines that take them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import diffusers
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from cosmos_rl_core import plugins, seeds
+from cosmos_rl_core.config.policy import SolverConfig
+from cosmos_rl_core.models import _loading
+from cosmos_rl_core.models._base import guided_velocity
+from cosmos_rl_core.models._conditioning import CONDITIONAL_LATENTS, Conditioning, generated, stack
+from cosmos_rl_core.models._packing import pack, unpack
+from cosmos_rl_core.pipelines import directories, guidance
+from cosmos_rl_core.pipelines.spec import References
+from cosmos_rl_core.sampling.rollout import sample
+from cosmos_rl_core.sampling.solvers import kernel_of
+from tests import families, tiny_pipelines
+from tests.families import CPU, LENGTH, PROMPTS, SIZE, Family
+
+OPTIONS: dict[str, dict[str, Any]] = {"wan": {"expand_timesteps": True}}
+"""Of tiny pipelines that take references only with them."""
+ABLE = [name for name in plugins.known("models") if plugins.load("models", name).SPEC.references]
+PICTURES = [
+    np.random.default_rng(seed).integers(0, 256, (1, *size, 3), np.uint8)
+    for seed, size in enumerate([(75, 131), (140, 66)])
+]
+"""One lies, one stands; no side is a multiple of anything."""
+
+
+@dataclass(frozen=True)
+class Referring:
+    """A family, and the stock pipeline of the same directory that takes references."""
+
+    family: Family
+    stock: Any
+
+    @property
+    def references(self) -> References:
+        found = directories.spec(self.family.folder).references
+        assert found is not None
+        return found
+
+    @property
+    def most(self) -> int:
+        """References of a prompt that are tested."""
+        return min(self.references.most, len(PICTURES))
+
+    @property
+    def fewest(self) -> int:
+        return self.references.fewest
+
+    def noise(self, size: tuple[int, int]) -> Tensor:
+        shape = self.family.model.latent_shape(size, self.family.frames)
+        return torch.from_numpy(seeds.normal(shape, "references"))[None].to(self.family.device)
+
+    def encoded(self, prompt: str, pictures: Sequence[np.ndarray], size: tuple[int, int] = SIZE) -> Conditioning:
+        """The conditioning of a prompt, unbatched."""
+        return self.family.model.encode_with(prompt, pictures, LENGTH, size, self.family.frames)
+
+    def negative(self, pictures: Sequence[np.ndarray]) -> Conditioning:
+        """The model's negative prompt, unbatched."""
+        model = self.family.model
+        if self.references.read_with_text:
+            return model.encode_negative_with(model.negative_prompt, pictures, LENGTH)
+        return model.encode_negative(model.negative_prompt, LENGTH)
+
+    def sample(
+        self, prompt: str, pictures: Sequence[np.ndarray], size: tuple[int, int], scale: float, steps: int
+    ) -> Tensor:
+        """What our Euler makes with the stock scheduler's noise levels."""
+        model, frames = self.family.model, self.family.frames
+        conditioning, negative = (
+            stack([one], self.family.device) for one in (self.encoded(prompt, pictures, size), self.negative(pictures))
+        )
+        with mock.patch.object(model, "scheduler", self.stock.scheduler):
+            taken = kernel_of(
+                SolverConfig(solver="euler", num_steps=steps), lambda: model.schedule(steps, size, frames)
+            )
+
+        def velocity(x: Tensor, t: Tensor) -> Tensor:
+            return guided_velocity(model, x, t, conditioning, negative, scale)
+
+        given = conditioning.get(CONDITIONAL_LATENTS)
+        return sample(velocity, self.noise(size), taken, mask=generated(conditioning), given=given).latents
+
+    def run_stock(
+        self, prompt: str, pictures: Sequence[np.ndarray], size: tuple[int, int], guidance_scale: float, num_steps: int
+    ) -> Tensor:
+        """Latents that the stock pipeline makes; without pictures, where it needs one, that of texts alone."""
+        family, spec = self.family, directories.spec(self.family.folder)
+        stock = self.stock if pictures else family.stock
+        given = guidance.stock_arguments(spec, guidance_scale, None, None, 1)
+        given |= _loading.stock_arguments(stock, size, family.frames)
+        images = [Image.fromarray(picture[0]) for picture in pictures]
+        if images:
+            given[self.references.argument] = images if self.references.takes_list else images[0]
+        noise = self.noise(size)
+        packed = spec.packing > 1
+        made = stock(
+            prompt=[prompt],
+            latents=pack(noise) if packed else noise.clone(),
+            num_inference_steps=num_steps,
+            max_sequence_length=LENGTH,
+            output_type="latent",
+            return_dict=False,
+            **given,
+        )[0]
+        of_output = families.of_tiny(family.name, "latents_of")
+        return unpack(made, *noise.shape[2:]) if packed else of_output(stock, made) if of_output else made
+
+
+def referring(name: str, root: Path, device: torch.device = CPU) -> Referring:
+    """Write the tiny pipeline of a model plugin that takes references below ``root`` and load it."""
+    folder = str(tiny_pipelines.save(name, root / name, **OPTIONS.get(name, {})))
+    family = families.load_family(name, folder, device)
+    found = directories.spec(folder).references
+    assert found is not None
+    stock = family.stock
+    if found.pipeline_class != type(stock).__name__:
+        stock = getattr(diffusers, found.pipeline_class).from_pretrained(folder, local_files_only=True)
+        stock.register_modules(**{part: module for part, module in family.stock.components.items() if module})
+        stock.set_progress_bar_config(disable=True)
+    return Referring(family, stock)
+
+
+def with_references(made: Referring) -> Family:
+    """The family with the conditioning of :data:`families.PROMPTS` and their references."""
+    pictures = PICTURES[: made.most]
+    conditioning = stack([made.encoded(prompt, pictures) for prompt in PROMPTS], made.family.device)
+    negative = stack([made.negative(pictures)] * len(PROMPTS), made.family.device)
+    return replace(made.family, conditioning=conditioning, negative=conditioning.guided_by(negative))
