@@ -293,7 +293,8 @@ def test_a_reward_plugin_conforms(name: str):
     assert isinstance(reward.version, str)
     assert reward.check_prompt(datasets_base.Prompt(id="p", text=prompt)) is None
     pixels = np.random.default_rng(0).integers(0, 256, (4, 1, 32, 64, 3), dtype=np.uint8)
-    samples = [rewards_base.Sample(f"s{i}", f"p{i // 2}", prompt, picture) for i, picture in enumerate(pixels)]
+    shown = {"references": (pixels[0],)} if options.facts.references != "ignored" else {}
+    samples = [rewards_base.Sample(f"s{i}", f"p{i // 2}", prompt, one, **shown) for i, one in enumerate(pixels)]
     scores = reward.score(samples)
     assert all(np.isfinite(entry[options.label]) for entry in scores)
     # A score depends on its own sample alone; of a groupwise reward, on the samples of its prompt.

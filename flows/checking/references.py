@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError, counted
-from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.pipelines.spec import References
 from flows.sizes import costs
 
@@ -20,12 +20,14 @@ def check(recipe: Recipe, prompts: Sequence[Prompt]) -> None:
         wanted = "none" if most == 0 else f"{fewest} to {most}" if fewest < most else f"{most}"
         found = f"{wrong[0].id} has {len(wrong[0].references)}"
         mistakes.append(
-            f"{name} takes {wanted} references; {counted(len(wrong), 'prompt')} with another number, e.g. {found}; change "
-            "the references of the prompt files, or take another base model"
+            f"{name} takes {wanted} references; {counted(len(wrong), 'prompt')} with another number, e.g. {found}; "
+            "change the prompt files, or take another base model"
         )
     elif len(numbers := {len(prompt.references) for prompt in prompts}) > 1:
         some = " and ".join(map(str, sorted(numbers)))
         mistakes.append(f"prompts have {some} references; expected equally many in all, trained on and held out")
+    if not mistakes:
+        mistakes += _of_sizes(path, prompts)
     if not all(prompt.references for prompt in prompts):
         needing = [one.fn.label for one in recipe.rewards if one.fn.facts.references == "needed"]
         mistakes += [f"{label} compares with references; the prompts have none" for label in needing]
@@ -37,6 +39,16 @@ def _of_media(recipe: Recipe, name: str, takes: References) -> Iterator[str]:
     """Yield why media cannot be trained on: they have no references."""
     if takes.fewest and (not recipe.train.train_policy.rewarded or costs.needs_of(recipe).data_term is not None):
         yield f"{name} needs references, which media of datasets do not have; train on rewards alone"
+
+
+def _of_sizes(path: str, prompts: Sequence[Prompt]) -> Iterator[str]:
+    """Yield the references whose size the model does not take."""
+    known = {one.digest: one for prompt in prompts for one in prompt.references}
+    for reference in known.values():
+        try:
+            sizes.reference_tokens(path, [(reference.height, reference.width)])
+        except ConfigError as error:
+            yield f"{reference.source}: {error}"
 
 
 def unread(recipe: Recipe, prompts: Sequence[Prompt]) -> Iterator[str]:

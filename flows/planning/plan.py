@@ -226,8 +226,7 @@ def make_plan(
         begins = mistakes.catch(inits.resolve, recipe, model, partial(_origin, store_url))
     init, init_inputs = begins or (None, ())
     datasets, checkpointing = read_datasets(recipe, store_url, mistakes), None
-    prompts = (*datasets.prompts, *datasets.validation_prompts)
-    checks.check_training(recipe, prompts, mistakes)
+    checks.check_training(recipe, prompts := (*datasets.prompts, *datasets.validation_prompts), mistakes)
     if model is not None:
         trained, others = len(datasets.prompts), {p.id for p in (*datasets.data.prompts, *datasets.held_out.prompts)}
         others -= {prompt.id for prompt in datasets.prompts}

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from cosmos_rl_core import seeds
@@ -11,6 +12,7 @@ from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES
 from cosmos_rl_core.sampling.kernel import Kernel
+from stages.artifacts.layouts import cut
 from stages.artifacts.request import Request
 from stages.contracts import MediaShape, Rollout
 
@@ -82,13 +84,18 @@ def grid_facts(kernel: Kernel) -> dict[str, Any]:
     return {"sigmas": list(kernel.sigmas), "t": [step.t for step in kernel.steps]}
 
 
-def alike(samples: Sequence[SamplePlan], model: str) -> list[list[SamplePlan]]:
-    """Divide samples by the shapes of their references: no forward pass has two. ``model`` is the pipeline's path."""
-    path, found = directories.resolve_path(model), dict[Any, list[SamplePlan]]()
-    for sample in samples:
+def tiles_of(samples: Sequence[SamplePlan], tile: int, model: str) -> list[list[SamplePlan]]:
+    """Return the forward batches of samples, in order: at most ``tile`` each, whose references have equal shapes.
+
+    ``model`` is the path of the pipeline.
+    """
+    path = directories.resolve_path(model) if any(one.prompt.references for one in samples) else ""
+
+    def shapes(sample: SamplePlan) -> Any:
         pictures = [(one.height, one.width) for one in sample.prompt.references]
-        found.setdefault(sizes.reference_tokens(path, pictures) if pictures else (), []).append(sample)
-    return [*found.values()]
+        return sizes.reference_tokens(path, pictures) if pictures else ()
+
+    return [part for _, some in groupby(samples, shapes) for part in cut([*some], tile)]
 
 
 def row_of(plan: SamplePlan) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from stages.contracts import INDEX, MEDIA, TENSORS, Samples
 from stages.execution.context import Context
 from stages.formats.samples import KB_PER_SAMPLE, REFUSED, StoredSample, unit_files, unit_name
 from stages.generating.encoding import Encoding, UnitWriter
-from stages.generating.plans import SamplePlan, alike
+from stages.generating.plans import SamplePlan, tiles_of
 
 if TYPE_CHECKING:
     from cosmos_rl_core.parallel.distributed import Group
@@ -83,11 +83,13 @@ def write_samples(
     :class:`DivergenceError` if no sample is finite, and :class:`ConfigError` if a guardrail refuses all that are.
     """
     by_id, tile = {sample.sample_id: sample for sample in samples}, context.shrunk(config.batch_size)
-    same = ([sample.sample_id for sample in some] for some in alike(samples, config.model.path))
-    planned = [unit for ids in same for unit in _planned(context, config, ids)]
+    tiles = tiles_of(samples, min(tile, config.samples_per_shard), config.model.path)
+    planned = _planned(context, config, [[sample.sample_id for sample in part] for part in tiles])
     layout = context.layout({"units": planned, "tile": tile})
     units = [[by_id[sample_id] for sample_id in ids] for ids in layout["units"]]
-    making = _Making(context, generator, [cut(unit, layout["tile"]) for unit in units], tensors=tensors)
+    making = _Making(
+        context, generator, [tiles_of(unit, layout["tile"], config.model.path) for unit in units], tensors=tensors
+    )
     with UnitWriter(dict(enumerate(map(len, units))), making.write) as writer:
         for together in context.hands(len(units)):
             making.make(together, writer)
@@ -95,13 +97,23 @@ def write_samples(
     return _summary(context, samples, [name for n in mine for name in making.names[n]])
 
 
-def _planned(context: Context["Group"], config: Samples, ids: list[str]) -> list[list[str]]:
-    """Return the units that these samples are cut into."""
-    ranks, tile = context.ranks, context.shrunk(config.batch_size)
+def _planned(context: Context["Group"], config: Samples, tiles: list[list[str]]) -> list[list[str]]:
+    """Return the units of samples, which are given as the forward batches that they are cut into."""
+    size, tile = config.samples_per_shard, context.shrunk(config.batch_size)
+    ids = [*chain.from_iterable(tiles)]
+    if len(tiles) > -(-len(ids) // min(tile, size)):
+        # Some are smaller, because references have several shapes: units have so many of them.
+        numbers = _units(context, [str(number) for number in range(len(tiles))], max(size // tile, 1), 1)
+        return [[one for number in unit for one in tiles[int(number)]] for unit in numbers]
+    return _units(context, ids, size, tile)
+
+
+def _units(context: Context["Group"], ids: list[str], size: int, tile: int) -> list[list[str]]:
+    ranks = context.ranks
     if context.handed is not None:
-        return divided_for_workers(ids, config.samples_per_shard, tile)
+        return divided_for_workers(ids, size, tile)
     num_groups, num_peers = ranks.data_world_size, ranks.world_size // ranks.data_world_size
-    return divided(ids, config.samples_per_shard, tile, num_groups, num_peers)
+    return divided(ids, size, tile, num_groups, num_peers)
 
 
 class _Making:

@@ -1,0 +1,204 @@
+"""Runs whose prompts refer to pictures, of unequal sizes: from the prompt file to what evaluations show."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cosmos_rl_core import seeds
+from cosmos_rl_core.errors import ArtifactError, DatasetError
+from cosmos_rl_core.models._base import Model, guided_velocity
+from cosmos_rl_core.models._conditioning import Conditioning, stack
+from cosmos_rl_core.rewards import pixel_similarity
+from cosmos_rl_core.rewards._base import Sample
+from cosmos_rl_core.sampling.rollout import sample
+from cosmos_rl_core.sampling.solvers import kernel_of
+from flows.planning import requests
+from flows.planning.run import Run
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of, standing
+from stages.contracts import TENSORS, Rollout
+from stages.formats.policies import read_part
+from stages.formats.samples import read_samples
+from stages.formats.tables import read_table
+from stages.training.loading import load_model
+from tests import tiny_pipelines
+from tests.hand_made import rewards
+from tests.stages.conftest import make, make_on_ranks, make_run
+from tests.stages.test_sharding import aside, require_close
+
+CPU = torch.device("cpu")
+SIZE, LENGTH, SCALE, GENERATED = (32, 64), 40, 2.0, 3
+PICTURES = [(64, 64), (64, 96), (64, 64), (64, 96)]
+"""Heights and widths, one a prompt: forward passes of one shape have few samples."""
+TEXTS = ["make it red", "make it red", "add a hat", "turn it"]
+
+
+def values(folder: Path) -> dict[str, Any]:
+    """NFT on klein with LoRA: three samples of each of four prompts in two optimizer steps."""
+    rows: list[dict[str, Any]] = []
+    for number, (size, text) in enumerate(zip(PICTURES, TEXTS, strict=True)):
+        pixels = np.random.default_rng(number).integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+        rows.append({"prompt": text, "references": [f"{number}.png"]})
+    for name, some in {"train": rows, "held": rows[1:2]}.items():
+        held = [row | {"prompt": f"{row['prompt']} now"} for row in some] if name == "held" else some
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, held)), encoding="utf-8")
+    diffusers = {
+        "inference_size": [*SIZE],
+        "max_prompt_length": LENGTH,
+        "sample": {"num_steps": 3, "eval_num_steps": 3, "guidance_scale": SCALE},
+    }
+    return {
+        "policy": {
+            "model_name_or_path": str(tiny_pipelines.save("flux2_klein", folder / "klein")),
+            "lora": {"r": 2, "lora_alpha": 4.0, "target_modules": ["to_q", "to_v"]},
+            "diffusers": diffusers,
+        },
+        "train": {
+            "num_iterations": 1,
+            "train_batch_per_replica": 12,
+            "optm_lr": 1e-3,
+            "train_policy": {
+                "type": "nft",
+                "mini_batch": 4,
+                "batch_size_per_optimize": 6,
+                "timesteps_fraction": 0.67,
+                "dataset": {"name": "prompts", "path": str(folder / "train.jsonl")},
+            },
+        },
+        "rollout": {"n_generation": GENERATED, "n_generation_mini_batch": 4, "samples_per_shard": 4},
+        "validation": {"dataset": {"name": "prompts", "path": str(folder / "held.jsonl")}, "n_generation": 2},
+        "rewards": [{"fn": {"name": "pixel_similarity"}}],
+    }
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run until its update."""
+    folder = tmp_path_factory.mktemp("references")
+    (inputs := folder / "inputs").mkdir()
+    run = make_run(folder, values(inputs))
+    make(requests.policy(run), folder)
+    for request in run.prepared.steps().values():
+        make(request, folder)
+    make(requests.rollout(run, 0), folder)
+    for request in rewards(run, run.slots.iteration(0, "rollout"), 0):
+        make(request, folder)
+    make(requests.update(run, 0), folder)
+    return run
+
+
+def pixels_of(number: int, run: Run) -> np.ndarray:
+    folder = Path(run.recipe.train.train_policy.dataset.model_dump()["path"]).parent
+    return np.asarray(Image.open(folder / f"{number}.png"))[None]
+
+
+def test_equal_texts_with_other_pictures_are_other_prompts_and_pictures_are_kept_once(run: Run):
+    ids = [prompt.id for prompt in run.plan.prompts]
+    assert len({*ids}) == 4
+    kept = Path(run.store_url, "dataset", "references")
+    assert len([*kept.iterdir()]) == 4
+    assert [*run.prepared.steps()] == ["references", "embed"]
+    # A prompt of evaluations has the picture of one that is trained on.
+    assert run.plan.validation_prompts[0].references == run.plan.prompts[1].references
+
+
+def velocity(
+    model: Model, own: Conditioning, negative: Conditioning, x_t: torch.Tensor, t: torch.Tensor
+) -> torch.Tensor:
+    return guided_velocity(model, x_t, t, own, negative, SCALE)
+
+
+def test_samples_are_those_of_their_own_pictures_each_computed_alone(run: Run):
+    request = requests.rollout(run, 0)
+    config = request.settings(Rollout)
+    model = load_model(config.model, ("text", "vae", "transformer"), CPU)
+    negative = stack([model.encode_negative(model.negative_prompt, LENGTH)], CPU)
+    kernel = kernel_of(config.sample, lambda: model.schedule(3, SIZE, 1))
+    number_of = {prompt.id: number for number, prompt in enumerate(run.plan.prompts)}
+    rows = [*read_samples(Artifact(input_of(request.slot)), TENSORS)]
+    assert len(rows) == 12
+    worst = 0.0
+    for stored in rows:
+        number = number_of[stored.row["prompt_id"]]
+        assert stored.row["references"] == [run.plan.prompts[number].references[0].digest]
+        own = model.encode_with(TEXTS[number], [pixels_of(number, run)], LENGTH, SIZE, 1)
+        drawn = seeds.normal(model.latent_shape(SIZE, 1), stored.row["noise_seed"], "initial noise", 0)
+        asked = model, stack([own], CPU), negative
+        noise = torch.from_numpy(drawn)[None]
+        with torch.no_grad():
+            expected = sample(partial(velocity, *asked), noise, kernel).latents[0]
+        found = torch.as_tensor(stored.final_latents)
+        worst = max(worst, float((found - expected).abs().max()))
+    assert worst < 1e-4
+
+
+def test_rewards_get_the_references_of_each_sample(run: Run):
+    names = "rollout", "reward-pixel_similarity"
+    rollout, scores = (Artifact(input_of(run.slots.iteration(0, name))) for name in names)
+    table = read_table(scores, "scores.parquet").set_index("sample_id")["score"]
+    number_of = {prompt.id: number for number, prompt in enumerate(run.plan.prompts)}
+    reward = pixel_similarity.Reward(pixel_similarity.Options())
+    for stored in read_samples(rollout):
+        shown = (pixels_of(number_of[stored.row["prompt_id"]], run),)
+        (expected,) = reward.score([Sample("s", "p", "", stored.pixels, references=shown)])
+        assert isinstance(expected, dict)
+        assert table[stored.sample_id] == pytest.approx(expected["pixel_similarity"])
+    assert table.nunique() > 1
+
+
+def test_two_ranks_make_the_same_samples_and_take_the_same_steps(run: Run, tmp_path: Path):
+    rollout = aside(requests.rollout(run, 0), "two")
+    make_on_ranks(rollout, tmp_path, 2)
+    samples = [[(s.sample_id, s.media, s.tensors) for s in read_samples(Artifact(input_of(slot)))] for slot in (
+        rollout.slot, run.slots.iteration(0, "rollout"))]  # fmt: skip
+    assert samples[0] == samples[1]
+    update = aside(requests.update(run, 0), "two")
+    make_on_ranks(update, tmp_path, 2)
+    require_close(requests.update(run, 0), update, dict.fromkeys(("current", "old"), 1e-5))
+    before, after = (read_part(input_of(slot), "current") for slot in (run.slots.policy(0), update.slot))
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_evaluations_run_the_stock_pipeline_with_the_pictures(run: Run, tmp_path: Path):
+    make(requests.export(run, 1), tmp_path)
+    make(requests.evaluate(run, 1), tmp_path)
+    one, another = read_samples(Artifact(input_of(run.slots.version(1, "evaluate"))))
+    assert one.row["references"] == [run.plan.prompts[1].references[0].digest]
+    assert not np.array_equal(one.pixels, another.pixels)
+    for request in rewards(run, run.slots.version(1, "evaluate"), None):
+        assert make(request, tmp_path).summary["scored"] == 2
+
+
+def test_a_picture_that_is_gone_or_another_one_ends_the_stage(run: Run, tmp_path: Path):
+    (inputs := tmp_path / "inputs").mkdir()
+    other = make_run(tmp_path, values(inputs), "other")
+    assert other.prepared.references is not None
+    (inputs / "2.png").write_bytes((inputs / "1.png").read_bytes())
+    with pytest.raises(DatasetError, match=r"2\.png has changed since the run was planned"):
+        make(other.prepared.references, tmp_path)
+    (inputs / "2.png").unlink()
+    with pytest.raises(DatasetError, match=r"2\.png cannot be read"):
+        make(other.prepared.references, tmp_path)
+    assert standing(other.prepared.references.slot)[1] is None
+    with pytest.raises(ArtifactError, match="is missing; restore it"):
+        make(other.prepared.embed, tmp_path)
+
+
+def test_a_damaged_picture_is_not_taken(tmp_path: Path):
+    (inputs := tmp_path / "inputs").mkdir()
+    run = make_run(tmp_path, values(inputs))
+    assert run.prepared.references is not None
+    make(run.prepared.references, tmp_path)
+    damaged = tmp_path / "dataset" / "references" / run.plan.prompts[0].references[0].digest
+    data = bytearray(damaged.read_bytes())
+    data[40] ^= 1
+    damaged.write_bytes(data)
+    with pytest.raises(ArtifactError, match="is damaged; restore it"):
+        make(run.prepared.embed, tmp_path)
