@@ -19,7 +19,7 @@ from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteSchedul
 from PIL import Image
 from torch import Tensor, nn
 
-from cosmos_rl_core import seeds
+from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Model, guided_velocity
@@ -38,9 +38,19 @@ from tests.adapters import adapter_of, load_model
 
 CPU = torch.device("cpu")
 PROMPTS = ["A red cube, 3 balls. ", "two"]
+OF_TEXT = [
+    name for name in plugins.known("models")
+    if not (references := plugins.load("models", name).SPEC.references) or not references.fewest
+]  # fmt: skip
+"""Model plugins whose prompts need no references."""
 LENGTH = 200
 """Tokens, more than any pipeline's own words around a prompt."""
 SIZE = (32, 64)
+PICTURES = [
+    np.random.default_rng(seed).integers(0, 256, (1, *size, 3), np.uint8)
+    for seed, size in enumerate([(75, 131), (140, 66)])
+]
+"""References: one lies, one stands, and no side is a multiple of anything."""
 VIDEO_FRAMES = 5
 STATE, TIME, TEXTS = "state", "time", "texts"
 """What the suite calls those arguments of every transformer."""
@@ -81,6 +91,19 @@ class Family:
         """Factor of bounds in bfloat16: transformers of packed tokens are up to three times as far off."""
         return 3 if directories.spec(self.folder).packing > 1 else 1
 
+    @property
+    def stock_calls(self) -> int:
+        """Calls of the stock pipeline for :data:`PROMPTS`: with references it makes media of one prompt at a time."""
+        return len(PROMPTS) if fewest(self.folder) else 1
+
+    def encode(self, prompt: str) -> Conditioning:
+        """The conditioning of a prompt, unbatched, with as few references as can be."""
+        return encode(self.model, self.folder, self.frames, prompt)
+
+    def encode_negative(self, text: str) -> Conditioning:
+        """The conditioning of a negative prompt, unbatched, read with the same references."""
+        return encode_negative(self.model, self.folder, text)
+
     def arranged(self, raw: Tensor) -> Tensor:
         """Latents of the stock VAE in the order of the model's, neither shifted nor scaled."""
         arrange = of_tiny(self.name, "arranged")
@@ -117,9 +140,30 @@ def load_family(name: str, folder: str, device: torch.device = CPU) -> Family:
     model.embedded_guidance_scale = EMBEDDED_GUIDANCE
     shape = model.latent_shape(SIZE, frames_of(stock))
     noise = torch.stack([torch.from_numpy(seeds.normal(shape, "conformance", prompt)) for prompt in PROMPTS])
-    conditioning = stack(model.encode_prompts(PROMPTS, LENGTH), device)
-    negative = stack([model.encode_negative(model.negative_prompt, LENGTH)] * len(PROMPTS), device)
+    conditioning = stack([encode(model, folder, frames_of(stock), prompt) for prompt in PROMPTS], device)
+    negative = stack([encode_negative(model, folder, model.negative_prompt)] * len(PROMPTS), device)
+    negative = conditioning.guided_by(negative)
     return Family(name, folder, device, model, stock, conditioning, negative, noise.to(device))
+
+
+def encode(model: Model, folder: str, frames: int, prompt: str) -> Conditioning:
+    """The conditioning of a prompt, unbatched, with as few references as can be."""
+    if pictures := PICTURES[: fewest(folder)]:
+        return model.encode_with(prompt, pictures, LENGTH, SIZE, frames)
+    return model.encode_prompts([prompt], LENGTH)[0]
+
+
+def encode_negative(model: Model, folder: str, text: str) -> Conditioning:
+    """The conditioning of a negative prompt, unbatched, read with the same references."""
+    if pictures := PICTURES[: fewest(folder)]:
+        return model.encode_negative_with(text, pictures, LENGTH)
+    return model.encode_negative(text, LENGTH)
+
+
+def fewest(folder: str) -> int:
+    """References that a prompt has at least."""
+    references = directories.spec(folder).references
+    return references.fewest if references else 0
 
 
 def stock_pipeline(folder: str | Path, device: torch.device = CPU) -> Any:
@@ -154,6 +198,11 @@ def run_stock(stock: Any, noise: Tensor, **options: Any) -> Any:
     """What the stock pipeline makes of :data:`PROMPTS`, without guidance and as latents unless told otherwise."""
     given = {"prompt": PROMPTS, "num_inference_steps": 5, "output_type": "latent"} | options
     given["prompt"] = [*given["prompt"]]  # some stock pipelines change the list
+    references = directories.claimant(type(stock).__name__)[1].references
+    if references and references.fewest:
+        given.setdefault(references.argument, [Image.fromarray(one[0]) for one in PICTURES[: references.fewest]])
+        if len(given["prompt"]) > 1:
+            return _one_by_one(stock, noise, given)
     spec = directories.claimant(type(stock).__name__)[1]
     told = spec.embedded_guidance_scale and stock.transformer.config.guidance_embeds
     embedded = EMBEDDED_GUIDANCE if told else None
@@ -167,6 +216,14 @@ def run_stock(stock: Any, noise: Tensor, **options: Any) -> Any:
         return made
     of_output = of_tiny(directories.claimant(type(stock).__name__)[0], "latents_of")
     return unpack(made, *noise.shape[2:]) if packed else of_output(stock, made) if of_output else made
+
+
+def _one_by_one(stock: Any, noise: Tensor, given: dict[str, Any]) -> Any:
+    """What :func:`run_stock` makes of each prompt in a call of its own."""
+    made = [
+        run_stock(stock, noise[i : i + 1], **given | {"prompt": [prompt]}) for i, prompt in enumerate(given["prompt"])
+    ]
+    return torch.cat(made) if isinstance(made[0], Tensor) else [media for some in made for media in some]
 
 
 def of_tiny(name: str, function: str) -> Callable[..., Tensor] | None:

@@ -23,16 +23,11 @@ from cosmos_rl_core.pipelines.spec import References
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.solvers import kernel_of
 from tests import families, tiny_pipelines
-from tests.families import CPU, LENGTH, PROMPTS, SIZE, Family
+from tests.families import CPU, LENGTH, PICTURES, PROMPTS, SIZE, Family
 
 OPTIONS: dict[str, dict[str, Any]] = {"wan": {"expand_timesteps": True}}
 """Of tiny pipelines that take references only with them."""
 ABLE = [name for name in plugins.known("models") if plugins.load("models", name).SPEC.references]
-PICTURES = [
-    np.random.default_rng(seed).integers(0, 256, (1, *size, 3), np.uint8)
-    for seed, size in enumerate([(75, 131), (140, 66)])
-]
-"""One lies, one stands; no side is a multiple of anything."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +112,9 @@ class Referring:
         return unpack(made, *noise.shape[2:]) if packed else of_output(stock, made) if of_output else made
 
 
-def referring(name: str, root: Path, device: torch.device = CPU) -> Referring:
+def referring(name: str, root: Path, device: torch.device = CPU, **options: Any) -> Referring:
     """Write the tiny pipeline of a model plugin that takes references below ``root`` and load it."""
-    folder = str(tiny_pipelines.save(name, root / name, **OPTIONS.get(name, {})))
+    folder = str(tiny_pipelines.save(name, root / name, **OPTIONS.get(name, {}), **options))
     family = families.load_family(name, folder, device)
     found = directories.spec(folder).references
     assert found is not None

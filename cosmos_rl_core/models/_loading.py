@@ -34,14 +34,17 @@ PREFIX = "prefix"
 float32, under a name of its own. `embed` stores that output for policies that do not train the module."""
 
 
-def load_pipeline(cls: type[DiffusionPipeline], path: str, components: Sequence[str], device: torch.device) -> Any:
+def load_pipeline(
+    cls: type[DiffusionPipeline], path: str, components: Sequence[str], device: torch.device, **given: Any
+) -> Any:
     """Return the stock pipeline with these ``components`` (and the scheduler) loaded and every other one None.
 
-    Only safetensors are read, never a pickle. Raises :class:`ArtifactError` like :func:`read_part`.
+    ``given`` are parts, by name, that are not read from the directory. Only safetensors are read, never a pickle.
+    Raises :class:`ArtifactError` like :func:`read_part`.
     """
     parts = load_parts(path, components, device)
     skipped = [name for name, library in _libraries(path).items() if library is None or not _of(name, components)]
-    return cls.from_pretrained(path, local_files_only=True, **dict.fromkeys(skipped) | parts)
+    return cls.from_pretrained(path, local_files_only=True, **dict.fromkeys(skipped) | parts | given)
 
 
 def load_parts(path: str, components: Sequence[str], device: torch.device, **options: Any) -> dict[str, nn.Module]:
@@ -143,5 +146,5 @@ def _libraries(path: str) -> dict[str, str | None]:
 
 def _of(part: str, components: Sequence[str]) -> bool:
     """Return whether a part belongs to one of ``components``. The scheduler is always loaded."""
-    name = "text" if part.startswith(("text_encoder", "tokenizer")) else part
+    name = "text" if part.startswith(("text_encoder", "tokenizer", "processor")) else part
     return name == "scheduler" or name in components

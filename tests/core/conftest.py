@@ -1,11 +1,14 @@
 """One tiny pipeline a model plugin, shared by all that tests conformance."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 
 from cosmos_rl_core import plugins
+from cosmos_rl_core.models import qwen_image_edit
 from cosmos_rl_core.parallel.precision import ParamDtype
 from tests.families import Family, family_of, has_autocast
 
@@ -24,6 +27,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         seldom = given.get("dtype") == "bfloat16" or given.get("guidance_scale") == 1.0
         if seldom and "family" in given and given["family"] not in every_case_of:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_references() -> Iterator[None]:
+    """Let Qwen-Image-Edit scale pictures to 128 x 128 pixels for its VAE, which takes seconds for 1024 x 1024."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(qwen_image_edit, "VAE_PIXELS", 128 * 128)
+        patch.setattr(pipeline_qwenimage_edit_plus, "VAE_IMAGE_SIZE", 128 * 128)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -33,8 +33,7 @@ def test_a_negative_prompt_is_that_of_the_stock_call(family: Family, text: str, 
     alone = {"prompt": PROMPTS[:1], "num_inference_steps": 1, "negative_prompt": [text]}
     with fed_to(family.stock.transformer) as fed:
         run_stock(family.stock, family.noise[:1], **options | alone)
-    encoded = family.model.encode_negative(text, LENGTH)
-    negative = stack([encoded] * len(PROMPTS), family.device)
+    negative = stack([family.encode_negative(text)] * len(PROMPTS), family.device)
     rows = [row for call in fed for row in call[TEXTS]]
     assert any(torch.equal(row, negative["prompt_embeds"][0]) for row in rows)
 

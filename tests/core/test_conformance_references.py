@@ -10,8 +10,8 @@ from cosmos_rl_core.models._conditioning import CONDITIONAL_LATENTS, CONDITIONAL
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
 from cosmos_rl_core.pipelines import sizes
 from tests.adapters import load_model
-from tests.families import PROMPTS, SCHEDULERS, SIZE
-from tests.references import ABLE, PICTURES, Referring, referring
+from tests.families import PICTURES, PROMPTS, SCHEDULERS, SIZE
+from tests.references import ABLE, Referring, referring
 
 META = torch.device("meta")
 SIZES = (SIZE, (64, 32))

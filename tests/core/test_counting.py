@@ -8,6 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.models._conditioning import Conditioning
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
 from cosmos_rl_core.pipelines import sizes
 from cosmos_rl_core.weights import counter, counting
@@ -33,7 +34,7 @@ def test_a_forward_pass_is_counted_as_on_encoded_prompts(family: Family):
     model = load_model(family.folder, (EMPTY_TRANSFORMER,), META)
     model.transformer.to(META)
     x_t = torch.zeros(1, *model.latent_shape(SIZE, family.frames), device=META)
-    texts = family.conditioning.each(lambda tensor: tensor[:1].to(META))
+    texts = Conditioning(family.conditioning.each(lambda tensor: tensor[:1].to(META)).own)
     tokens = texts["prompt_embeds"].shape[1]
     with torch.no_grad(), counter.FullTexts(tokens), FlopCounterMode(display=False) as counted:
         model.velocity(x_t, torch.zeros(1, device=META), texts)

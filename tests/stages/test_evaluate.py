@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from cosmos_rl_core import plugins
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in, keep_float32
@@ -23,7 +22,7 @@ from stages.contracts import ModelRef
 from stages.training.loading import load_stock
 from tests import tiny_pipelines
 from tests.adapters import load_model
-from tests.families import CPU, LENGTH, PROMPTS, SIZE, frames_of, moved, tensors_of, write_files
+from tests.families import CPU, LENGTH, OF_TEXT, PROMPTS, SIZE, frames_of, moved, tensors_of, write_files
 
 LORA = LoraConfig(r=4, lora_alpha=12.0)
 LEVELS = 2.5
@@ -54,7 +53,7 @@ def autocast(transformer: nn.Module) -> None:
     transformer.forward = computed
 
 
-@pytest.fixture(params=plugins.known("models"))
+@pytest.fixture(params=OF_TEXT)
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> ModelRef:
     """Of each family."""
     path = str(tiny_pipelines.save(request.param, tmp_path / "base"))

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from cosmos_rl_core import plugins
 from cosmos_rl_core.pipelines import directories
 from flows.planning import requests
 from stages.artifacts.artifact import Artifact
@@ -16,7 +15,7 @@ from stages.formats.policies import read_part
 from stages.formats.samples import read_unit
 from stages.formats.tables import read_table
 from tests import tiny_pipelines
-from tests.families import LENGTH, SIZE, frames_of, stock_pipeline
+from tests.families import LENGTH, OF_TEXT, SIZE, frames_of, stock_pipeline
 from tests.stages.conftest import make, make_evaluated_iteration, make_on_ranks, make_run
 from tests.stages.test_sharding import PARTS, aside, begun, require_close
 from tests.stages.test_wan import LORA, recipe
@@ -33,7 +32,7 @@ def recipe_of(name: str, prompt_dir: str, folder: Path, lora: dict[str, Any] | N
     return values
 
 
-@pytest.mark.parametrize("name", plugins.known("models"))
+@pytest.mark.parametrize("name", OF_TEXT)
 def test_an_iteration_and_its_evaluation(name: str, prompt_dir: str, tmp_path: Path, device: torch.device):
     values = recipe_of(name, prompt_dir, tmp_path, LORA)
     held_out = tmp_path / "held-out"
@@ -60,7 +59,7 @@ def test_an_iteration_and_its_evaluation(name: str, prompt_dir: str, tmp_path: P
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])
-@pytest.mark.parametrize("name", plugins.known("models"))
+@pytest.mark.parametrize("name", OF_TEXT)
 def test_two_ranks_that_share_the_weights_make_the_samples_and_the_policy_of_one(
     name: str, lora: dict[str, Any] | None, prompt_dir: str, tmp_path: Path
 ):
