@@ -34,6 +34,8 @@ from tests.benchmarks import record
 if TYPE_CHECKING:
     from tests.seaweed import SeaweedFS
 
+pytest.register_assert_rewrite("cosmos_rl_core.conformance")
+
 BUCKET = "tests"
 STARTUP_TIMEOUT_S = 60
 MEMORY, MEMORY_BYTES = "/dev/shm", 8 * 2**30
@@ -54,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--plugin",
         action="append",
         default=[],
-        help="a file or folder of plugins outside the package, which tests/test_plugins.py then tests too",
+        help="a file or folder of plugins outside the package, which the suite then tests too",
     )
     cpu_time.add_option(parser)
     parser.addoption("--results", type=Path, help="a folder for what the tests measured, as JSON")

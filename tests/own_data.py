@@ -5,7 +5,7 @@ from pathlib import Path
 import av
 import numpy as np
 
-from tests import tiny_pipelines
+from cosmos_rl_core.conformance.models import tiny_pipelines
 
 RECIPE = "tests/e2e/cosmos.toml"
 CAPTIONS = ("a robot arm lifts a cup", "a truck turns left")

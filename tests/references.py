@@ -14,6 +14,8 @@ from torch import Tensor
 
 from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.config.policy import SolverConfig
+from cosmos_rl_core.conformance.models import families, tiny_pipelines
+from cosmos_rl_core.conformance.models.families import CPU, LENGTH, PICTURES, PROMPTS, SIZE, Family
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import guided_velocity
 from cosmos_rl_core.models._conditioning import CONDITIONAL_LATENTS, Conditioning, generated, stack
@@ -22,8 +24,6 @@ from cosmos_rl_core.pipelines import directories, guidance
 from cosmos_rl_core.pipelines.spec import References
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.solvers import kernel_of
-from tests import families, tiny_pipelines
-from tests.families import CPU, LENGTH, PICTURES, PROMPTS, SIZE, Family
 
 OPTIONS: dict[str, dict[str, Any]] = {"wan": {"expand_timesteps": True}}
 """Of tiny pipelines that take references only with them."""

@@ -28,6 +28,7 @@ from tests.test_rules import (
 )
 
 COMPOSES = (
+    "cosmos_rl_core/conformance/models/tiny_pipelines.py",  # files of plugins by name
     "cosmos_rl_core/models/_loading.py",  # libraries that a pipeline's index names
     "cosmos_rl_core/plugins.py",  # plugins by kind and name
     "cosmos_rl_core/tiny/qwen3_vl.py",  # libraries

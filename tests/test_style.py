@@ -32,6 +32,8 @@ def test_docstrings_of_functions_begin_with_a_verb():
             f"{place(path, node.lineno)}: {node.name}: {text.splitlines()[0]!r}; begin with a verb: Return, Write"
             for path in sources(*LAYERS, "docs")
             for node in functions(path)
+            # The name of a test is a sentence, which its docstring goes on with.
+            if not node.name.startswith("test_")
             if (text := ast.get_docstring(node)) and NO_VERBS.match(text)
         ]
     )

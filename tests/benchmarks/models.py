@@ -12,11 +12,11 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
+from cosmos_rl_core.conformance.models.adapters import load_model
 from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.models._conditioning import Conditioning
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
 from cosmos_rl_core.parallel import sharding
-from tests.adapters import load_model
 
 SHAPES = Path(__file__).parent / "shapes"
 _MASKS = ("prompt_attention_mask",)

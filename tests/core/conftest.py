@@ -1,16 +1,15 @@
-"""One tiny pipeline a model plugin, shared by all that tests conformance."""
+"""The fixtures of the suite of models, and what of it is left to `make test-all`."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import torch
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 
 from cosmos_rl_core import plugins
+from cosmos_rl_core.conformance.conftest import dtype, families_dir, family
 from cosmos_rl_core.models import qwen_image_edit
-from cosmos_rl_core.parallel.precision import ParamDtype
-from tests.families import Family, family_of, has_autocast
+
+__all__ = ["dtype", "families_dir", "family"]
 
 
 def exhaustive() -> set[str]:
@@ -36,22 +35,3 @@ def small_references() -> Iterator[None]:
         patch.setattr(qwen_image_edit, "VAE_PIXELS", 128 * 128)
         patch.setattr(pipeline_qwenimage_edit_plus, "VAE_IMAGE_SIZE", 128 * 128)
         yield
-
-
-@pytest.fixture(scope="session")
-def families_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("families")
-
-
-@pytest.fixture(scope="session", params=plugins.known("models"))
-def family(request: pytest.FixtureRequest, families_dir: Path, device: torch.device) -> Family:
-    """Each model plugin there is."""
-    return family_of(request.param, families_dir, device)
-
-
-@pytest.fixture(params=["float32", "bfloat16"])
-def dtype(request: pytest.FixtureRequest, device: torch.device) -> ParamDtype:
-    """What transformers compute with."""
-    if request.param == "bfloat16" and not has_autocast(device):
-        pytest.skip("this device has no autocast")
-    return request.param

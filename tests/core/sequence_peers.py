@@ -12,6 +12,7 @@ from diffusers import CosmosTransformer3DModel, WanTransformer3DModel
 from torch import Tensor, nn
 
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conformance.models.adapters import load_model
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import Model, guided_velocity
 from cosmos_rl_core.models._conditioning import Conditioning, given_frames
@@ -19,7 +20,6 @@ from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos
 from cosmos_rl_core.models.wan import model as wan
 from cosmos_rl_core.parallel import compiling
 from cosmos_rl_core.weights import policy_weights
-from tests.adapters import load_model
 
 CPU = torch.device("cpu")
 TEXT_CHANNELS = 32

@@ -10,14 +10,14 @@ import torch
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.config.policy import SolverConfig
+from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.conformance.models.families import SCHEDULERS, SIZE, Family, run_stock
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.pipelines import sizes
 from cosmos_rl_core.pipelines.buckets import RATIOS, Size, buckets, nearest, of_area
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.solvers import kernel_of
-from tests import tiny_pipelines
-from tests.families import SCHEDULERS, SIZE, Family, run_stock
 
 SQUARE = of_area((1024, 1024), (16, 16))
 

@@ -12,14 +12,14 @@ from safetensors.torch import load, save
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.conformance.models.families import family_of, moved, stock_pipeline, tensors_of
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.exporters.comfyui import lora_file
 from cosmos_rl_core.weights import export
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import prepare
 from cosmos_rl_core.weights.shapes import weight_shapes
-from tests import tiny_pipelines
-from tests.families import family_of, moved, stock_pipeline, tensors_of
 
 READ = ("sd3", "flux", "qwen_image", "z_image", "wan")
 COMFYUI = "COMFYUI"

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conformance.models.families import Family, has_autocast, moved, tensors_of
 from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.parallel import compiling
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import prepare
-from tests.families import Family, has_autocast, moved, tensors_of
 
 LORA = LoraConfig(r=4, lora_alpha=8.0)
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from cosmos_rl_core.conformance.models.adapters import load_model
+from cosmos_rl_core.conformance.models.families import PICTURES, PROMPTS, SCHEDULERS, SIZE
 from cosmos_rl_core.models._conditioning import CONDITIONAL_LATENTS, CONDITIONAL_MASK, stack
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
 from cosmos_rl_core.pipelines import sizes
-from tests.adapters import load_model
-from tests.families import PICTURES, PROMPTS, SCHEDULERS, SIZE
 from tests.references import ABLE, Referring, referring
 
 META = torch.device("meta")

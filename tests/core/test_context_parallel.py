@@ -9,10 +9,10 @@ import pytest
 import torch
 from diffusers import CosmosTransformer3DModel, WanTransformer3DModel
 
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import sd3, wan
 from cosmos_rl_core.parallel import sequence_shares
-from tests import tiny_pipelines
 from tests.core.sequence_peers import cases, share, share_compiled
 from tests.stages.ranks import start_ranks
 

@@ -9,21 +9,21 @@ from diffusers import Cosmos2_5_PredictBasePipeline, CosmosTransformer3DModel, F
 from diffusers.models.transformers import transformer_cosmos
 
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.conformance.models.adapters import load_model
+from cosmos_rl_core.conformance.models.families import as_torchvision, tensors_of, write_files
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import guided_velocity
 from cosmos_rl_core.models._conditioning import Conditioning, generated, given_frames, stack
 from cosmos_rl_core.models._loading import COMPONENTS
 from cosmos_rl_core.models.cosmos_predict2_5 import SPEC
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
+from cosmos_rl_core.models.cosmos_predict2_5.tiny import LetsPass
 from cosmos_rl_core.sampling.flow import euler, flow_sde
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.weights import export
 from cosmos_rl_core.weights.policy_weights import prepare
-from tests import tiny_pipelines
-from tests.adapters import load_model
-from tests.families import as_torchvision, tensors_of, write_files
-from tests.tiny_pipelines.cosmos_predict2_5 import LetsPass
 
 CPU = torch.device("cpu")
 PROMPT = "a red cube, 3 balls."

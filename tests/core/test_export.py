@@ -1,6 +1,6 @@
 """Exports as files: their layout, their determinism, what they leave out and refuse.
 
-That stock pipelines make the policy's media of them is tested in test_conformance_media.py.
+That stock pipelines make the policy's media of them is tested in test_every_model_conforms.py.
 """
 
 import json
@@ -13,12 +13,12 @@ from diffusers import DiffusionPipeline
 from safetensors import torch as safetensors_torch
 
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.conformance.models.adapters import load_model
+from cosmos_rl_core.conformance.models.families import tensors_of, write_files
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.weights import export
 from cosmos_rl_core.weights.policy_weights import prepare
-from tests import tiny_pipelines
-from tests.adapters import load_model
-from tests.families import tensors_of, write_files
 
 CPU = torch.device("cpu")
 LORA = LoraConfig(r=4, lora_alpha=12.0)

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.conformance.models.families import Family, kernel, load_family, run_stock
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._conditioning import Conditioning, stack
 from cosmos_rl_core.models._packing import pack, unpack
 from cosmos_rl_core.pipelines import guidance
 from cosmos_rl_core.sampling.rollout import sample
-from tests import tiny_pipelines
-from tests.families import Family, kernel, load_family, run_stock
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 from PIL import Image
 
 from cosmos_rl_core.config.policy import DiffusersConfig, SampleConfig
+from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.conformance.models.families import CPU, SIZE, Family, kernel, load_family, run_stock
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._pictures import centre, scaled
 from cosmos_rl_core.models.flux2_klein import SPEC, reference_size
 from cosmos_rl_core.pipelines import guidance, sizes
 from cosmos_rl_core.sampling.rollout import sample
-from tests import tiny_pipelines
-from tests.families import CPU, SIZE, Family, kernel, load_family, run_stock
 
 
 @pytest.fixture(scope="module")

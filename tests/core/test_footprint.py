@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conformance.models.adapters import load_model
+from cosmos_rl_core.conformance.models.families import SIZE, Family
 from cosmos_rl_core.footprint import counter
 from cosmos_rl_core.footprint.live import LiveBytes
 from cosmos_rl_core.footprint.passes import Pass
@@ -15,8 +17,6 @@ from cosmos_rl_core.models._base import Model, guided_velocity
 from cosmos_rl_core.models._conditioning import Conditioning
 from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.weights.policy_weights import prepare
-from tests.adapters import load_model
-from tests.families import SIZE, Family
 
 CPU = torch.device("cpu")
 BATCH, LENGTH = 3, 8

@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conformance.models.families import Family, has_autocast, moved, tensors_of
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in, float32_modules
 from cosmos_rl_core.parallel.sharding import matrix_names
 from cosmos_rl_core.weights.half_weights import cast_frozen
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import prepare
-from tests.families import Family, has_autocast, moved, tensors_of
 
 
 class Casts(TorchDispatchMode):

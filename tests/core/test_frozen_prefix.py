@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.models._base import guided_velocity
 from cosmos_rl_core.models._conditioning import Conditioning, given_frames, stack
 from cosmos_rl_core.models._loading import COMPONENTS, PREFIX
@@ -15,7 +16,6 @@ from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.weights.policy_weights import prepare
-from tests import tiny_pipelines
 
 CPU = torch.device("cpu")
 LENGTH = 200

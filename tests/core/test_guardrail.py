@@ -11,11 +11,11 @@ import pytest
 import torch
 from diffusers.pipelines.cosmos import pipeline_cosmos2_5_predict
 
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._loading import COMPONENTS
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from cosmos_rl_core.pipelines import directories
-from tests import tiny_pipelines
 
 CPU = torch.device("cpu")
 PROMPT = "a red cube, 3 balls."

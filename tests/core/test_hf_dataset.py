@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
+from cosmos_rl_core.conformance.hf_folder import MEDIUM, media, save, save_splits
 from cosmos_rl_core.datasets import hf
 from cosmos_rl_core.datasets._base import ItemError, prompt_id
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
-from tests.hf_folder import MEDIUM, media, save, save_splits
 
 IMAGE = {"image": {"_type": "Image"}}
 

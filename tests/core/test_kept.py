@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conformance.models.families import Family
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.parallel.kept import KEPT, KeptModules, Source, bytes_of
 from cosmos_rl_core.weights.policy_weights import prepare
-from tests.families import Family
 
 CPU = torch.device("cpu")
 PARTS = ("transformer", "vae", "text")

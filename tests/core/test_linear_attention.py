@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conformance.models.families import CPU, Family, family_of
 from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.weights import half_weights
 from cosmos_rl_core.weights.policy_weights import prepare
-from tests.families import CPU, Family, family_of
 
 T = torch.tensor([0.3, 0.9], device="cpu")
 FLOAT32, BFLOAT16 = {torch.float32}, {torch.bfloat16}

@@ -10,6 +10,17 @@ import torch
 from torch import nn
 
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conformance.models.families import (
+    CPU,
+    SCHEDULERS,
+    Family,
+    family_of,
+    moved,
+    run_stock,
+    stock_pipeline,
+    tensors_of,
+    write_files,
+)
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.sampling.flow import euler
@@ -21,7 +32,6 @@ from cosmos_rl_core.weights.lora_dropout import KeyedDropout, dropouts_of, dropp
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import add_lora, initial_lora, prepare
 from cosmos_rl_core.weights.shapes import trainable_elements, weight_shapes
-from tests.families import CPU, SCHEDULERS, Family, family_of, moved, run_stock, stock_pipeline, tensors_of, write_files
 
 
 def config(**fields: Any) -> LoraConfig:

@@ -13,6 +13,7 @@ from torch import nn
 
 from cosmos_rl_core.config.parallelism import Parallelism
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conformance.models.families import LENGTH, Family, as_torchvision
 from cosmos_rl_core.pipelines import directories, memory
 from cosmos_rl_core.pipelines.memory import Bytes, Spread
 from cosmos_rl_core.recipes.reading import check, read_values
@@ -21,7 +22,6 @@ from cosmos_rl_core.weights.policy_weights import prepare
 from cosmos_rl_core.weights.shapes import embedding_elements, trainable_shapes, weight_shapes
 from flows.sizes import memory as stages_memory
 from stages.formats.members import KEPT_BYTES
-from tests.families import LENGTH, Family, as_torchvision
 
 LORA = LoraConfig(r=2)
 TWO = Parallelism(world_size=2, dp_shard_size=2)

@@ -1,6 +1,6 @@
 """What single model plugins refuse and what only some checkpoints have; how plugins and pipeline directories are found.
 
-What every model plugin has to do is tested in test_conformance.py.
+What every model plugin has to do is tested in test_every_model_conforms.py.
 """
 
 import json
@@ -15,16 +15,16 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 
+from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.conformance.models.adapters import load_model
+from cosmos_rl_core.conformance.models.families import CPU, LENGTH, PROMPTS, SCHEDULERS, load_family, run_stock
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.models.sana_video.tiny import save_ltx2_vae
 from cosmos_rl_core.pipelines import checkpoints, directories, sizes
 from cosmos_rl_core.sampling.flow import euler
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.weights.shapes import weight_shapes
-from tests import tiny_pipelines
-from tests.adapters import load_model
-from tests.families import CPU, LENGTH, PROMPTS, SCHEDULERS, load_family, run_stock
-from tests.tiny_pipelines.sana_video import save_ltx2_vae
 
 
 @pytest.fixture(scope="session")

@@ -10,12 +10,12 @@ import torch
 from typer.testing import CliRunner
 
 from cosmos_rl_core.canonical import sha256
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers import native_weights
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from cosmos_rl_core.pipelines import directories
 from flows.cli.app import app
-from tests import tiny_pipelines
 
 NATIVE = {
     "x_embedder.proj.1.weight": "patch_embed.proj.weight",

@@ -11,6 +11,7 @@ import pytest
 
 from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.chat_datasets import hf_chat, llava
+from cosmos_rl_core.conformance import hf_folder
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.pipelines.weight_files import damages
@@ -20,7 +21,6 @@ from cosmos_rl_core.shipped import path_of
 from cosmos_rl_core.storage.tensor_headers import read_header
 from cosmos_rl_core.vlms import _base, _settings
 from flows.running.server import named_server
-from tests import hf_folder
 
 DEEP = "[" * 100_000 + "]" * 100_000
 WHY = "nested too deep to be read"

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.conformance.models.adapters import load_model
+from cosmos_rl_core.conformance.models.families import CPU, LENGTH, PROMPTS
 from cosmos_rl_core.models._conditioning import stack
-from tests import tiny_pipelines
-from tests.adapters import load_model
-from tests.families import CPU, LENGTH, PROMPTS
 from tests.other_device import DEVICE, OtherDevice
 
 

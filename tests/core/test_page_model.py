@@ -1,21 +1,19 @@
 """The model of the page, written to a folder as a reader would: it is the stock pipeline, as the suite has it."""
 
-import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from cosmos_rl_core import plugins
-from cosmos_rl_core.outside_plugins import find
-from cosmos_rl_core.pipelines import sizes
-from tests.core.test_conformance import (  # noqa: F401
+from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.conformance.models.families import SIZE, Family, load_family
+from cosmos_rl_core.conformance.models.test_against_stock import (  # noqa: F401
     test_our_euler_is_the_stock_pipeline_with_an_euler_scheduler,
     test_the_transformer_is_fed_what_the_stock_pipeline_feeds_it,
 )
-from tests.families import SIZE, Family, load_family
+from cosmos_rl_core.outside_plugins import find
+from cosmos_rl_core.pipelines import sizes
 from tests.pages import examples, write
 
 NAME = "aura_flow"
@@ -27,17 +25,8 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
     write(folder, examples("model.md"))
     find([str(folder / NAME)])
     # The fixture's name is that of the suite: the tests imported above run on this family.
-    yield load_family(NAME, str(_tiny(folder / f"tiny_{NAME}.py").save(folder / "tiny")))
+    yield load_family(NAME, str(tiny_pipelines.save(NAME, folder / "tiny")))
     find([])
-
-
-def _tiny(file: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_its_spec_claims_the_stock_pipeline_and_counts_its_latents(family: Family):

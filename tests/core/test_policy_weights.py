@@ -7,14 +7,15 @@ import torch
 from safetensors.torch import load as load_tensors
 
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.conformance.models.adapters import load_model
+from cosmos_rl_core.conformance.models.families import tensors_of
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.parallel import compiling, sharding
 from cosmos_rl_core.weights import parts, policy_weights
 from cosmos_rl_core.weights.policy_weights import initial_lora, prepare
-from tests import other_device, tiny_pipelines
-from tests.adapters import load_model
-from tests.families import tensors_of
+from tests import other_device
 
 CPU = torch.device("cpu")
 LORA = LoraConfig(r=4, lora_alpha=8.0)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cosmos_rl_core.conformance.models.families import Family, has_autocast
 from cosmos_rl_core.parallel.precision import MATRICES, computes_in
-from tests.families import Family, has_autocast
 
 
 @torch.no_grad()

@@ -6,13 +6,13 @@ import torch
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import calculate_dimensions
 
+from cosmos_rl_core.conformance.models.adapters import load_model
+from cosmos_rl_core.conformance.models.families import CPU, LENGTH, PICTURES, PROMPTS, SCHEDULERS, SIZE, fed_to
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import qwen_image_edit
 from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.models.qwen_image_edit import text_size, vae_size
 from cosmos_rl_core.pipelines import checkpoints, sizes
-from tests.adapters import load_model
-from tests.families import CPU, LENGTH, PICTURES, PROMPTS, SCHEDULERS, SIZE, fed_to
 from tests.references import Referring, referring
 
 REAL_PIXELS = 1024 * 1024

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from tests.core.test_conformance import (  # noqa: F401
+from cosmos_rl_core.conformance.models.families import Family
+from cosmos_rl_core.conformance.models.test_against_stock import (  # noqa: F401
     test_guidance_trains_both_predictions_or_the_conditional_one_alone,
 )
-from tests.core.test_conformance_training import (  # noqa: F401
+from cosmos_rl_core.conformance.models.test_training import (  # noqa: F401
     test_a_policy_gradient_makes_good_steps_likelier_than_bad_ones,
     test_dpo_favours_the_winner_of_a_pair,
     test_nft_follows_the_sign_of_an_advantage,
@@ -14,7 +15,6 @@ from tests.core.test_conformance_training import (  # noqa: F401
     test_supervised_training_lowers_the_error_on_what_it_saw,
     x_0,
 )
-from tests.families import Family
 from tests.references import ABLE, referring, with_references
 
 

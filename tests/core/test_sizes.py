@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import sizes
-from tests import tiny_pipelines
 
 MOST = math.isqrt(sizes.MAX_TOKENS)
 

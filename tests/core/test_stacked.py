@@ -8,14 +8,14 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.conformance.models.adapters import load_model
+from cosmos_rl_core.conformance.models.families import tensors_of, write_files
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.weights import export
 from cosmos_rl_core.weights.joined import Joined
 from cosmos_rl_core.weights.policy_weights import prepare
-from tests import tiny_pipelines
-from tests.adapters import load_model
-from tests.families import tensors_of, write_files
 
 CPU = torch.device("cpu")
 BELOW = LoraConfig(r=4, lora_alpha=12.0, target_modules=("to_q", "net.2"), use_rslora=True)

@@ -6,13 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from cosmos_rl_core.models._conditioning import CONDITIONAL_MASK, stack
-from cosmos_rl_core.pipelines import checkpoints, directories, sizes
-from tests import tiny_pipelines
-from tests.core.test_buckets import (
-    test_every_model_predicts_on_its_buckets_as_the_stock_pipeline_does,  # noqa: F401
-)
-from tests.core.test_conformance import (  # noqa: F401
+from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.conformance.models.families import SIZE, Family, fed_to, load_family
+from cosmos_rl_core.conformance.models.test_against_stock import (  # noqa: F401
     test_a_velocity_does_not_depend_on_its_batch,
     test_guidance_trains_both_predictions_or_the_conditional_one_alone,
     test_our_euler_is_the_stock_pipeline_with_an_euler_scheduler,
@@ -20,22 +16,27 @@ from tests.core.test_conformance import (  # noqa: F401
     test_the_timestep_is_float_and_never_truncated,
     test_the_transformer_is_fed_what_the_stock_pipeline_feeds_it,
 )
-from tests.core.test_conformance_media import (  # noqa: F401
+from cosmos_rl_core.conformance.models.test_counting import (  # noqa: F401
+    test_a_forward_pass_is_counted_as_on_encoded_prompts,
+    test_configs_state_the_shapes_of_every_file,
+)
+from cosmos_rl_core.conformance.models.test_media import (  # noqa: F401
     test_a_draw_from_the_posterior_is_the_stock_vaes_own,
     test_decoded_latents_are_the_stock_pipelines_pictures,
     test_encoding_is_what_decoding_undoes,
     test_exported_weights_make_the_policys_pictures_in_the_stock_pipeline,
 )
-from tests.core.test_conformance_negative import test_a_negative_prompt_is_that_of_the_stock_call  # noqa: F401
-from tests.core.test_conformance_training import (  # noqa: F401
+from cosmos_rl_core.conformance.models.test_negative import test_a_negative_prompt_is_that_of_the_stock_call  # noqa: F401
+from cosmos_rl_core.conformance.models.test_training import (  # noqa: F401
     test_a_policy_gradient_makes_good_steps_likelier_than_bad_ones,
     test_nft_moves_towards_good_samples_and_away_from_bad_ones,
     test_supervised_training_lowers_the_error_on_what_it_saw,
     x_0,
 )
-from tests.core.test_counting import (  # noqa: F401
-    test_a_forward_pass_is_counted_as_on_encoded_prompts,
-    test_configs_state_the_shapes_of_every_file,
+from cosmos_rl_core.models._conditioning import CONDITIONAL_MASK, stack
+from cosmos_rl_core.pipelines import checkpoints, directories, sizes
+from tests.core.test_buckets import (
+    test_every_model_predicts_on_its_buckets_as_the_stock_pipeline_does,  # noqa: F401
 )
 from tests.core.test_footprint import (  # noqa: F401
     counted,
@@ -44,7 +45,6 @@ from tests.core.test_footprint import (  # noqa: F401
     test_the_vae_takes_the_memory_that_is_counted,
     test_training_takes_the_memory_that_is_counted,
 )
-from tests.families import SIZE, Family, fed_to, load_family
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,14 @@ import torch
 
 from cosmos_rl_core.config.policy import DiffusersConfig, SampleConfig
 from cosmos_rl_core.config.shared import ModelRef
+from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.conformance.models.families import LENGTH, PROMPTS, SCHEDULERS, Family, family_of, kernel, run_stock
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import guided_velocity
 from cosmos_rl_core.models._conditioning import Conditioning, stack
 from cosmos_rl_core.models.z_image import SPEC
 from cosmos_rl_core.pipelines import checkpoints, guidance, sizes
 from cosmos_rl_core.sampling.rollout import sample
-from tests import tiny_pipelines
-from tests.families import LENGTH, PROMPTS, SCHEDULERS, Family, family_of, kernel, run_stock
 
 NEGATIVE = "x" * 70
 """Padded to 96 tokens, where :data:`PROMPTS` are padded to 64: positions of the image move."""

@@ -6,6 +6,7 @@ import pytest
 
 from cosmos_rl_core.config.launch import ON_POLICY, LaunchConfig
 from cosmos_rl_core.config.parallelism import Parallelism
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.errors import ConfigError
 from flows.planning import requests
 from flows.planning.plan import Settings, freeze, plan_of
@@ -13,7 +14,6 @@ from flows.planning.run import Run
 from flows.running.display import Display
 from flows.running.wave import Waves
 from stages import contracts, registry
-from tests import tiny_pipelines
 
 TWO = ("launch.processes=2", "launch.cp_size=2")
 FOUR = ("launch.processes=4", "launch.cp_size=4")

@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories, guidance
 from cosmos_rl_core.storage.tensor_headers import header_bytes
@@ -17,7 +18,6 @@ from flows.planning.plan import Plan, Settings, freeze, plan_of
 from flows.planning.run import Run
 from flows.post_train import steps
 from flows.sizes import costs
-from tests import tiny_pipelines
 from tests.flows.by_hand import make_all
 
 

@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from cosmos_rl_core import plugins
+from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.conformance.models.adapters import load_model
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.pipelines import directories
@@ -20,8 +22,6 @@ from flows.cli import app as cli
 from flows.planning.plan import Settings, plan_of
 from stages.contracts import ModelRef
 from stages.training.loading import load_stock
-from tests import tiny_pipelines
-from tests.adapters import load_model
 
 WEIGHTS = [
     "transformer/diffusion_pytorch_model.safetensors",

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.pipelines.distilled import sign_of
 from flows.describing.describe import describe_plan
 from flows.planning.plan import Settings, plan_of
-from tests import tiny_pipelines
 
 ROOT = Path(__file__).parents[2]
 

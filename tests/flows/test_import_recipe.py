@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner, Result
 
+from cosmos_rl_core.conformance import hf_folder
 from flows.cli import app as cli
-from tests import hf_folder
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
 from tests.little_room import little_room

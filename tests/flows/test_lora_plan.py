@@ -3,10 +3,10 @@
 import pytest
 
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.errors import ConfigError
 from flows.planning.plan import Settings, freeze, plan_of, read_plan
 from flows.sizes import costs
-from tests import tiny_pipelines
 
 
 def mistakes_of(path: str, *overrides: str) -> str:

@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from cosmos_rl_core.config.vlm.recipe import VLM_SFT, checked
+from cosmos_rl_core.conformance import hf_folder
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.recipes.reading import read_values
 from cosmos_rl_core.vlms._base import processor_of
@@ -21,7 +22,6 @@ from flows.planning.run import run_of
 from flows.post_train import post_train
 from flows.vlm.kind import KIND
 from flows.vlm.plan import VlmPlan
-from tests import hf_folder
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
 from tests.test_rules import ROOT, VLM_RECIPES

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.recipes.reading import check, read_values
 from flows.checking import room
 from flows.sizes import costs, memory
-from tests import tiny_pipelines
 from tests.pages import ROOT
 
 WAN: dict[str, Any] = {

@@ -14,6 +14,8 @@ from torch import nn
 from transformers import CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
 from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.tiny.texts import clip_config, clip_tokenizer, t5_sizes, t5_tokenizer
 from flows.ledger.ledger import Ledger
 from flows.ledger.pages import Entry, pages
 from flows.planning import requests
@@ -21,14 +23,12 @@ from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import Run
 from flows.running.display import Display
 from flows.running.wave import Waves
-from tests import tiny_pipelines
 from tests.benchmarks.models import Shape
 from tests.benchmarks.naive_loop import NaiveLoop, Variant
 from tests.benchmarks.timing import free, peak_of
 from tests.gpu.task import Rows, Task
 from tests.hand_made import rewards
 from tests.stages.conftest import FEW_PROMPTS, make
-from tests.tiny_pipelines._texts import clip_config, clip_tokenizer, t5_sizes, t5_tokenizer
 
 SHAPE = "sd3_5_medium"
 WIDTHS = 768, 1280

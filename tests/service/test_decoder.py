@@ -13,8 +13,8 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.reward_service import decoder
 from cosmos_rl_core.reward_service.config import DecodeArgs
 from cosmos_rl_core.reward_service.service import DECODED_AHEAD
+from cosmos_rl_core.tiny.autoencoders import wan_vae
 from tests import running_service as running
-from tests.tiny_pipelines._vaes import wan_vae
 from tests.upstream_client import UpstreamClient, frame
 
 DTYPES = {"float16": torch.float16, "float32": torch.float32}

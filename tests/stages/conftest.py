@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from cosmos_rl_core.config.parallelism import Parallelism
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.recipes.reading import check
 from flows.planning import requests
 from flows.planning.plan import freeze, make_plan
@@ -20,7 +21,7 @@ from stages.artifacts.slots import input_of
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
 from stages.execution.runner import execute
-from tests import other_device, tiny_pipelines
+from tests import other_device
 from tests.hand_made import rewards
 from tests.stages.ranks import run_on_ranks
 

@@ -10,14 +10,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.parallelism import Attention
+from cosmos_rl_core.conformance.models.adapters import load_model
+from cosmos_rl_core.conformance.models.families import CPU
 from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.numerics import SDP_KERNELS
 from cosmos_rl_core.parallel.precision import use_attention
 from cosmos_rl_core.pipelines.directories import resolve_path
 from stages.execution import torch_runtime
 from stages.execution.execution import Execution
-from tests.adapters import load_model
-from tests.families import CPU
 
 RAN = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": "flash",

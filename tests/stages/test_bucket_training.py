@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.datasets import _clips
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._conditioning import stack
@@ -32,7 +33,6 @@ from stages.formats.parts import Parts
 from stages.formats.policies import read_part
 from stages.formats.tables import read_table
 from stages.training.loading import load_model
-from tests import tiny_pipelines
 from tests.stages.conftest import make, make_on_ranks
 from tests.stages.test_snapshots import make_prepared, prepare, recipe
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from cosmos_rl_core import seeds
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.models._loading import PREFIX
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from flows.planning import requests
@@ -16,7 +17,6 @@ from stages.artifacts.slots import input_of
 from stages.formats.embeddings import EMPTY, NEGATIVE, Embeddings
 from stages.formats.policies import read_part
 from stages.formats.samples import read_unit
-from tests import tiny_pipelines
 from tests.stages.conftest import make, make_evaluated_iteration, make_run
 from tests.stages.test_wan import LORA, recipe
 

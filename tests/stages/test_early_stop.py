@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from cosmos_rl_core.conformance.models.families import tensors_of
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import to_bytes
 from flows.planning import requests
@@ -16,7 +17,6 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.formats.policies import read_part
 from stages.training import trainer
-from tests.families import tensors_of
 from tests.hand_made import rewards
 from tests.stages.conftest import make, make_on_ranks
 from tests.stages.test_transitions import SDE, recipe, started, table_of, updated

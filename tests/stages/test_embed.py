@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load, save
 
 from cosmos_rl_core.config.shared import ModelRef
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.datasets._base import Prompt, prompt_id
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.models._conditioning import Conditioning
@@ -20,7 +21,6 @@ from stages.artifacts.slots import input_of
 from stages.contracts import Embed
 from stages.formats.embeddings import EMPTY, NEGATIVE, Embeddings
 from stages.training.loading import load_model
-from tests import tiny_pipelines
 from tests.stages.conftest import make
 
 CPU = torch.device("cpu")

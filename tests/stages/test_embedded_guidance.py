@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.models.flux.model import Flux
 from flows.planning import requests
 from flows.planning.run import Run
-from tests import tiny_pipelines
 from tests.hand_made import rewards
 from tests.stages.conftest import make, make_run
 

@@ -10,6 +10,19 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.conformance.models.adapters import load_model
+from cosmos_rl_core.conformance.models.families import (
+    CPU,
+    LENGTH,
+    OF_TEXT,
+    PROMPTS,
+    SIZE,
+    frames_of,
+    moved,
+    tensors_of,
+    write_files,
+)
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in, keep_float32
 from cosmos_rl_core.pipelines import directories
@@ -20,9 +33,6 @@ from cosmos_rl_core.weights.policy_weights import prepare
 from cosmos_rl_core.weights.shapes import trainable_shapes, weight_shapes
 from stages.contracts import ModelRef
 from stages.training.loading import load_stock
-from tests import tiny_pipelines
-from tests.adapters import load_model
-from tests.families import CPU, LENGTH, OF_TEXT, PROMPTS, SIZE, frames_of, moved, tensors_of, write_files
 
 LORA = LoraConfig(r=4, lora_alpha=12.0)
 LEVELS = 2.5

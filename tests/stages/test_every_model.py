@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.conformance.models.families import LENGTH, OF_TEXT, SIZE, frames_of, stock_pipeline
 from cosmos_rl_core.pipelines import directories
 from flows.planning import requests
 from stages.artifacts.artifact import Artifact
@@ -14,8 +16,6 @@ from stages.contracts import METRICS
 from stages.formats.policies import read_part
 from stages.formats.samples import read_unit
 from stages.formats.tables import read_table
-from tests import tiny_pipelines
-from tests.families import LENGTH, OF_TEXT, SIZE, frames_of, stock_pipeline
 from tests.stages.conftest import make, make_evaluated_iteration, make_on_ranks, make_run
 from tests.stages.test_sharding import PARTS, aside, begun, require_close
 from tests.stages.test_wan import LORA, recipe

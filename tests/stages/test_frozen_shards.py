@@ -12,6 +12,8 @@ from torch.distributed.tensor import DTensor
 
 from cosmos_rl_core.config.parallelism import Parallelism
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conformance.models.adapters import load_model
+from cosmos_rl_core.conformance.models.families import CPU, moved, tensors_of
 from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
 from cosmos_rl_core.parallel import sharding
@@ -24,8 +26,6 @@ from cosmos_rl_core.weights.half_weights import cast_frozen
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import prepare
 from cosmos_rl_core.weights.shapes import weight_shapes
-from tests.adapters import load_model
-from tests.families import CPU, moved, tensors_of
 from tests.stages.ranks import start_ranks
 
 pytestmark = pytest.mark.processes

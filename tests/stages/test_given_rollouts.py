@@ -11,6 +11,7 @@ import torch
 
 from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.algorithms._base import Batch, Transitions
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.models._base import guided_velocity
 from cosmos_rl_core.models._conditioning import CONDITIONAL_LATENTS, given_frames, stack
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
@@ -26,7 +27,6 @@ from stages.formats.embeddings import NEGATIVE, Embeddings
 from stages.formats.latents import Latents
 from stages.formats.samples import key_of
 from stages.training.draws import DataDraws, Stored, TransitionDraws
-from tests import tiny_pipelines
 from tests.stages.conftest import make, make_iteration, make_run
 from tests.stages.test_transitions import table_of, tensors_of
 from tests.stages.test_wan import LORA, recipe

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from cosmos_rl_core import plugins, seeds
+from cosmos_rl_core.conformance.models.families import CPU, LENGTH, SIZE, STATE, fed_to, frames_of, stock_pipeline
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.pipelines.spec import ModelSpec
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.samples import read_unit
-from tests.families import CPU, LENGTH, SIZE, STATE, fed_to, frames_of, stock_pipeline
 from tests.stages.conftest import make_evaluated_iteration, make_run
 from tests.stages.test_every_model import recipe_of
 from tests.stages.test_wan import LORA

@@ -15,6 +15,7 @@ from PIL import Image
 
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.conformance import hf_folder
 from cosmos_rl_core.datasets import _sources, hf
 from cosmos_rl_core.datasets._base import prompt_id
 from cosmos_rl_core.datasets.local import Options
@@ -26,7 +27,6 @@ from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import input_of
 from stages.formats.parts import Parts
 from stages.formats.tables import read_table
-from tests import hf_folder
 from tests.stages.conftest import make
 
 SIZE = (20, 30)

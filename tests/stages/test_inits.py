@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conformance.models.adapters import load_model
 from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.weights.policy_weights import prepare
@@ -23,7 +24,6 @@ from stages.artifacts.slots import input_of
 from stages.contracts import METRICS
 from stages.formats.policies import read_part
 from stages.formats.tables import read_table
-from tests.adapters import load_model
 from tests.hand_made import rewards
 from tests.stages import test_wan
 from tests.stages.conftest import FEW_PROMPTS, make, make_on_ranks, make_run

@@ -11,6 +11,7 @@ from diffusers import SanaPipeline
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.canonical import digest
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.errors import ConfigError
 from flows.planning import requests
 from flows.planning.run import Run
@@ -18,7 +19,6 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.embeddings import Embeddings
 from stages.formats.samples import read_unit
-from tests import tiny_pipelines
 from tests.stages.conftest import make, make_run
 from tests.stages.test_wan import LORA, recipe
 

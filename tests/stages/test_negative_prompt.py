@@ -11,6 +11,7 @@ from diffusers import SanaPipeline
 from safetensors.torch import load
 
 from cosmos_rl_core import seeds
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.errors import ConfigError
 from flows.planning import requests
 from flows.planning.run import Run
@@ -19,7 +20,6 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats import embeddings
 from stages.formats.samples import read_unit
-from tests import tiny_pipelines
 from tests.stages.conftest import make, make_run
 from tests.stages.test_wan import LORA, recipe
 

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from cosmos_rl_core.conformance.models.adapters import load_model
 from cosmos_rl_core.errors import ArtifactError, DivergenceError
 from cosmos_rl_core.models._media import NotFiniteError
 from cosmos_rl_core.pipelines import directories
@@ -27,7 +28,6 @@ from stages.formats.samples import StoredSample, read_index, read_samples
 from stages.formats.tables import read_table
 from stages.reporting.pictures import Thumb
 from stages.rollout import decode_finite
-from tests.adapters import load_model
 from tests.hand_made import rewards
 from tests.stages.conftest import make
 

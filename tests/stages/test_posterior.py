@@ -8,6 +8,7 @@ import pytest
 import torch
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers.translation import translate
 from cosmos_rl_core.models._conditioning import stack
@@ -24,7 +25,6 @@ from stages.formats.latents import Latents
 from stages.formats.policies import read_part
 from stages.formats.tables import read_table
 from stages.training.loading import load_media, load_model
-from tests import tiny_pipelines
 from tests.core.test_recipe_rows import SFT, read, setting
 from tests.stages.conftest import make, make_on_ranks, make_run
 

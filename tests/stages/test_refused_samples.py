@@ -12,7 +12,9 @@ import torch
 from diffusers.pipelines.cosmos import pipeline_cosmos2_5_predict
 from safetensors.torch import load
 
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.models.cosmos_predict2_5.tiny import LetsPass
 from flows.auditing import contents
 from flows.auditing.checks import samples
 from flows.auditing.checks.faults import Findings
@@ -26,11 +28,9 @@ from stages.artifacts.slots import input_of
 from stages.formats.samples import REFUSED, read_index, read_samples
 from stages.formats.tables import read_table
 from stages.reporting.contracts import Fragment
-from tests import tiny_pipelines
 from tests.hand_made import rewards
 from tests.stages.conftest import make, make_run
 from tests.stages.test_wan import LORA, recipe
-from tests.tiny_pipelines.cosmos_predict2_5 import LetsPass
 
 REASON = "refused by the guardrail"
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline, WanTransformer3DModel
 
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.weights import export
@@ -20,7 +21,7 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.contracts import ModelRef
-from tests import hand_made, tiny_pipelines
+from tests import hand_made
 from tests.live_tensors import Live
 from tests.stages.conftest import make
 

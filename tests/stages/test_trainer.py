@@ -22,6 +22,9 @@ from cosmos_rl_core.config.parallelism import Parallelism
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.shared import OptimizerSteps
 from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.conformance.models.adapters import load_model
+from cosmos_rl_core.conformance.models.families import CPU, moved, tensors_of
 from cosmos_rl_core.errors import ConfigError, CosmosRLError, DivergenceError
 from cosmos_rl_core.models._conditioning import Conditioning, stack
 from cosmos_rl_core.parallel import compiling, sharding
@@ -36,9 +39,6 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.policies import read_part
 from stages.training.trainer import MicroBatch, Trainer, Watcher
-from tests import tiny_pipelines
-from tests.adapters import load_model
-from tests.families import CPU, moved, tensors_of
 from tests.stages.conftest import make, make_run
 from tests.stages.ranks import start_ranks
 

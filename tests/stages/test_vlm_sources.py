@@ -12,6 +12,7 @@ import pytest
 from cosmos_rl_core import seeds
 from cosmos_rl_core.chat_datasets import hf_chat
 from cosmos_rl_core.config.vlm.recipe import checked
+from cosmos_rl_core.conformance import hf_folder
 from cosmos_rl_core.errors import DatasetError
 from cosmos_rl_core.storage.file_digests import files_digest
 from flows.planning.plan import freeze
@@ -27,7 +28,6 @@ from stages.formats.tables import read_table
 from stages.vlm.contracts import VlmIndex, VlmTokenize
 from stages.vlm.loading import prompts_of
 from stages.vlm.tokens import Conversations, Tokens
-from tests import hf_folder
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
 from tests.stages.conftest import make

@@ -14,6 +14,9 @@ from torch.utils._pytree import tree_flatten
 from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._base import Transitions
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.conformance.models.adapters import load_model
+from cosmos_rl_core.conformance.models.families import CPU
 from cosmos_rl_core.models._conditioning import Conditioning
 from cosmos_rl_core.sampling.flow import flow_sde
 from cosmos_rl_core.sampling.rollout import table_of
@@ -23,9 +26,6 @@ from stages.formats.samples import key_of
 from stages.training.drift import DriftWatch
 from stages.training.readings import Readings
 from stages.training.trainer import MicroBatch, Trainer
-from tests import tiny_pipelines
-from tests.adapters import load_model
-from tests.families import CPU
 from tests.other_device import DEVICE, Elsewhere, OtherDevice
 from tests.stages.test_trainer import both, conditioning_of, micro_batch, trainer_of
 

@@ -9,13 +9,13 @@ import psutil
 import pytest
 
 from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines.directories import WEIGHTS
 from flows.launchers._processes import WarmServer
 from flows.planning import requests
 from stages.artifacts.request import Request
 from stages.artifacts.slots import standing
-from tests import tiny_pipelines
 from tests.e2e.flow_process import eventually
 from tests.stages.conftest import FEW_PROMPTS, make, make_run
 from tests.stages.test_reward import RIGHT, scoring, write_samples

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
 
-from tests.tiny_pipelines._texts import clip_config, clip_tokenizer
+from cosmos_rl_core.tiny.texts import clip_config, clip_tokenizer
 
 SIDE = 32
 

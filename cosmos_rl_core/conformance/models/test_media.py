@@ -13,14 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.models import _media
-from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
-from cosmos_rl_core.pipelines import directories
-from cosmos_rl_core.sampling.rollout import sample
-from cosmos_rl_core.weights import export
-from cosmos_rl_core.weights.parts import CURRENT
-from cosmos_rl_core.weights.policy_weights import prepare
-from tests.families import (
+from cosmos_rl_core.conformance.models.families import (
     SCHEDULERS,
     SIZE,
     Family,
@@ -32,6 +25,13 @@ from tests.families import (
     tensors_of,
     write_files,
 )
+from cosmos_rl_core.models import _media
+from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
+from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.sampling.rollout import sample
+from cosmos_rl_core.weights import export
+from cosmos_rl_core.weights.parts import CURRENT
+from cosmos_rl_core.weights.policy_weights import prepare
 
 LORA = LoraConfig(r=4, lora_alpha=12.0)
 
@@ -42,7 +42,7 @@ def pixels_of(stock_media: Any) -> np.ndarray:
 
 
 def levels_off(ours: Tensor, pixels: np.ndarray, dtype: ParamDtype) -> float:
-    """Of 255: in float32 the largest difference, in bfloat16 the root of the mean square."""
+    """Return the levels of 255 between pictures: the largest, in bfloat16 the root of the mean square."""
     assert ours.dtype == torch.uint8
     assert ours.shape == pixels.shape
     differences = np.abs(ours.cpu().numpy().astype(float) - pixels)
@@ -109,7 +109,7 @@ def test_a_draw_from_the_posterior_is_the_stock_vaes_own(family: Family):
     assert torch.equal(mode, family.model.encode_media(pixels))
     assert deviation.min() > 0
     posterior = encoded.latent_dist
-    drawn = posterior.sample(torch.Generator(family.device).manual_seed(3))
+    drawn = posterior.sample(torch.Generator(device=family.device).manual_seed(3))
     noise = family.arranged((drawn - posterior.mode()) / posterior.std)
     # What decoding undoes: the model's own latents of the drawn ones.
     pictures = family.model.decode(mode + deviation * noise)

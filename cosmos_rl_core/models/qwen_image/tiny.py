@@ -10,7 +10,7 @@ from diffusers import (
     QwenImageTransformer2DModel,
 )
 
-from tests.tiny_pipelines._texts import qwen
+from cosmos_rl_core.tiny.texts import qwen
 
 
 def save(folder: Path, seed: int = 0) -> Path:

@@ -6,8 +6,8 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
 from transformers import Qwen3Model
 
-from tests.tiny_pipelines._texts import qwen3_config, qwen3_tokenizer
-from tests.tiny_pipelines._vaes import kl_vae
+from cosmos_rl_core.tiny.autoencoders import kl_vae
+from cosmos_rl_core.tiny.texts import qwen3_config, qwen3_tokenizer
 
 
 def save(folder: Path, seed: int = 0) -> Path:

@@ -1,4 +1,4 @@
-"""What SANA's image and video pipelines share."""
+"""Sizes and scheduler that tiny pipelines of SANA's images and videos share."""
 
 from typing import Any
 

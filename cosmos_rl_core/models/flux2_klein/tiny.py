@@ -8,7 +8,7 @@ from diffusers import AutoencoderKLFlux2, FlowMatchEulerDiscreteScheduler, Flux2
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from tests.tiny_pipelines._texts import qwen3_config, qwen3_tokenizer
+from cosmos_rl_core.tiny.texts import qwen3_config, qwen3_tokenizer
 
 
 def save(folder: Path, seed: int = 0, *, is_distilled: bool = False) -> Path:

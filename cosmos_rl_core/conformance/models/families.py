@@ -1,7 +1,5 @@
 """Every model plugin with a tiny pipeline of its own, and that pipeline as users call it: what conformance means."""
 
-import importlib
-import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,7 +11,6 @@ from unittest import mock
 
 import diffusers
 import numpy as np
-import pytest
 import torch
 from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
 from PIL import Image
@@ -21,6 +18,8 @@ from torch import Tensor, nn
 
 from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.config.policy import SolverConfig
+from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.conformance.models.adapters import adapter_of, load_model
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Model, guided_velocity
 from cosmos_rl_core.models._conditioning import Conditioning, stack
@@ -33,8 +32,6 @@ from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.weights import export
 from cosmos_rl_core.weights.policy_weights import PolicyWeights
-from tests import other_device, tiny_pipelines
-from tests.adapters import adapter_of, load_model
 
 CPU = torch.device("cpu")
 PROMPTS = ["A red cube, 3 balls. ", "two"]
@@ -83,7 +80,7 @@ class Family:
 
     @property
     def frames(self) -> int:
-        """1 where the pipeline makes images."""
+        """Return the frames of a medium, 1 where the pipeline makes images."""
         return frames_of(self.stock)
 
     @property
@@ -110,7 +107,7 @@ class Family:
         return arrange(raw) if arrange else raw.view(len(raw), *self.noise.shape[1:])
 
     def load(self, *components: str) -> Model:
-        """The model once more, to be changed."""
+        """Return the model once more, to be changed."""
         model = load_model(self.folder, components, self.device)
         model.embedded_guidance_scale = EMBEDDED_GUIDANCE
         return model
@@ -118,7 +115,7 @@ class Family:
     def velocity(
         self, guidance_scale: float = 1.0, dtype: ParamDtype = "float32"
     ) -> Callable[[Tensor, Tensor], Tensor]:
-        """What our samplers ask for each state and noise level."""
+        """Return what our samplers ask for each state and noise level."""
 
         def velocity(x: Tensor, t: Tensor) -> Tensor:
             with computes_in(dtype, self.device):
@@ -129,13 +126,11 @@ class Family:
 
 def family_of(name: str, root: Path, device: torch.device = CPU) -> Family:
     """Write the tiny pipeline of a model plugin below ``root`` and load it twice."""
-    if importlib.util.find_spec(f"tests.tiny_pipelines.{name}") is None:
-        pytest.fail(f"cosmos_rl_core/models/{name} has no tiny pipeline: add tests/tiny_pipelines/{name}.py")
     return load_family(name, str(tiny_pipelines.save(name, root / name)), device)
 
 
 def load_family(name: str, folder: str, device: torch.device = CPU) -> Family:
-    """Both from a tiny pipeline that lies in ``folder``."""
+    """Return both from a tiny pipeline that lies in ``folder``."""
     model, stock = load_model(folder, COMPONENTS, device), stock_pipeline(folder, device)
     model.embedded_guidance_scale = EMBEDDED_GUIDANCE
     shape = model.latent_shape(SIZE, frames_of(stock))
@@ -167,7 +162,10 @@ def fewest(folder: str) -> int:
 
 
 def stock_pipeline(folder: str | Path, device: torch.device = CPU) -> Any:
-    """The pipeline as users load it, its weights where ours are: some CPUs' products round by the place of operands."""
+    """Return the pipeline as users load it.
+
+    Its weights are aligned as ours are: some CPUs' products round by the place of operands.
+    """
     plugin: Any = adapter_of(folder)
     if hasattr(plugin, "load_stock"):
         pipeline = plugin.load_stock(str(folder), guardrail=False, device=CPU)
@@ -183,7 +181,7 @@ def stock_pipeline(folder: str | Path, device: torch.device = CPU) -> Any:
 
 
 def kernel(family: Family, solver: Any, num_steps: int) -> Kernel:
-    """Of the noise levels that the stock pipeline and its present scheduler have."""
+    """Return a solver's steps over the noise levels that the stock pipeline and its present scheduler have."""
     config = SolverConfig(solver=solver, num_steps=num_steps)
     with mock.patch.object(family.model, "scheduler", family.stock.scheduler):
         return kernel_of(config, lambda: family.model.schedule(num_steps, SIZE, family.frames))
@@ -195,7 +193,7 @@ def frames_of(stock: Any) -> int:
 
 
 def run_stock(stock: Any, noise: Tensor, **options: Any) -> Any:
-    """What the stock pipeline makes of :data:`PROMPTS`, without guidance and as latents unless told otherwise."""
+    """Return what the stock pipeline makes of :data:`PROMPTS`, without guidance, as latents, unless told otherwise."""
     given = {"prompt": PROMPTS, "num_inference_steps": 5, "output_type": "latent"} | options
     given["prompt"] = [*given["prompt"]]  # some stock pipelines change the list
     references = directories.claimant(type(stock).__name__)[1].references
@@ -227,15 +225,13 @@ def _one_by_one(stock: Any, noise: Tensor, given: dict[str, Any]) -> Any:
 
 
 def of_tiny(name: str, function: str) -> Callable[..., Tensor] | None:
-    """A function of the module of a tiny pipeline, which those have whose stock pipelines arrange latents otherwise."""
-    module = f"tests.tiny_pipelines.{name}"
-    known = importlib.util.find_spec(module) is not None
-    return getattr(importlib.import_module(module), function, None) if known else None
+    """Return a function of ``tiny.py``, which those have whose stock pipelines arrange latents otherwise."""
+    return getattr(tiny_pipelines.module_of(name), function, None)
 
 
 @contextmanager
 def fed_to(transformer: nn.Module) -> Iterator[list[dict[str, Any]]]:
-    """The arguments of every call of a transformer, as they come; three of them by the names of the suite."""
+    """Keep the arguments of every call of a transformer, as they come; three of them by the names of the suite."""
     calls: list[dict[str, Any]] = []
     spec = next(spec for spec in directories.specs() if spec.transformer_class == type(transformer).__name__)
     signature = inspect.signature(transformer.forward)
@@ -254,12 +250,12 @@ def fed_to(transformer: nn.Module) -> Iterator[list[dict[str, Any]]]:
 
 
 def has_autocast(device: torch.device) -> bool:
-    """Whether it can compute in bfloat16 as stages do."""
-    return device != other_device.DEVICE
+    """Return whether it can compute in bfloat16 as stages do."""
+    return device.type in ("cpu", "cuda")
 
 
 def write_files(files: Iterable[export.File], folder: Path) -> None:
-    """What an export consists of."""
+    """Write the files of an export."""
     for name, chunks in files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(b"".join(chunks))
@@ -276,7 +272,7 @@ def moved(tensors: dict[str, Tensor], by: float) -> dict[str, Tensor]:
 
 
 def as_torchvision() -> Any:
-    """What diffusers takes of torchvision, which no machine without a GPU has a build of: by torch and numpy."""
+    """Return what diffusers takes of torchvision, of which no CPU has a build: by torch and numpy."""
 
     def resize(picture: torch.Tensor, size: list[int], interpolation: str) -> torch.Tensor:
         return torch.nn.functional.interpolate(picture, size, mode=interpolation)

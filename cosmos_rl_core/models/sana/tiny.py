@@ -10,8 +10,8 @@ from diffusers import (
     SanaTransformer2DModel,
 )
 
-from tests.tiny_pipelines._sana import sana_scheduler, sana_sizes
-from tests.tiny_pipelines._texts import gemma, gemma_tokenizer
+from cosmos_rl_core.tiny.sana import sana_scheduler, sana_sizes
+from cosmos_rl_core.tiny.texts import gemma, gemma_tokenizer
 
 
 def save(folder: Path, seed: int = 0, **transformer: Any) -> Path:

@@ -12,7 +12,7 @@ from diffusers import (
 )
 from transformers import AddedToken, Qwen2Tokenizer, Qwen2VLImageProcessorPil
 
-from tests.tiny_pipelines._texts import qwen
+from cosmos_rl_core.tiny.texts import qwen
 
 PICTURE_PIXELS = 16 * 28 * 28
 """Most that the text encoder reads of a picture: 16 tokens."""

@@ -15,14 +15,14 @@ from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.algorithms._base import Batch, Transitions
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.train import DatasetOptions
+from cosmos_rl_core.conformance.models.families import Family, kernel
 from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
 from cosmos_rl_core.sampling.rollout import sample, table_of
 from cosmos_rl_core.sampling.transition import log_prob, mean, square_error
 from cosmos_rl_core.training.optimizer import loss_share, make_optimizer, optimizer_step
-from cosmos_rl_core.weights.parts import CURRENT
+from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT
 from cosmos_rl_core.weights.policy_weights import PolicyWeights, initial_lora, prepare
-from tests.families import Family, kernel
 
 LORA = LoraConfig(r=4, lora_alpha=8.0)
 STEP = 1
@@ -57,16 +57,16 @@ class Policy:
         weights = prepare(model.transformer, LORA)
         shapes = {name: tuple(parameter.shape) for name, parameter in weights.parameters.items()}
         weights.load(CURRENT, initial_lora(shapes, LORA, seed=1))
-        weights.create("behaviour")
+        weights.create(BEHAVIOUR)
         return cls(family, dtype, model, weights)
 
     def velocity(self, x: Tensor, t: Tensor, dtype: ParamDtype = "float32") -> Tensor:
-        """Of the current weights."""
+        """Return that of the current weights."""
         with computes_in(dtype, self.family.device):
             return self.model.velocity(x, t, self.family.conditioning)
 
     def loss(self, algorithm: Any, batches: list[Batch | Transitions], dtype: ParamDtype = "float32") -> Tensor:
-        """Of each sample, summed over kinds of batches: ``[B]``."""
+        """Return that of each sample, summed over kinds of batches: ``[B]``."""
 
         def of_part(batch: Batch | Transitions) -> Callable[[str], Tensor]:
             def velocity(part: str) -> Tensor:
@@ -78,7 +78,7 @@ class Policy:
         return torch.stack([algorithm.loss(of_part(batch), batch).per_sample for batch in batches]).sum(0)
 
     def step(self, algorithm: Any, batches: list[Batch | Transitions]) -> tuple[Tensor, Tensor]:
-        """One optimizer step by gradients in ``dtype``; the losses before and after it in float32."""
+        """Make an optimizer step by gradients in ``dtype``; return the losses before and after it in float32."""
         parameters = self.weights.parameters
         optimizer = make_optimizer(parameters, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
         loss = self.loss(algorithm, batches, self.dtype)
@@ -98,13 +98,13 @@ def x_0(family: Family) -> Tensor:
 
 
 def clean_batch(x_0: Tensor, advantages: Tensor | None) -> Batch:
-    """At two noise levels."""
+    """Return a batch at two noise levels."""
     noise = torch.from_numpy(seeds.normal(tuple(x_0.shape), "training noise")).to(x_0.device)
     return Batch(x_0, noise, torch.tensor([0.7, 0.4], device=x_0.device), advantages)
 
 
 def transitions(family: Family, dtype: ParamDtype) -> Transitions:
-    """A stochastic step of the base model's rollout, as a rollout records it."""
+    """Return a stochastic step of the base model's rollout, as a rollout records it."""
     steps = kernel(family, "flow_sde", 4)
 
     def draw(index: int) -> Tensor:
@@ -123,7 +123,7 @@ def transitions(family: Family, dtype: ParamDtype) -> Transitions:
 
 @torch.no_grad()
 def log_density(policy: Policy, batch: Transitions, dtype: ParamDtype = "float32") -> Tensor:
-    """Of the recorded steps under the current weights, ``[B]``, nats a dimension."""
+    """Return that of the recorded steps under the current weights, ``[B]``, nats a dimension."""
     center = mean(batch.x, policy.velocity(batch.x_t, batch.t.float(), dtype), batch.history, batch.at)
     return log_prob(square_error(batch.x_next, center), batch.at.std)
 
@@ -166,7 +166,7 @@ def test_dpo_favours_the_winner_of_a_pair(family: Family, dtype: ParamDtype, x_0
     policy.weights.create("reference")
     known = errors(policy, batch)
     before, after = policy.step(algorithm_of("dpo"), [batch])
-    assert before.tolist() == [float(torch.tensor(2.0).log())] * 2
+    assert before.tolist() == [float(torch.tensor(2.0, device="cpu").log())] * 2
     assert float(after.mean()) < float(before.mean())
     winner, loser = errors(policy, batch) - known
     assert winner < loser

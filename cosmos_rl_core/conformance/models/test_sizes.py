@@ -1,4 +1,4 @@
-"""What a plan says of sizes, tokens and weights of every model plugin, against its transformer."""
+"""Sizes, tokens and weights of every model plugin: a plan has those of its transformer."""
 
 import json
 import os
@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.conformance.models.adapters import load_model
+from cosmos_rl_core.conformance.models.families import SIZE, Family
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.models._conditioning import Conditioning
@@ -19,8 +21,6 @@ from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.weights.counter import FullTexts
 from cosmos_rl_core.weights.policy_weights import prepare
 from cosmos_rl_core.weights.shapes import trainable_elements, weight_shapes
-from tests.adapters import load_model
-from tests.families import SIZE, Family
 
 LORA = LoraConfig(r=4, lora_alpha=12.0)
 

@@ -11,10 +11,10 @@ from diffusers import (
     UniPCMultistepScheduler,
 )
 
-from tests.tiny_pipelines._texts import (
+from cosmos_rl_core.tiny.autoencoders import wan_vae
+from cosmos_rl_core.tiny.texts import (
     qwen,
 )
-from tests.tiny_pipelines._vaes import wan_vae
 
 
 def save(folder: Path, seed: int = 0, *, latent_channels: int = 4, **transformer: Any) -> Path:

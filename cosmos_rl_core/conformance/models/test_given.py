@@ -13,13 +13,21 @@ from PIL import Image
 from torch import Tensor
 
 from cosmos_rl_core import plugins, seeds
+from cosmos_rl_core.conformance.models.families import (
+    PROMPTS,
+    SCHEDULERS,
+    SIZE,
+    Family,
+    as_torchvision,
+    kernel,
+    run_stock,
+)
 from cosmos_rl_core.models._base import guided_velocity
 from cosmos_rl_core.models._conditioning import CONDITIONAL_LATENTS, generated, given_frames
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.solvers import solver_of
-from tests.families import PROMPTS, SCHEDULERS, SIZE, Family, as_torchvision, kernel, run_stock
 
 FRAMES, LATENT_FRAMES, STEPS = 9, 3, 3
 ABLE = [name for name in plugins.known("models") if plugins.load("models", name).SPEC.max_given_frames]

@@ -4,12 +4,21 @@ import pytest
 import torch
 
 from cosmos_rl_core.config.policy import DiffusersConfig, SampleConfig
+from cosmos_rl_core.conformance.models.families import (
+    LENGTH,
+    PROMPTS,
+    SCHEDULERS,
+    TEXTS,
+    Family,
+    fed_to,
+    kernel,
+    run_stock,
+)
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._base import guided_velocity
 from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.pipelines import directories, guidance
 from cosmos_rl_core.sampling.rollout import sample
-from tests.families import LENGTH, PROMPTS, SCHEDULERS, TEXTS, Family, fed_to, kernel, run_stock
 
 NEGATIVE = "Blurry, 7 hands; low quality."
 

@@ -11,12 +11,12 @@ from diffusers import (
     SanaVideoTransformer3DModel,
 )
 
-from tests.tiny_pipelines._sana import sana_scheduler, sana_sizes
-from tests.tiny_pipelines._texts import (
+from cosmos_rl_core.tiny.autoencoders import wan_vae
+from cosmos_rl_core.tiny.sana import sana_scheduler, sana_sizes
+from cosmos_rl_core.tiny.texts import (
     gemma,
     gemma_tokenizer,
 )
-from tests.tiny_pipelines._vaes import wan_vae
 
 
 def save(folder: Path, seed: int = 0, *, latent_channels: int = 4, **transformer: Any) -> Path:
@@ -54,8 +54,8 @@ def save_ltx2_vae(folder: Path) -> None:
             spatial_compression_ratio=8,
             temporal_compression_ratio=2,
         )
-        vae.get_buffer("latents_mean").copy_(torch.tensor([0.1, -0.2, 0.3, 0.0]))
-        vae.get_buffer("latents_std").copy_(torch.tensor([1.5, 0.7, 2.0, 1.0]))
+        vae.get_buffer("latents_mean").copy_(torch.tensor([0.1, -0.2, 0.3, 0.0], device="cpu"))
+        vae.get_buffer("latents_std").copy_(torch.tensor([1.5, 0.7, 2.0, 1.0], device="cpu"))
     vae.save_pretrained(folder / "vae")
     index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
     index["vae"] = ["diffusers", "AutoencoderKLLTX2Video"]

@@ -14,8 +14,8 @@ from transformers import (
     T5EncoderModel,
 )
 
-from tests.tiny_pipelines._texts import clip_config, clip_tokenizer, t5_sizes, t5_tokenizer
-from tests.tiny_pipelines._vaes import kl_vae
+from cosmos_rl_core.tiny.autoencoders import kl_vae
+from cosmos_rl_core.tiny.texts import clip_config, clip_tokenizer, t5_sizes, t5_tokenizer
 
 
 def save(folder: Path, seed: int = 0, *, guidance_embeds: bool = True) -> Path:

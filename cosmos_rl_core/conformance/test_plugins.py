@@ -1,4 +1,4 @@
-"""What every plugin file promises, tested the moment the file exists: its settings, its members, its behaviour."""
+"""The promises of every plugin file, tested the moment it exists: its settings, its members, its behaviour."""
 
 import ast
 import inspect
@@ -34,6 +34,7 @@ from cosmos_rl_core.config.train import (
     RewardOptions,
     SnapshotOptions,
 )
+from cosmos_rl_core.conformance import hf_folder
 from cosmos_rl_core.datasets import _base as datasets_base
 from cosmos_rl_core.models import _base as models_base
 from cosmos_rl_core.pipelines import directories, guidance
@@ -43,11 +44,11 @@ from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.schedule import Schedule
 from cosmos_rl_core.sampling.transition import Coefficients
 from cosmos_rl_core.vlms import _base as vlms_base
-from tests import hf_folder
+from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, OLD, REFERENCE
 
 
 def check_offers(plugin: type, protocol: type) -> None:
-    """A class, with what it inherits, has the members of a protocol, with arguments of the same names."""
+    """Check that a class, with what it inherits, has the members of a protocol, with arguments of the same names."""
     where = f"{inspect.getfile(plugin)}:{inspect.getsourcelines(plugin)[1]}"
     own = [cls for cls in plugin.__mro__ if cls.__module__.partition(".")[0] == plugin.__module__.partition(".")[0]]
     nodes = [node for cls in own for node in ast.walk(ast.parse(inspect.getsource(cls)))]
@@ -65,7 +66,7 @@ def check_offers(plugin: type, protocol: type) -> None:
 
 
 def folder_of_pictures(folder: Path) -> str:
-    """What a dataset that reads files is given: two captioned images."""
+    """Write what a dataset that reads files is given: two captioned images."""
     for index, caption in enumerate(("a dog", "a cat")):
         Image.new("RGB", (8, 8), (index, 0, 0)).save(folder / f"{index}.png")
         (folder / f"{index}.json").write_text(json.dumps({"prompt": caption}), encoding="utf-8")
@@ -73,7 +74,7 @@ def folder_of_pictures(folder: Path) -> str:
 
 
 def folder_of_rows(folder: Path) -> str:
-    """What `datasets` writes of two prompts."""
+    """Write what `datasets` writes of two prompts."""
     return str(hf_folder.save(folder, {"text": pa.array(["a dog", "a cat"])}, {}))
 
 
@@ -82,7 +83,7 @@ FOLDERS = {"hf": folder_of_rows}
 
 
 def shard_of_pictures(folder: Path) -> str:
-    """What a dataset that reads tar shards is given: the same two images."""
+    """Write what a dataset that reads tar shards is given: the same two images."""
     folder_of_pictures(folder)
     with tarfile.open(folder / "000.tar", "w") as tar:
         for file in sorted({*folder.iterdir()} - {folder / "000.tar"}):
@@ -200,10 +201,10 @@ def check_loss(algorithm: Any, batch: algorithms_base.Batch | algorithms_base.Tr
 
     def velocity(part: str) -> torch.Tensor:
         asked.append(part)
-        return prediction if part == "current" else torch.zeros_like(prediction)
+        return prediction if part == CURRENT else torch.zeros_like(prediction)
 
     loss = algorithm.loss(velocity, batch)
-    assert asked[-1] == "current"
+    assert asked[-1] == CURRENT
     assert set(asked) <= set(algorithm.needs.roles)
     assert loss.per_sample.shape == batch.t.shape
     assert loss.per_sample.requires_grad
@@ -214,12 +215,12 @@ def check_loss(algorithm: Any, batch: algorithms_base.Batch | algorithms_base.Tr
 
 
 def check_mask(algorithm: Any, batch: algorithms_base.Batch | algorithms_base.Transitions) -> None:
-    """What was given, here the first row, has no part in the gradient."""
+    """Check that what was given, here the first row, has no part in the gradient."""
     prediction = torch.full(batch.x_t.shape, 0.5, device="cpu", requires_grad=True)
     mask = torch.tensor([0.0, 1.0, 1.0, 1.0], device="cpu").view(1, 1, 4, 1)
 
     def velocity(part: str) -> torch.Tensor:
-        return prediction if part == "current" else torch.zeros_like(prediction)
+        return prediction if part == CURRENT else torch.zeros_like(prediction)
 
     loss = algorithm.loss(velocity, replace(batch, mask=mask))
     (gradient,) = torch.autograd.grad(loss.per_sample.sum(), prediction)
@@ -236,9 +237,9 @@ def test_an_algorithm_plugin_conforms(name: str):
         pytest.skip("its settings have no defaults")
     algorithm = plugin(options)
     needs = algorithm.needs
-    assert needs.behaviour in {"current", "old", "reference"}
-    assert set(needs.roles) <= {"current", "old", "behaviour", "reference"}
-    assert (needs.old_decay is not None) == ("old" in {needs.behaviour, *needs.roles})
+    assert needs.behaviour in {CURRENT, OLD, REFERENCE}
+    assert set(needs.roles) <= {CURRENT, OLD, BEHAVIOUR, REFERENCE}
+    assert (needs.old_decay is not None) == (OLD in {needs.behaviour, *needs.roles})
     assert 1 <= needs.num_times(20) <= 20
     assert needs.transitions == (needs.max_logp_drift is not None)
     assert needs.transitions or needs.data_term is None
@@ -293,8 +294,10 @@ def test_a_reward_plugin_conforms(name: str):
     assert isinstance(reward.version, str)
     assert reward.check_prompt(datasets_base.Prompt(id="p", text=prompt)) is None
     pixels = np.random.default_rng(0).integers(0, 256, (4, 1, 32, 64, 3), dtype=np.uint8)
-    shown = {"references": (pixels[0],)} if options.facts.references != "ignored" else {}
-    samples = [rewards_base.Sample(f"s{i}", f"p{i // 2}", prompt, one, **shown) for i, one in enumerate(pixels)]
+    shown = () if options.facts.references == "ignored" else (pixels[0],)
+    samples = [
+        rewards_base.Sample(f"s{i}", f"p{i // 2}", prompt, one, references=shown) for i, one in enumerate(pixels)
+    ]
     scores = reward.score(samples)
     assert all(np.isfinite(entry[options.label]) for entry in scores)
     # A score depends on its own sample alone; of a groupwise reward, on the samples of its prompt.
@@ -318,8 +321,8 @@ def test_a_solver_plugin_conforms(name: str, num_steps: int):
     assert all(step.std == 0 or not step.recall_older for step in made.steps)
     if not made.trainable:
         # Every velocity points away from x_0 = 2.
-        ended = sample(lambda x, t: (x - 2.0) / t[:, None], torch.randn(3, 5), made)
-        assert torch.allclose(ended.latents, torch.full((3, 5), 2.0), atol=1e-5)
+        ended = sample(lambda x, t: (x - 2.0) / t[:, None], torch.randn(3, 5, device="cpu"), made)
+        assert torch.allclose(ended.latents, torch.full((3, 5), 2.0, device="cpu"), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", plugins.known("captioners"))

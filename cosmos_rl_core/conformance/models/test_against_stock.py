@@ -16,16 +16,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import Tensor
 
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models import _loading
-from cosmos_rl_core.models._base import guided_velocity
-from cosmos_rl_core.models._conditioning import Conditioning, stack
-from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
-from cosmos_rl_core.pipelines import directories
-from cosmos_rl_core.sampling.flow import euler
-from cosmos_rl_core.sampling.rollout import sample
-from cosmos_rl_core.sampling.solvers import solver_of
-from tests.families import (
+from cosmos_rl_core.conformance.models.families import (
     LENGTH,
     PROMPTS,
     SCHEDULERS,
@@ -38,6 +29,15 @@ from tests.families import (
     kernel,
     run_stock,
 )
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.models import _loading
+from cosmos_rl_core.models._base import guided_velocity
+from cosmos_rl_core.models._conditioning import Conditioning, stack
+from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
+from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.sampling.flow import euler
+from cosmos_rl_core.sampling.rollout import sample
+from cosmos_rl_core.sampling.solvers import solver_of
 
 LORA = LoraConfig(r=4, lora_alpha=12.0)
 MULTISTEP = ("dpm2", "unipc")
@@ -284,7 +284,7 @@ def test_our_solver_is_the_stock_pipeline_on_its_own_timesteps(
 
 
 def ends(family: Family) -> list[float]:
-    """What the transformer is told at t = 0 and t = 1. It is linear in t; some transformers count down."""
+    """Return what the transformer is told at t = 0 and t = 1. It is linear in t; some transformers count down."""
     with fed_to(family.model.transformer) as fed:
         for t in (0.0, 1.0):
             family.velocity()(family.noise, torch.full((2,), t, device=family.device))

@@ -13,8 +13,8 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from tests.tiny_pipelines._texts import t5_sizes, t5_tokenizer
-from tests.tiny_pipelines._vaes import wan_vae
+from cosmos_rl_core.tiny.autoencoders import wan_vae
+from cosmos_rl_core.tiny.texts import t5_sizes, t5_tokenizer
 
 
 def save(folder: Path, seed: int = 0, *, expand_timesteps: bool = False) -> Path:

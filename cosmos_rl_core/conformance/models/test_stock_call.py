@@ -1,4 +1,4 @@
-"""What the spec of every model plugin states of the stock call: guidance, and what its scheduler is given."""
+"""The stock call of every model plugin, as its spec states it: guidance, and what its scheduler is given."""
 
 from typing import Any
 
@@ -8,9 +8,18 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from cosmos_rl_core import seeds
+from cosmos_rl_core.conformance.models.families import (
+    PROMPTS,
+    SCHEDULERS,
+    SIZE,
+    STATE,
+    Family,
+    fed_to,
+    kernel,
+    run_stock,
+)
 from cosmos_rl_core.pipelines import directories, guidance, sizes
 from cosmos_rl_core.sampling.rollout import sample
-from tests.families import PROMPTS, SCHEDULERS, SIZE, STATE, Family, fed_to, kernel, run_stock
 
 LINE: dict[str, Any] = {"base_image_seq_len": 4, "max_image_seq_len": 64, "base_shift": 0.5, "max_shift": 3.0}
 STEPS = 2
