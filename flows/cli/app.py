@@ -2,6 +2,7 @@
 
 Exit codes:
 0 success
+1 a check of `check-plugin` failed
 64 wrong settings or command line
 65 wrong data
 70 another failure
@@ -91,6 +92,7 @@ class Commands(LazyGroup):
         ),
         DATA: ("flows.cli.data.preprocess", "flows.cli.rewards.score"),
         KEEP: (
+            "flows.cli.keeping.check_plugin",
             "flows.cli.keeping.schema",
             "flows.cli.keeping.gc",
             "flows.cli.keeping.shipped",

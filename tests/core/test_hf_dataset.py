@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from cosmos_rl_core.conformance.hf_folder import MEDIUM, media, save, save_splits
+from cosmos_rl_core.conformance.kinds.hf_folder import MEDIUM, media, save, save_splits
 from cosmos_rl_core.datasets import hf
 from cosmos_rl_core.datasets._base import ItemError, prompt_id
 from cosmos_rl_core.errors import ConfigError

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from cosmos_rl_core.config.vlm.recipe import VlmRecipe, checked
-from cosmos_rl_core.conformance import hf_folder
+from cosmos_rl_core.conformance.kinds import hf_folder
 from cosmos_rl_core.importers.translation import Entry, schema_of, translate
 from cosmos_rl_core.recipes.reading import read_values
 from cosmos_rl_core.vlms._base import processor_of

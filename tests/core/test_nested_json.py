@@ -11,7 +11,7 @@ import pytest
 
 from cosmos_rl_core.canonical import from_json
 from cosmos_rl_core.chat_datasets import hf_chat, llava
-from cosmos_rl_core.conformance import hf_folder
+from cosmos_rl_core.conformance.kinds import hf_folder
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.pipelines.weight_files import damages

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner, Result
 
-from cosmos_rl_core.conformance import hf_folder
+from cosmos_rl_core.conformance.kinds import hf_folder
 from flows.cli import app as cli
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from cosmos_rl_core.config.vlm.recipe import VLM_SFT, checked
-from cosmos_rl_core.conformance import hf_folder
+from cosmos_rl_core.conformance.kinds import hf_folder
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.recipes.reading import read_values
 from cosmos_rl_core.vlms._base import processor_of

@@ -15,7 +15,7 @@ from PIL import Image
 
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.config.train import DatasetOptions
-from cosmos_rl_core.conformance import hf_folder
+from cosmos_rl_core.conformance.kinds import hf_folder
 from cosmos_rl_core.datasets import _sources, hf
 from cosmos_rl_core.datasets._base import prompt_id
 from cosmos_rl_core.datasets.local import Options

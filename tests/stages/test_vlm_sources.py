@@ -12,7 +12,7 @@ import pytest
 from cosmos_rl_core import seeds
 from cosmos_rl_core.chat_datasets import hf_chat
 from cosmos_rl_core.config.vlm.recipe import checked
-from cosmos_rl_core.conformance import hf_folder
+from cosmos_rl_core.conformance.kinds import hf_folder
 from cosmos_rl_core.errors import DatasetError
 from cosmos_rl_core.storage.file_digests import files_digest
 from flows.planning.plan import freeze

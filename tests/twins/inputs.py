@@ -11,7 +11,7 @@ import pyarrow as pa
 from PIL import Image
 
 from cosmos_rl_core import seeds
-from cosmos_rl_core.conformance import hf_folder
+from cosmos_rl_core.conformance.kinds import hf_folder
 from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.storage import media
 from cosmos_rl_core.tiny import qwen3_vl, shapes

@@ -9,7 +9,7 @@ import pytest
 
 from cosmos_rl_core.chat_datasets import hf_chat, llava
 from cosmos_rl_core.chat_datasets._base import Row, media_of
-from cosmos_rl_core.conformance import hf_folder
+from cosmos_rl_core.conformance.kinds import hf_folder
 from cosmos_rl_core.errors import ConfigError
 
 

@@ -1,0 +1,110 @@
+"""``python -m cosmos_rl_core.conformance PATH ... --results FILE`` runs the suite on the plugins at these paths.
+
+Writes what it found to the file as JSON; progress and the output of checks go to stdout. Exits with 0, with 1 if a
+check failed, with 64 if there is nothing to check.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cosmos_rl_core import plugins
+from cosmos_rl_core.config.reading import with_changes
+from cosmos_rl_core.conformance.checks import Checked, Checks
+from cosmos_rl_core.conformance.kinds.members import BASES, GIVEN, file_of, required
+from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.errors import ConfigError, CosmosRLError
+from cosmos_rl_core.outside_plugins import find
+
+HERE = Path(__file__).parent
+FAILED = 1
+OPTIONS = (
+    *("-c", os.devnull, "--rootdir", str(HERE), "--confcutdir", str(HERE), "-p", "no:cacheprovider"),
+    *("-o", "tmp_path_retention_policy=none", "--disable-warnings", "-q", "--no-header"),
+)
+"""Settings of pytest: those of the folder that it is run in, or above it, count for nothing."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check plugins, write what was found, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m cosmos_rl_core.conformance", description=__doc__)
+    parser.add_argument("paths", nargs="+", help="files and folders of plugins")
+    parser.add_argument("--results", type=Path, required=True, help="the file to write")
+    parser.add_argument("--set", action="append", default=[], dest="settings", help="a setting: option=value")
+    parser.add_argument("--only", default="", help="make the checks alone whose sentence has these words")
+    parser.add_argument("--verbose", action="store_true", help="show where each check failed, with its values")
+    options = parser.parse_args(arguments)
+    try:
+        found = check(options.paths, options.settings, options.only, verbose=options.verbose)
+    except CosmosRLError as error:
+        options.results.write_text(json.dumps({"mistake": str(error)}), encoding="utf-8")
+        return error.exit_code
+    options.results.write_text(json.dumps({"plugins": [asdict(one) for one in found]}), encoding="utf-8")
+    return FAILED if any(one.failed for one in found) else 0
+
+
+def check(paths: Sequence[str], given: Sequence[str], only: str, *, verbose: bool) -> list[Checked]:
+    """Run the suite on the plugins at these paths.
+
+    Raises :class:`ConfigError` for what cannot be checked, and if a plugin had no check at all.
+    """
+    _import(paths)
+    settings = with_changes({}, Path(), given, None)
+    loaded = [(kind, name) for kind in plugins.KINDS for name in sorted(plugins.loaded(kind))]
+    if mistakes := [*_mistakes(loaded, settings)]:
+        raise ConfigError("\n".join(mistakes))
+    checked = [Checked(kind, name, _place(kind, name)) for kind, name in loaded]
+    kinds = {kind for kind, _ in loaded}
+    folders = [HERE / "kinds", *([HERE / "models"] if "models" in kinds else [])]
+    pytest.register_assert_rewrite("cosmos_rl_core.conformance")
+    shown = ["--tb=short"] if verbose else ["--tb=no", "--no-summary"]
+    ended = pytest.main([*OPTIONS, *shown, *map(str, folders)], plugins=[Checks(checked, settings, only)])
+    if ended not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+        raise CosmosRLError(f"pytest ended with {ended!r}; its output is above")
+    if unchecked := [one.path for one in checked if not one.passed + one.failed + len(one.skipped)]:
+        why = (
+            f"no check has {only!r} in its sentence; leave out --only to see them all" if only else "no check was made"
+        )
+        raise ConfigError("\n".join(f"{path}: {why}" for path in unchecked))
+    return checked
+
+
+def _import(paths: Sequence[str]) -> None:
+    """Import the plugins. Raises :class:`ConfigError` for what is none, and for one that imports torch."""
+    for path in paths:
+        find([path])
+        if "torch" in sys.modules:
+            advice = "import it inside the function that needs it, or, of a model, in model.py"
+            raise ConfigError(f"{path} imports torch, and so would every plan: {advice}")
+    find(paths)
+
+
+def _mistakes(loaded: Sequence[tuple[str, str]], settings: Mapping[str, Any]) -> list[str]:
+    """Return what the suite lacks for these plugins."""
+    found: list[str] = []
+    known: set[str] = set()
+    for kind, name in loaded:
+        if kind in BASES:
+            known |= plugins.load(kind, name).Options.model_fields.keys()
+            missing = required(kind, name) - {*GIVEN.get(kind, ())} - settings.keys()
+            found += [f"{file_of(kind, name)}: {one} has no default; give --set {one}=VALUE" for one in sorted(missing)]
+        if kind == "models" and not tiny_pipelines.path_of(name).is_file():
+            found.append(tiny_pipelines.missing(name))
+    found += [f"--set {name}: no plugin has such a setting" for name in sorted(settings.keys() - known)]
+    return found
+
+
+def _place(kind: str, name: str) -> str:
+    file = Path(file_of(kind, name))
+    return str(file.parent if file.name == "__init__.py" else file)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""What the suite found of the plugins that are checked, as a plugin of pytest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+KIND_OF = {"family": "models", "model": "models", "algorithm": "algorithms", "reward": "rewards"} | {
+    "dataset": "datasets",
+    "solver": "solvers",
+    "captioner": "captioners",
+    "vlm": "vlms",
+    "chat_dataset": "chat_datasets",
+}
+"""Kinds by the parameters of tests that have the name of a plugin."""
+MAX_LINES = 12
+
+
+@dataclass
+class Checked:
+    """A plugin, and how its checks ended."""
+
+    kind: str
+    name: str
+    path: str
+    passed: int = 0
+    failed: int = 0
+    skipped: list[dict[str, str]] = field(default_factory=list)
+    """``check`` and ``reason`` of each check that did not apply."""
+    failures: list[dict[str, str]] = field(default_factory=list)
+    """``check``, ``message`` and ``place`` of each failure."""
+
+
+def parameters_of(item: pytest.Item) -> dict[str, Any]:
+    """Return the parameters of a test by name."""
+    return dict(item.callspec.params) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+
+
+def plugin_of(parameters: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the kind and the name of the plugin that a test is about; None if it is about none."""
+    if {"kind", "name"} <= parameters.keys():
+        return parameters["kind"], parameters["name"]
+    return next(((KIND_OF[key], str(parameters[key])) for key in parameters if key in KIND_OF), None)
+
+
+def sentence(item: pytest.Item, parameters: Mapping[str, Any]) -> str:
+    """Return what a test states, in words, with its parameters but for those that name the plugin."""
+    words = getattr(item, "originalname", item.name).removeprefix("test_").replace("_", " ")
+    left = [str(value) for key, value in parameters.items() if key not in ("kind", "name", *KIND_OF)]
+    return f"{words} ({', '.join(left)})" if left else words
+
+
+class Checks:
+    """Selects the tests of some plugins and keeps how they ended."""
+
+    def __init__(self, checked: Sequence[Checked], settings: Mapping[str, Any], only: str = "") -> None:
+        self._settings = settings
+        self._checked = {(one.kind, one.name): one for one in checked}
+        self._only = only
+        self._chosen: dict[str, tuple[Checked, str]] = {}
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Know the mark of tests that take long, which are all made here."""
+        config.addinivalue_line("markers", "slow: takes long")
+
+    @pytest.fixture(scope="session")
+    def plugin_settings(self) -> Mapping[str, Any]:
+        """Return settings of the plugins that are checked."""
+        return self._settings
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave out the tests of other plugins."""
+        for item in items:
+            parameters = parameters_of(item)
+            one, words = self._checked.get(plugin_of(parameters) or ("", "")), sentence(item, parameters)
+            if one is not None and self._only in words:
+                self._chosen[item.nodeid] = one, words
+        items[:] = [item for item in items if item.nodeid in self._chosen]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a check; what fails before or after its body is a failure too."""
+        one, words = self._chosen[report.nodeid]
+        if report.skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            one.skipped.append({"check": words, "reason": reason.removeprefix("Skipped: ")})
+        elif report.failed:
+            one.failed += 1
+            one.failures.append({"check": words, **told(report)})
+        elif report.when == "call":
+            one.passed += 1
+
+
+def told(report: pytest.TestReport) -> dict[str, str]:
+    """Return the message of a failure, and the file and line of the check or of what it called."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    message = crash.message if crash else str(report.longrepr)
+    # How pytest took a comparison apart is for `--verbose`.
+    lines = [line for line in message.splitlines() if line.strip() and not line.startswith(" +")][:MAX_LINES]
+    lines[:1] = [line.removeprefix("AssertionError: ") for line in lines[:1]]
+    return {"message": "\n".join(lines), "place": f"{crash.path}:{crash.lineno}" if crash else ""}

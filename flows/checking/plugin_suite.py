@@ -1,0 +1,68 @@
+"""The conformance suite on plugins outside this package, in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from cosmos_rl_core.errors import EXIT_CODES, ConfigError, CosmosRLError
+
+SUITE = "cosmos_rl_core.conformance"
+ENGINE = "pytest"
+FAILED = 1
+"""Exit code if a check failed."""
+VARIABLES = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+"""Of the suite: the same on every machine, and without a network."""
+
+
+def run_suite(paths: Sequence[str], options: Sequence[str]) -> dict[str, Any]:
+    """Return what the suite found. Progress goes to stderr.
+
+    Raises :class:`ConfigError` for paths that hold no plugin, and for what a plugin lacks to be checked.
+    """
+    if find_spec(ENGINE) is None:
+        raise ConfigError(f"the suite needs {ENGINE}: pip install 'cosmos-rl-flows[check]'")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"} | VARIABLES
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "results"
+        # -P: a folder of the user that is called like a package of ours is not one.
+        command = [sys.executable, "-P", "-m", SUITE, *paths, "--results", str(results), *options]
+        stderr = 2
+        ended = subprocess.run(command, env=environment, stdout=stderr, check=False)
+        found = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {}
+    if mistake := found.get("mistake"):
+        raise ConfigError(mistake) if ended.returncode == EXIT_CODES["config"] else CosmosRLError(mistake)
+    if "plugins" not in found:
+        raise CosmosRLError(f"the suite ended with exit code {ended.returncode}; its output is above")
+    totals = {name: sum(one[name] for one in found["plugins"]) for name in ("passed", "failed")}
+    skipped = sum(len(one["skipped"]) for one in found["plugins"])
+    return totals | {"skipped": skipped} | found
+
+
+def lines_of(found: dict[str, Any]) -> Iterator[str]:
+    """Yield a line a plugin, then each failure with what to do, then a line of all."""
+    rows = [(one["kind"], one["name"], _counts(one), one["path"]) for one in found["plugins"]]
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    yield from ("  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows)
+    for one in found["plugins"]:
+        for message, alike in groupby(one["failures"], key=lambda failure: failure["message"]):
+            first, *others = alike
+            yield ""
+            yield f"FAILED {one['path']}: {first['check']}"
+            yield from (f"    {line}" for line in message.splitlines())
+            if others:
+                yield f"    so did {len(others)} more"
+            yield f"    {first['place']}"
+    yield ""
+    yield f"{found['passed']} passed, {found['failed']} failed, {found['skipped']} did not apply"
+
+
+def _counts(one: dict[str, Any]) -> str:
+    failed = f", {one['failed']} FAILED" if one["failed"] else ""
+    return f"{one['passed']} passed{failed}"
