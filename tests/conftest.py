@@ -26,7 +26,6 @@ import torch
 
 from cosmos_rl_core import outside_plugins
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.parallel.precision import use_attention, use_tf32
 from tests import cpu_time, other_device
 from tests.benchmarks import record
@@ -52,12 +51,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="where tests with the fixture `device` compute; elsewhere than on the CPU no other runs. `other` has the "
         "CPU's numbers and fails where something was not moved to it (tests/other_device.py)",
     )
-    parser.addoption(
-        "--plugin",
-        action="append",
-        default=[],
-        help="a file or folder of plugins outside the package, which the suite then tests too",
-    )
     cpu_time.add_option(parser)
     parser.addoption("--results", type=Path, help="a folder for what the tests measured, as JSON")
 
@@ -66,10 +59,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if _has_memory():
         # Runs flush each of their many small files, for which a disk takes a millisecond or more.
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
-    try:
-        outside_plugins.find(config.getoption("--plugin") or [])
-    except ConfigError as error:
-        raise pytest.UsageError(str(error)) from error
     if config.getoption("--device") != "cuda":
         # Also where there is a GPU, and also in the processes that tests start.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -86,10 +75,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def plugins_of_this_module(pytestconfig: pytest.Config) -> Iterator[None]:
+def plugins_of_this_module() -> Iterator[None]:
     """Forget the plugins that the tests of a module found, which later Requests would name."""
     yield
-    outside_plugins.find(pytestconfig.getoption("--plugin") or [])
+    outside_plugins.find([])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -61,17 +61,16 @@ def check(paths: Sequence[str], given: Sequence[str], only: str, *, verbose: boo
     if mistakes := [*_mistakes(loaded, settings)]:
         raise ConfigError("\n".join(mistakes))
     checked = [Checked(kind, name, _place(kind, name)) for kind, name in loaded]
-    kinds = {kind for kind, _ in loaded}
-    folders = [HERE / "kinds", *([HERE / "models"] if "models" in kinds else [])]
+    kinds = sorted({kind for kind, _ in loaded})
+    files = [HERE / "kinds" / f"test_{of}.py" for of in ("files", *kinds)]
+    files += [HERE / "models"] if "models" in kinds else []
     pytest.register_assert_rewrite("cosmos_rl_core.conformance")
     shown = ["--tb=short"] if verbose else ["--tb=no", "--no-summary"]
-    ended = pytest.main([*OPTIONS, *shown, *map(str, folders)], plugins=[Checks(checked, settings, only)])
+    ended = pytest.main([*OPTIONS, *shown, *map(str, files)], plugins=[Checks(checked, settings, only)])
     if ended not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
         raise CosmosRLError(f"pytest ended with {ended!r}; its output is above")
     if unchecked := [one.path for one in checked if not one.passed + one.failed + len(one.skipped)]:
-        why = (
-            f"no check has {only!r} in its sentence; leave out --only to see them all" if only else "no check was made"
-        )
+        why = f"no check of it has {only!r} in its sentence" if only else "no check was made"
         raise ConfigError("\n".join(f"{path}: {why}" for path in unchecked))
     return checked
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 KIND_OF = {"family": "models", "model": "models", "algorithm": "algorithms", "reward": "rewards"} | {
     "dataset": "datasets",
@@ -49,8 +50,9 @@ def plugin_of(parameters: Mapping[str, Any]) -> tuple[str, str] | None:
 def sentence(item: pytest.Item, parameters: Mapping[str, Any]) -> str:
     """Return what a test states, in words, with its parameters but for those that name the plugin."""
     words = getattr(item, "originalname", item.name).removeprefix("test_").replace("_", " ")
-    left = [str(value) for key, value in parameters.items() if key not in ("kind", "name", *KIND_OF)]
-    return f"{words} ({', '.join(left)})" if left else words
+    left = [value for key, value in parameters.items() if key not in ("kind", "name", *KIND_OF)]
+    left = [value if isinstance(value, str) else repr(value) for value in left if not isinstance(value, BaseModel)]
+    return f"{words} ({', '.join(map(str, left))})" if left else words
 
 
 class Checks:

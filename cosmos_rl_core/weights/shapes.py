@@ -12,8 +12,11 @@ from cosmos_rl_core.storage.tensor_headers import read_header
 from cosmos_rl_core.weights import counting
 from cosmos_rl_core.weights import lora as adapters
 
-BUFFERS = ("pos_embed.pos_embed",)
-"""Tensors in the safetensors of a transformer that are not weights: nothing trains them."""
+BUFFERS = {"pos_embed.pos_embed": "pos_embed.proj.weight"}
+"""Tensors in the safetensors of a transformer that are not weights: nothing trains them. Each has beside it the weight
+of a convolution; beside that of a linear module it is a weight."""
+CONVOLUTION = 4
+"""Dimensions of the weight of one."""
 
 
 def embedding_elements(pipeline: str, max_prompt_length: int, lora: LoraConfig | None = None) -> int:
@@ -83,13 +86,17 @@ def trainable_shapes(shapes: Shapes, lora: LoraConfig | None) -> dict[str, tuple
     Matrices are the weights of linear modules, not of convolutions or tables. Raises like :func:`adapters.adapted`.
     """
     if lora is None:
-        return {name: shape for name, shape in shapes.items() if name not in BUFFERS}
+        return {name: shape for name, shape in shapes.items() if not _is_buffer(name, shapes)}
     matrices = matrices_of(shapes)
     factors: dict[str, tuple[int, ...]] = {}
     for module in adapters.adapted(lora, matrices):
         (rows, columns), rank = matrices[module], adapters.rank(lora, module)
         factors |= {f"{module}.lora_A.weight": (rank, columns), f"{module}.lora_B.weight": (rows, rank)}
     return factors
+
+
+def _is_buffer(name: str, shapes: Shapes) -> bool:
+    return name in BUFFERS and len(shapes.get(BUFFERS[name], ())) == CONVOLUTION
 
 
 def trainable_elements(shapes: Shapes, lora: LoraConfig | None) -> int:

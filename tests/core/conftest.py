@@ -6,7 +6,7 @@ import pytest
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 
 from cosmos_rl_core import plugins
-from cosmos_rl_core.conformance.conftest import dtype, families_dir, family
+from cosmos_rl_core.conformance.models.conftest import dtype, families_dir, family
 from cosmos_rl_core.models import qwen_image_edit
 
 __all__ = ["dtype", "families_dir", "family"]

@@ -1,7 +1,5 @@
 """The plugins of the pages, written to a folder as a reader would and run stage by stage."""
 
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from stages.artifacts.slots import input_of
 from stages.contracts import METRICS, Reward, Update
 from stages.formats.tables import read_table
 from tests.hand_made import rewards
-from tests.pages import ROOT, write_examples
+from tests.pages import write_examples
 from tests.stages.conftest import make
 
 
@@ -39,24 +37,6 @@ def made_to_update(folder: Path) -> tuple[Run, Request]:
     (reward,) = rewards(run, run.slots.iteration(0, "rollout"), 0)
     make(reward, folder)
     return run, reward
-
-
-@pytest.mark.slow
-def test_plugins_of_the_pages_conform(folder: Path):
-    named = [word for name in ("redness", "signs", "rwr") for word in ("--plugin", str(folder / f"{name}.py"))]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "tests/test_every_plugin_conforms.py",
-        "-k",
-        "redness or signs or rwr",
-        *named,
-    ]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stdout
-    assert "3 passed" in ended.stdout
 
 
 def test_an_advantage_that_is_not_finite_names_the_algorithm(folder: Path):

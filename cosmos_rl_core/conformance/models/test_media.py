@@ -169,6 +169,6 @@ def test_exported_weights_make_the_policys_pictures_in_the_stock_pipeline(
             pictures = pixels_of(run_stock(stock, family.noise, num_inference_steps=3, output_type="pil"))
         drift, levels = float((ours - theirs).abs().max()), levels_off(model.decode(ours), pictures, dtype)
         record_property(dtype, [drift, levels])
-        assert drift < {"float32": 1e-4, "bfloat16": 0.05 * family.half_factor}[dtype]
+        assert drift < {"float32": 1e-4, "bfloat16": max(0.09, 0.05 * family.half_factor)}[dtype]
         assert levels <= {"float32": 1, "bfloat16": 3}[dtype]
         assert (ours - base).abs().max() > 0.05
