@@ -36,13 +36,21 @@ def frames(rng: np.random.Generator, height: int, width: int, count: int) -> np.
 
 
 def samples_of(kind: str, number: int) -> list[Sample]:
-    """Samples of several sizes, with prompts of several lengths; two of each prompt."""
+    """Samples of several sizes, with prompts of several lengths; two of each prompt, which has a reference."""
     rng, sizes = np.random.default_rng(0), [(40, 40), (32, 64), (48, 36)]
     counts = {"image": [1], "video": [4], "any": [1, 4]}[kind]
+    pixels = [frames(rng, *sizes[i % len(sizes)], counts[i % len(counts)]) for i in range(number)]
+    shown = [(frames(rng, *sizes[i % len(sizes)], 1),) for i in range(number // 2 + 1)]
     return [
-        Sample(f"s{i}", f"p{i // 2}", f'a sign that says "k{i // 2}"' + " in red" * (i // 2), pixels, metadata=TAGS)
+        Sample(
+            f"s{i}",
+            f"p{i // 2}",
+            f'a sign that says "k{i // 2}"' + " in red" * (i // 2),
+            pixels[i],
+            metadata=TAGS,
+            references=shown[i // 2],
+        )
         for i in range(number)
-        for pixels in [frames(rng, *sizes[i % len(sizes)], counts[i % len(counts)])]
     ]
 
 

@@ -1,4 +1,4 @@
-"""What the suite found of the plugins that are checked, as a plugin of pytest."""
+"""Outcomes of the checks of plugins, collected by a plugin of pytest."""
 
 from __future__ import annotations
 

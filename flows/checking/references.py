@@ -17,11 +17,12 @@ def check(recipe: Recipe, prompts: Sequence[Prompt]) -> None:
     mistakes = [*_of_media(recipe, name, takes)] if takes else []
     fewest, most = (takes.fewest, takes.most) if takes else (0, 0)
     if wrong := [prompt for prompt in prompts if not fewest <= len(prompt.references) <= most]:
-        wanted = "none" if most == 0 else f"{fewest} to {most}" if fewest < most else f"{most}"
-        found = f"{wrong[0].id} has {len(wrong[0].references)}"
+        count, example = counted(len(wrong), "prompt"), f"e.g. {wrong[0].id}"
         mistakes.append(
-            f"{name} takes {wanted} references; {counted(len(wrong), 'prompt')} with another number, e.g. {found}; "
-            "change the prompt files, or take another base model"
+            f"{name} takes no references; {count} have some, {example}; take them out, or take another base model"
+            if most == 0
+            else f"{name} takes {fewest} to {most} references; {count} have another number, {example}, which has "
+            f"{len(wrong[0].references)}; change the prompt file"
         )
     elif len(numbers := {len(prompt.references) for prompt in prompts}) > 1:
         some = " and ".join(map(str, sorted(numbers)))

@@ -94,11 +94,11 @@ class Family:
         return len(PROMPTS) if fewest(self.folder) else 1
 
     def encode(self, prompt: str) -> Conditioning:
-        """The conditioning of a prompt, unbatched, with as few references as can be."""
+        """Return the conditioning of a prompt, unbatched, with as few references as can be."""
         return encode(self.model, self.folder, self.frames, prompt)
 
     def encode_negative(self, text: str) -> Conditioning:
-        """The conditioning of a negative prompt, unbatched, read with the same references."""
+        """Return the conditioning of a negative prompt, unbatched, read with the same references."""
         return encode_negative(self.model, self.folder, text)
 
     def arranged(self, raw: Tensor) -> Tensor:
@@ -142,14 +142,14 @@ def load_family(name: str, folder: str, device: torch.device = CPU) -> Family:
 
 
 def encode(model: Model, folder: str, frames: int, prompt: str) -> Conditioning:
-    """The conditioning of a prompt, unbatched, with as few references as can be."""
+    """Return the conditioning of a prompt, unbatched, with as few references as can be."""
     if pictures := PICTURES[: fewest(folder)]:
         return model.encode_with(prompt, pictures, LENGTH, SIZE, frames)
     return model.encode_prompts([prompt], LENGTH)[0]
 
 
 def encode_negative(model: Model, folder: str, text: str) -> Conditioning:
-    """The conditioning of a negative prompt, unbatched, read with the same references."""
+    """Return the conditioning of a negative prompt, unbatched, read with the same references."""
     if pictures := PICTURES[: fewest(folder)]:
         return model.encode_negative_with(text, pictures, LENGTH)
     return model.encode_negative(text, LENGTH)
@@ -217,7 +217,7 @@ def run_stock(stock: Any, noise: Tensor, **options: Any) -> Any:
 
 
 def _one_by_one(stock: Any, noise: Tensor, given: dict[str, Any]) -> Any:
-    """What :func:`run_stock` makes of each prompt in a call of its own."""
+    """Return what :func:`run_stock` makes of each prompt in a call of its own."""
     made = [
         run_stock(stock, noise[i : i + 1], **given | {"prompt": [prompt]}) for i, prompt in enumerate(given["prompt"])
     ]
