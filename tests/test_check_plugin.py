@@ -177,7 +177,7 @@ def test_a_plugin_that_imports_torch_is_refused(folder: Path):
 
 def test_words_that_no_check_has_are_an_error(folder: Path):
     said = check_plugin(folder, "signs.py", "--only", "no such words", expect=64).stderr
-    assert f"{folder / 'signs.py'}: no check of it has 'no such words' in its sentence" in said
+    assert "no check has 'no such words' in its sentence" in said
 
 
 def test_without_pytest_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):

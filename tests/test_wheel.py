@@ -17,6 +17,7 @@ from cosmos_rl_core import command, shipped
 from cosmos_rl_core.errors import ConfigError
 from flows.cli import app as cli
 from tests.environments import ROOT, build_wheel, make_environment
+from tests.pages import examples, write
 
 DOCKERFILE = ROOT / "deployments" / "Dockerfile"
 
@@ -37,7 +38,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 @pytest.fixture
 def cosmos_flows(environment: tuple[Path, Path], tmp_path: Path) -> Said:
-    """The installed command, given in an empty folder; returns what it wrote."""
+    """The installed command, given in an empty folder; returns what it wrote: to stderr if it was refused."""
 
     def run(*arguments: str, expect: int = 0, **variables: str) -> str:
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -50,7 +51,7 @@ def cosmos_flows(environment: tuple[Path, Path], tmp_path: Path) -> Said:
             check=False,
         )
         assert ended.returncode == expect, ended.stdout + ended.stderr
-        return ended.stdout if expect == 0 else ended.stderr
+        return ended.stderr if expect == 64 else ended.stdout
 
     return run
 
@@ -135,6 +136,29 @@ def test_a_package_that_was_installed_over_ours_is_named(cosmos_flows: Said, env
         assert f"found {file}: another project has a package" in cosmos_flows("shipped", expect=64)
     finally:
         file.write_bytes(ours)
+
+
+def test_plugins_are_checked_by_the_suite_in_the_wheel(
+    cosmos_flows: Said, environment: tuple[Path, Path], tmp_path: Path
+):
+    write(tmp_path, examples("reward.md", "solver.md"))
+    found = json.loads(cosmos_flows("check-plugin", "redness.py", "half_sde.py", "--json"))
+    assert (found["passed"] >= 14, found["failed"]) == (True, 0)
+    file = environment[1] / "cosmos_rl_core" / "conformance" / "kinds" / "test_rewards.py"
+    text = (tmp_path / "redness.py").read_text(encoding="utf-8")
+    (tmp_path / "redness.py").write_text(text.replace("float(red -", "float('nan') * float(red -"), encoding="utf-8")
+    said = cosmos_flows("check-plugin", "redness.py", expect=1)
+    assert f"FAILED {tmp_path / 'redness.py'}: every sample has a score" in said
+    assert f"    {file}:" in said
+
+
+@pytest.mark.slow
+def test_a_shipped_model_passes_the_suite_in_the_wheel_as_a_plugin(
+    cosmos_flows: Said, environment: tuple[Path, Path], tmp_path: Path
+):
+    shutil.copytree(environment[1] / "cosmos_rl_core" / "models" / "z_image", tmp_path / "my_image")
+    found = json.loads(cosmos_flows("check-plugin", "my_image", "--json"))
+    assert (found["passed"] > 70, found["failed"]) == (True, 0)
 
 
 def instructions(name: str) -> list[str]:

@@ -17,6 +17,8 @@ KIND_OF = {"family": "models", "model": "models", "algorithm": "algorithms", "re
     "chat_dataset": "chat_datasets",
 }
 """Kinds by the parameters of tests that have the name of a plugin."""
+FILE = {"kind", "name"}
+"""Parameters of tests that are about the file of a plugin of any kind."""
 MAX_LINES = 12
 
 
@@ -42,7 +44,7 @@ def parameters_of(item: pytest.Item) -> dict[str, Any]:
 
 def plugin_of(parameters: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the kind and the name of the plugin that a test is about; None if it is about none."""
-    if {"kind", "name"} <= parameters.keys():
+    if parameters.keys() >= FILE:
         return parameters["kind"], parameters["name"]
     return next(((KIND_OF[key], str(parameters[key])) for key in parameters if key in KIND_OF), None)
 
@@ -50,7 +52,8 @@ def plugin_of(parameters: Mapping[str, Any]) -> tuple[str, str] | None:
 def sentence(item: pytest.Item, parameters: Mapping[str, Any]) -> str:
     """Return what a test states, in words, with its parameters but for those that name the plugin."""
     words = getattr(item, "originalname", item.name).removeprefix("test_").replace("_", " ")
-    left = [value for key, value in parameters.items() if key not in ("kind", "name", *KIND_OF)]
+    plugin = {*KIND_OF, *(FILE if parameters.keys() >= FILE else ())}
+    left = [value for key, value in parameters.items() if key not in plugin]
     left = [value if isinstance(value, str) else repr(value) for value in left if not isinstance(value, BaseModel)]
     return f"{words} ({', '.join(map(str, left))})" if left else words
 
