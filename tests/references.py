@@ -15,7 +15,7 @@ from torch import Tensor
 from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.conformance.models import families, tiny_pipelines
-from cosmos_rl_core.conformance.models.families import CPU, LENGTH, PICTURES, PROMPTS, SIZE, Family
+from cosmos_rl_core.conformance.models.families import CPU, PICTURES, PROMPTS, SIZE, Family
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import guided_velocity
 from cosmos_rl_core.models._conditioning import CONDITIONAL_LATENTS, Conditioning, generated, stack
@@ -58,14 +58,14 @@ class Referring:
 
     def encoded(self, prompt: str, pictures: Sequence[np.ndarray], size: tuple[int, int] = SIZE) -> Conditioning:
         """The conditioning of a prompt, unbatched."""
-        return self.family.model.encode_with(prompt, pictures, LENGTH, size, self.family.frames)
+        return self.family.model.encode_with(prompt, pictures, self.family.length, size, self.family.frames)
 
     def negative(self, pictures: Sequence[np.ndarray]) -> Conditioning:
         """The model's negative prompt, unbatched."""
         model = self.family.model
         if self.references.read_with_text:
-            return model.encode_negative_with(model.negative_prompt, pictures, LENGTH)
-        return model.encode_negative(model.negative_prompt, LENGTH)
+            return model.encode_negative_with(model.negative_prompt, pictures, self.family.length)
+        return model.encode_negative(model.negative_prompt, self.family.length)
 
     def sample(
         self, prompt: str, pictures: Sequence[np.ndarray], size: tuple[int, int], scale: float, steps: int
@@ -103,7 +103,7 @@ class Referring:
             prompt=[prompt],
             latents=pack(noise) if packed else noise.clone(),
             num_inference_steps=num_steps,
-            max_sequence_length=LENGTH,
+            max_sequence_length=family.length,
             output_type="latent",
             return_dict=False,
             **given,

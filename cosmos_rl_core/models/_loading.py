@@ -19,6 +19,9 @@ COMPONENTS = ("transformer", "vae", "text")
 """Components that a stage can load. Only `embed` needs text encoders; `rollout`, `encode` and `finetune` need the
 VAE."""
 
+_READS_PROMPTS = ("text_encoder", "tokenizer", "processor", "image_encoder", "image_processor")
+"""What the names of parts begin with that belong to ``text``: of texts, and of pictures that prompts refer to."""
+
 EMPTY_TRANSFORMER = "empty transformer"
 """Replaces ``transformer``: its weights stay on the meta device until the caller reads them; buffers are real."""
 
@@ -146,5 +149,5 @@ def _libraries(path: str) -> dict[str, str | None]:
 
 def _of(part: str, components: Sequence[str]) -> bool:
     """Return whether a part belongs to one of ``components``. The scheduler is always loaded."""
-    name = "text" if part.startswith(("text_encoder", "tokenizer", "processor")) else part
+    name = "text" if part.startswith(_READS_PROMPTS) else part
     return name == "scheduler" or name in components

@@ -3,12 +3,9 @@
 import torch
 from torch import Tensor
 
-from cosmos_rl_core.models._conditioning import Conditioning
+from cosmos_rl_core.models._conditioning import REFERENCE_TOKENS, Conditioning
 from cosmos_rl_core.models._media import VideoModel
 from cosmos_rl_core.models._packing import SIDE, exact_time, pack, unpack
-
-REFERENCE_TOKENS = "reference_tokens"
-"""Name of the packed latents of references in a conditioning: ``[S, 4 C]``."""
 
 
 class QwenImageModel(VideoModel):

@@ -123,8 +123,13 @@ def text_tokens(pipeline: str, max_prompt_length: int) -> int:
 
 
 def check_prompt_length(pipeline: str, max_prompt_length: int) -> None:
-    """Raise :class:`ConfigError` for more text tokens than the stock pipeline takes or the transformer places."""
+    """Raise :class:`ConfigError` for more text tokens than the stock pipeline takes or the transformer places.
+
+    Families whose transformer reads texts of one length alone take no other.
+    """
     spec = directories.spec(pipeline)
+    if spec.prompt_length not in (None, max_prompt_length):
+        raise ConfigError(f"max_prompt_length is {spec.prompt_length} for this model, found {max_prompt_length}")
     limits = spec.max_prompt_length, spec.text_positions(directories.settings(pipeline, "transformer"))
     most = min((limit for limit in limits if limit is not None), default=max_prompt_length)
     if max_prompt_length > most:

@@ -148,6 +148,8 @@ class ModelSpec:
     """Function of the transformer's settings: most text tokens that it has positions for; None for any number."""
     max_prompt_length: int | None = None
     """Most text tokens that the stock pipeline takes; None for any number."""
+    prompt_length: int | None = None
+    """The only ``max_prompt_length`` that the transformer reads right; None for any number."""
     pads_text: bool = True
     """Every prompt has ``max_prompt_length`` tokens; False: only the tokens of its text, and at most that."""
     unread_padding: Mapping[str, str | None] = field(default_factory=dict)

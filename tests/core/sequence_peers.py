@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.conformance.models.adapters import load_model
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.models import _wan as wan
 from cosmos_rl_core.models._base import Model, guided_velocity
 from cosmos_rl_core.models._conditioning import Conditioning, given_frames
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos
-from cosmos_rl_core.models.wan import model as wan
 from cosmos_rl_core.parallel import compiling
 from cosmos_rl_core.weights import policy_weights
 
@@ -92,6 +92,24 @@ def transformer_alone(folder: Path, timesteps: Tensor, **settings: Any) -> Build
     return build
 
 
+def transformer_of_a_picture(folder: Path) -> Build:
+    """Wan's transformer itself, as that of Wan 2.1 I2V, whose texts are read beside what CLIP sees of a picture."""
+
+    def build() -> tuple[nn.Module, Callable[[], list[Tensor]], list[Tensor]]:
+        torch.manual_seed(3)
+        config: dict[str, Any] = {**load(folder).transformer.config}
+        width = config["num_attention_heads"] * config["attention_head_dim"]
+        cls: Any = WanTransformer3DModel
+        transformer = cls.from_config(config | {"image_dim": 16, "added_kv_proj_dim": width})
+        transformer.requires_grad_(True)
+        x_t = normal(2, transformer.config.in_channels, 3, 6, 10).requires_grad_()
+        told = normal(2, 512, TEXT_CHANNELS, seed=1), normal(2, 9, 16, seed=4)
+        times = torch.tensor([300.0, 800.0])
+        return transformer, lambda: [transformer(x_t, times, *told, return_dict=False)[0]], [x_t]
+
+    return build
+
+
 def cases(folder: Path, num_peers: int) -> Iterator[tuple[str, Build]]:
     """What is compared, by name; by four peers only what shares of other sizes could change."""
     wan_folder, cosmos_folder = folder / "wan", folder / "cosmos"
@@ -107,6 +125,7 @@ def cases(folder: Path, num_peers: int) -> Iterator[tuple[str, Build]]:
         yield f"{path.name} autocast", velocities(path, [(3, 3, 5)], lora=LORA)
     yield "cosmos one frame", velocities(cosmos_folder, [(1, 3, 3)])
     yield "wan by token", transformer_alone(wan_folder, torch.linspace(0, 999, 90).view(2, 45))
+    yield "wan picture", transformer_of_a_picture(wan_folder)
     yield "cosmos by sample", transformer_alone(cosmos_folder, torch.tensor([0.3, 0.8]))
     by_frame, learnable = torch.linspace(0.1, 0.9, 6).view(2, 1, 3, 1, 1), {"extra_pos_embed_type": "learnable"}
     yield "cosmos positions", transformer_alone(cosmos_folder, by_frame, max_size=(8, 16, 16), **learnable)

@@ -13,7 +13,7 @@ from torch import nn
 
 from cosmos_rl_core.config.parallelism import Parallelism
 from cosmos_rl_core.config.policy import LoraConfig
-from cosmos_rl_core.conformance.models.families import LENGTH, Family, as_torchvision
+from cosmos_rl_core.conformance.models.families import Family, as_torchvision
 from cosmos_rl_core.pipelines import directories, memory
 from cosmos_rl_core.pipelines.memory import Bytes, Spread
 from cosmos_rl_core.recipes.reading import check, read_values
@@ -35,8 +35,8 @@ def test_matrices_and_embeddings_are_those_of_the_model(family: Family):
     }
     shapes = weight_shapes(family.folder)
     assert {name: shape for name, shape in shapes.items() if memory.is_matrix(name, shape)} == matrices
-    embedded = sum(tensor[0].numel() for name, tensor in family.conditioning.items() if "mask" not in name)
-    planned = embedding_elements(family.folder, LENGTH)
+    embedded = sum(tensor[0].numel() for name, tensor in family.conditioning.own.items() if "mask" not in name)
+    planned = embedding_elements(family.folder, family.length)
     assert embedded == planned if directories.spec(family.folder).pads_text else embedded < planned
 
 

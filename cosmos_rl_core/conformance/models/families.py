@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +89,11 @@ class Family:
         return 3 if directories.spec(self.folder).packing > 1 else 1
 
     @property
+    def length(self) -> int:
+        """Tokens that prompts are encoded to."""
+        return length_of(self.folder)
+
+    @property
     def stock_calls(self) -> int:
         """Calls of the stock pipeline for :data:`PROMPTS`: with references it makes media of one prompt at a time."""
         return len(PROMPTS) if fewest(self.folder) else 1
@@ -96,6 +101,11 @@ class Family:
     def encode(self, prompt: str) -> Conditioning:
         """Return the conditioning of a prompt, unbatched, with as few references as can be."""
         return encode(self.model, self.folder, self.frames, prompt)
+
+    def at(self, size: tuple[int, int]) -> "Family":
+        """Return the family whose conditioning is that of media of another size."""
+        encoded = [encode(self.model, self.folder, self.frames, prompt, size) for prompt in PROMPTS]
+        return replace(self, conditioning=stack(encoded, self.device))
 
     def encode_negative(self, text: str) -> Conditioning:
         """Return the conditioning of a negative prompt, unbatched, read with the same references."""
@@ -141,18 +151,24 @@ def load_family(name: str, folder: str, device: torch.device = CPU) -> Family:
     return Family(name, folder, device, model, stock, conditioning, negative, noise.to(device))
 
 
-def encode(model: Model, folder: str, frames: int, prompt: str) -> Conditioning:
+def encode(model: Model, folder: str, frames: int, prompt: str, size: tuple[int, int] = SIZE) -> Conditioning:
     """Return the conditioning of a prompt, unbatched, with as few references as can be."""
     if pictures := PICTURES[: fewest(folder)]:
-        return model.encode_with(prompt, pictures, LENGTH, SIZE, frames)
-    return model.encode_prompts([prompt], LENGTH)[0]
+        return model.encode_with(prompt, pictures, length_of(folder), size, frames)
+    return model.encode_prompts([prompt], length_of(folder))[0]
 
 
 def encode_negative(model: Model, folder: str, text: str) -> Conditioning:
     """Return the conditioning of a negative prompt, unbatched, read with the same references."""
-    if pictures := PICTURES[: fewest(folder)]:
-        return model.encode_negative_with(text, pictures, LENGTH)
-    return model.encode_negative(text, LENGTH)
+    references = directories.spec(folder).references
+    if references and references.read_with_text:
+        return model.encode_negative_with(text, PICTURES[: references.fewest], length_of(folder))
+    return model.encode_negative(text, length_of(folder))
+
+
+def length_of(folder: str) -> int:
+    """Return the tokens that prompts of a family are encoded to."""
+    return directories.spec(folder).prompt_length or LENGTH
 
 
 def fewest(folder: str) -> int:
@@ -198,7 +214,8 @@ def run_stock(stock: Any, noise: Tensor, **options: Any) -> Any:
     given["prompt"] = [*given["prompt"]]  # some stock pipelines change the list
     references = directories.claimant(type(stock).__name__)[1].references
     if references and references.fewest:
-        given.setdefault(references.argument, [Image.fromarray(one[0]) for one in PICTURES[: references.fewest]])
+        pictures = [Image.fromarray(one[0]) for one in PICTURES[: references.fewest]]
+        given.setdefault(references.argument, pictures if references.takes_list else pictures[0])
         if len(given["prompt"]) > 1:
             return _one_by_one(stock, noise, given)
     spec = directories.claimant(type(stock).__name__)[1]
@@ -209,7 +226,8 @@ def run_stock(stock: Any, noise: Tensor, **options: Any) -> Any:
     given = _loading.stock_arguments(stock, SIZE, frames_of(stock)) | given
     packed = spec.packing > 1
     latents = pack(noise) if packed else noise.clone()
-    made = stock(latents=latents, max_sequence_length=LENGTH, return_dict=False, **given)[0]
+    length = spec.prompt_length or LENGTH
+    made = stock(latents=latents, max_sequence_length=length, return_dict=False, **given)[0]
     if given["output_type"] != "latent":
         return made
     of_output = of_tiny(directories.claimant(type(stock).__name__)[0], "latents_of")

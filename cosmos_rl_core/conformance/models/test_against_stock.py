@@ -17,7 +17,6 @@ from torch import Tensor
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.conformance.models.families import (
-    LENGTH,
     PROMPTS,
     SCHEDULERS,
     SIZE,
@@ -91,8 +90,8 @@ def test_the_transformer_is_fed_what_the_stock_pipeline_feeds_it(family: Family,
 
 def test_conditioning_does_not_depend_on_its_company(family: Family, dtype: ParamDtype):
     with computes_in(dtype, family.device):
-        (alone,) = family.model.encode_prompts([PROMPTS[0]], LENGTH)
-        _, together, _ = family.model.encode_prompts(["x", PROMPTS[0], "a longer one"], LENGTH)
+        (alone,) = family.model.encode_prompts([PROMPTS[0]], family.length)
+        _, together, _ = family.model.encode_prompts(["x", PROMPTS[0], "a longer one"], family.length)
     assert all(torch.equal(alone[name], together[name]) for name in alone)
     assert not any(tensor.requires_grad or tensor.device.type != "cpu" for tensor in alone.values())
 
@@ -143,7 +142,7 @@ def test_only_padding_that_the_transformer_does_not_read_is_left_out_of_the_stor
     """The same bits whatever is there; of a model that reads padding, another last row gives another velocity."""
     unread = directories.spec(family.folder).unread_padding
     t, noise = torch.full((1,), 0.5, device=family.device), family.noise[:1]
-    (embedding,) = family.model.encode_prompts(["a b"], LENGTH)
+    (embedding,) = family.model.encode_prompts(["a b"], family.length)
     expected = family.model.velocity(noise, t, stack([embedding], family.device))
     changed = dict(embedding.own)
     for name, mask in (unread or {"prompt_embeds": None}).items():
@@ -325,7 +324,7 @@ def test_a_shift_by_size_is_the_stock_pipelines_or_refused_as_there(
 
 def test_only_the_asked_components_are_loaded(family: Family):
     text, shape = family.load("text"), (SIZE, family.frames)
-    assert len(text.encode_prompts(PROMPTS, LENGTH)) == 2
+    assert len(text.encode_prompts(PROMPTS, family.length)) == 2
     assert text.scheduler.config == family.stock.scheduler.config
     assert text.transformer is None
     denoiser = family.load("transformer")

@@ -5,7 +5,6 @@ import torch
 
 from cosmos_rl_core.config.policy import DiffusersConfig, SampleConfig
 from cosmos_rl_core.conformance.models.families import (
-    LENGTH,
     PROMPTS,
     SCHEDULERS,
     TEXTS,
@@ -58,6 +57,6 @@ def test_a_negative_prompt_is_that_of_the_stock_call(family: Family, text: str, 
 
 
 def test_it_is_encoded_without_autograd_on_the_cpu(family: Family):
-    encoded = family.model.encode_negative(NEGATIVE, LENGTH)
+    encoded = family.model.encode_negative(NEGATIVE, family.length)
     assert {tensor.device.type for tensor in encoded.values()} == {"cpu"}
     assert not any(tensor.requires_grad for tensor in encoded.values())

@@ -112,7 +112,7 @@ def tokens_of(model: Model, shape: tuple[int, ...], conditioning: Conditioning, 
     for blocks in transformer.children():
         if isinstance(blocks, nn.ModuleList) and len(blocks):
             blocks[0].register_forward_pre_hook(note, with_kwargs=True)
-    texts = conditioning.each(lambda value: value.to(device))
+    texts = Conditioning(conditioning.each(lambda value: value.to(device)).own)
     with FullTexts(conditioning["prompt_embeds"].shape[1]):
         model.velocity(torch.empty(2, *shape, device=device), torch.zeros(2, device=device), texts)
     return given

@@ -3,13 +3,11 @@
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from diffusers import WanPipeline
-from torch import Tensor, nn
+from torch import Tensor
 
 from cosmos_rl_core.models._conditioning import (
     CONDITIONAL_LATENTS,
@@ -18,13 +16,12 @@ from cosmos_rl_core.models._conditioning import (
     Entries,
     given_frames,
 )
-from cosmos_rl_core.models._media import VideoModel
 from cosmos_rl_core.models._pictures import scaled
-from cosmos_rl_core.parallel.context_parallel import Peers, SelfAttention
+from cosmos_rl_core.models._wan import WanModel
 from cosmos_rl_core.pipelines import directories, sizes
 
 
-class Wan(VideoModel):
+class Wan(WanModel):
     """Wan 2.1, and the 5B model of Wan 2.2, whose times are of tokens.
 
     Conditioning: ``prompt_embeds``, zero after the last token; and with references of Wan 2.2 given frames.
@@ -36,12 +33,6 @@ class Wan(VideoModel):
     def _times_by_token(self) -> bool:
         """Return whether the pipeline repeats the time for each token."""
         return bool(directories.read_json(self._path, directories.INDEX).get("expand_timesteps"))
-
-    def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Entries:
-        embeds, _ = self.pipeline.encode_prompt(
-            prompt, do_classifier_free_guidance=False, max_sequence_length=max_prompt_length, device=self._device
-        )
-        return {"prompt_embeds": embeds[0].cpu()}
 
     def _encode_references(self, references: Sequence[np.ndarray], size: tuple[int, int], frames: int) -> Entries:
         """Encode the picture, stretched to the size of the video, as the first latent frame; without one none is given.
@@ -76,38 +67,6 @@ class Wan(VideoModel):
         if given is not None:
             by_frame = by_frame * (1 - given[:, 0, :: patch[0], 0, 0])
         return by_frame[..., None].expand(-1, -1, math.prod(sides)).flatten(1)
-
-    def split_sequence(self, group: dist.ProcessGroup) -> None:
-        """Share tokens with :func:`split`."""
-        split(self.transformer, group)
-
-
-def split(transformer: Any, group: dist.ProcessGroup) -> None:
-    """Share the tokens of every forward pass among the processes of ``group``. All of them call this, after LoRA.
-
-    Raises :class:`ConfigError` if there are fewer heads than peers. A forward pass raises it if there are fewer tokens
-    than peers.
-    """
-    peers = Peers(group, transformer.config["num_attention_heads"])
-
-    def own_patches(_module: nn.Module, _args: Any, patches: Tensor) -> Tensor:
-        """Cut ``[B, C, T, H, W]`` to ``[B, C, S_own]``, which the transformer's own flattening does not change."""
-        batch, _, *grid = patches.shape
-        peers.begin(batch, *grid)
-        return patches.flatten(2)[..., peers.own()]
-
-    def own_modulation(_module: nn.Module, _args: Any, embeddings: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Cut time embeddings of tokens, ``[B, S, C]``. Those of samples, ``[B, C]``, and of the text stay whole."""
-        time, projected_time, *text = embeddings
-        if time.ndim == 3:
-            time, projected_time = time[:, peers.own()], projected_time[:, peers.own()]
-        return time, projected_time, *text
-
-    transformer.patch_embedding.register_forward_hook(own_patches)
-    transformer.condition_embedder.register_forward_hook(own_modulation)
-    for block in transformer.blocks:
-        block.attn1.set_processor(SelfAttention(peers, norms_heads=False, unbind_dim=-1))
-    peers.join_after(transformer)
 
 
 load = Wan

@@ -1,0 +1,28 @@
+"""Wan 2.1 I2V: text and a picture to video. The transformer is told the picture's latents and what CLIP sees of it.
+
+Its 36 input channels are 16 of the state, 4 of a mask and 16 of a condition: the latents of a video of the picture and
+grey frames.
+"""
+
+from dataclasses import replace
+
+from cosmos_rl_core.models._wan_spec import WAN
+from cosmos_rl_core.pipelines.spec import References
+
+FRAMES_OF_A_LATENT = 4
+"""Channels of the mask: one for each frame of a latent frame."""
+
+SPEC = replace(
+    WAN,
+    pipeline_classes=("WanImageToVideoPipeline",),
+    transformer_defaults={**WAN.transformer_defaults, "image_dim": None},
+    refused_settings={
+        **WAN.refused_settings,
+        "expand_timesteps": "the 5B model of Wan 2.2, which takes a picture as a WanPipeline",
+        "pos_embed_seq_len": "a model of first and last frames",
+    },
+    mask_channels=FRAMES_OF_A_LATENT + 16,
+    # The transformer takes the last 512 tokens of text and picture for the text, whatever their number.
+    prompt_length=512,
+    references=References(fewest=1, pipeline_class="WanImageToVideoPipeline", takes_list=False),
+)
