@@ -97,7 +97,8 @@ def transformer_of_a_picture(folder: Path) -> Build:
 
     def build() -> tuple[nn.Module, Callable[[], list[Tensor]], list[Tensor]]:
         torch.manual_seed(3)
-        config: dict[str, Any] = {**load(folder).transformer.config}
+        own: Any = load(folder).transformer
+        config = dict(own.config)
         width = config["num_attention_heads"] * config["attention_head_dim"]
         cls: Any = WanTransformer3DModel
         transformer = cls.from_config(config | {"image_dim": 16, "added_kv_proj_dim": width})
