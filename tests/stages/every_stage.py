@@ -9,12 +9,26 @@ from cosmos_rl_core.config.early_warning import EarlyWarningConfig, Limit
 from cosmos_rl_core.config.shared import Decoding
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _sources, local, rendered_text
+from cosmos_rl_core.datasets._references import read_reference
 from cosmos_rl_core.rewards import clip_score
 from flows.planning import requests
 from flows.planning.run import Run
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
-from stages.contracts import INDEX, MEDIA, TENSORS, Caption, Decode, Describe, Encode, Index, Judge, MediaShape, Rollout
+from stages.contracts import (
+    INDEX,
+    MEDIA,
+    TENSORS,
+    Caption,
+    Decode,
+    Describe,
+    Encode,
+    Index,
+    Judge,
+    MediaShape,
+    References,
+    Rollout,
+)
 from tests import tiny_scorers
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
@@ -66,6 +80,14 @@ def index_of_one_picture(tmp_path: Path) -> Request:
     return Request(stage="index", slot=f"{tmp_path}/index", seed=0, config=settings)
 
 
+def references_of_one_picture(tmp_path: Path) -> Request:
+    """The same picture, to which prompts refer."""
+    reference = read_reference(tmp_path / "media" / "0000.png")
+    return Request(
+        stage="references", slot=f"{tmp_path}/references", seed=0, config=References(references=(reference,))
+    )
+
+
 def stages_of_diffusion(tmp_path: Path, reward: dict[str, Any] = OCR) -> dict[str, Request]:
     """Make every stage of diffusion models once, and return their Requests by name."""
     index = index_of_one_picture(tmp_path)
@@ -76,6 +98,7 @@ def stages_of_diffusion(tmp_path: Path, reward: dict[str, Any] = OCR) -> dict[st
         made[request.stage] = request
 
     step(index)
+    step(references_of_one_picture(tmp_path))
 
     sources, captioner = index.settings(Index).sources, text.Options(text="a black pixel")
     settings = Caption(captioner=captioner, part=0, sources=sources)

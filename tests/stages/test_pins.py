@@ -21,6 +21,8 @@ from tests.stages.every_stage import stages_of_diffusion
 
 pytestmark = pytest.mark.xdist_group("pins")  # one worker makes what both tests need
 PINS = Path(__file__).with_name("pins.json")
+LATER = {"references"}
+"""Stages that came after the first pins. Their numerics are those of others, so pins of known machines stay."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,7 @@ def test_every_stage_makes_the_bytes_that_are_pinned_for_its_version(made: dict[
 def check_pins(made: dict[str, Manifest], file: Path) -> None:
     """The contents are those that are pinned, or are pinned now."""
     # Of all stages: one without torch records no CPU, but reads what the others made on it.
-    machine = digest({name: manifest.numerics for name, manifest in made.items()})[:16]
+    machine = digest({name: manifest.numerics for name, manifest in made.items() if name not in LATER})[:16]
     found = {f"{name} {m.version} {machine}": m.content for name, m in sorted(made.items())}
     pins: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
     if os.environ.get("COSMOS_PIN"):

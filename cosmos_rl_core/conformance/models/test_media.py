@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cosmos_rl_core import plugins
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.conformance.models.families import (
     SCHEDULERS,
@@ -162,6 +163,7 @@ def test_exported_weights_make_the_policys_pictures_in_the_stock_pipeline(
 
     dtypes: tuple[ParamDtype, ...] = ("float32", "bfloat16") if has_autocast(family.device) else ("float32",)
     base = sample(family.velocity(), family.noise, steps).latents
+    shipped = family.name in plugins.own("models")
     for dtype in dtypes:
         ours = ours_in(dtype)
         with computes_in(dtype, family.device):
@@ -169,6 +171,6 @@ def test_exported_weights_make_the_policys_pictures_in_the_stock_pipeline(
             pictures = pixels_of(run_stock(stock, family.noise, num_inference_steps=3, output_type="pil"))
         drift, levels = float((ours - theirs).abs().max()), levels_off(model.decode(ours), pictures, dtype)
         record_property(dtype, [drift, levels])
-        assert drift < {"float32": 1e-4, "bfloat16": max(0.09, 0.05 * family.half_factor)}[dtype]
+        assert drift < {"float32": 1e-4, "bfloat16": (0.05 if shipped else 0.09) * family.half_factor}[dtype]
         assert levels <= {"float32": 1, "bfloat16": 3}[dtype]
         assert (ours - base).abs().max() > 0.05
