@@ -72,6 +72,6 @@ class Encoder(ABC):
         """Return what references give both predictions, by name: unbatched, on the CPU.
 
         References that add tokens give them in their order, each ``height x width`` tokens of the size that
-        :func:`cosmos_rl_core.pipelines.sizes.reference_tokens` returns.
+        ``sizes.reference_tokens`` returns.
         """
         raise NotImplementedError(f"{type(self).__name__} takes no references")

@@ -86,7 +86,7 @@ class References:
 
     when: Callable[[Settings], bool] = lambda _: True
     """Function of the pipeline's index: whether this one takes them.
-    :func:`cosmos_rl_core.pipelines.directories.spec` has None in their place where it does not."""
+    ``directories.spec`` has None in their place where it does not."""
     fewest: int = 0
     """Fewest of a prompt. 0: the family also makes media of text alone."""
     most: int = 1
@@ -104,7 +104,7 @@ class References:
     token_size: Callable[[tuple[int, int]], tuple[int, int]] | None = None
     """Function of the height and width of a reference in pixels: the size that it is scaled to, where each adds tokens
     of its own to the transformer's. They are of what whole tokens cover of that size. None: it adds none. The function
-    raises :class:`cosmos_rl_core.errors.ConfigError` for a size that the stock pipeline does not take."""
+    raises ``ConfigError`` for a size that the stock pipeline does not take."""
 
 
 @dataclass(frozen=True, kw_only=True)

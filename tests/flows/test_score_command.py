@@ -88,7 +88,7 @@ def test_a_reward_learns_the_frames_per_second_of_a_file(tmp_path: Path, monkeyp
 
 def test_unknown_names_list_the_known_ones(pictures: list[Path], tmp_path: Path):
     for arguments, reason in (
-        (["--reward", "pickscroe"], "did you mean 'pickscore'? known: aesthetic, clip_score"),
+        (["--reward", "pickscroe"], "did you mean 'pickscore'? known: aesthetic, clip_image_similarity"),
         (["--reward", "jpeg", "--set", "qualty=3"], "qualty: unknown key"),
         (["--reward", "clip_score", "--set", "model=nowhere"], "'nowhere' is not a directory here"),
         # Another name of it, by which services offer it.

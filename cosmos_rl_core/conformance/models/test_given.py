@@ -1,6 +1,6 @@
 """Videos that begin with a given image or clip, of every model plugin that takes them, against the stock pipeline.
 
-In float32, and in bfloat16 as in test_conformance.py.
+In float32, and in bfloat16 as in test_against_stock.py.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Every model plugin's pictures against those of the stock pipeline: decoded, encoded, and of exported weights.
 
-In float32, and in bfloat16 as in test_conformance.py.
+In float32, and in bfloat16 as in test_against_stock.py.
 """
 
 from dataclasses import replace

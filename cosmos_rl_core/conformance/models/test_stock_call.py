@@ -49,7 +49,7 @@ def test_a_scheduler_is_given_the_levels_and_the_shift_that_the_spec_states(
 ):
     spec, line = directories.spec(family.folder), LINE if dynamic else {}
     if dynamic and spec.shift is None:
-        pytest.skip("such schedulers are refused: test_conformance.py")
+        pytest.skip("such schedulers are refused: test_against_stock.py")
     scheduler: Any = NotingScheduler(use_dynamic_shifting=dynamic, **line)
     monkeypatch.setattr(family.stock, "scheduler", scheduler)
     shape = family.model.latent_shape(size, family.frames)

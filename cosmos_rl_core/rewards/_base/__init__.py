@@ -1,6 +1,6 @@
 """Interface of reward plugins. A plugin file has a class ``Options`` (a Section) and a class ``Reward``."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -25,7 +25,7 @@ class Scored:
     """The prompt's metadata: JSON values from its dataset."""
     fps: float = field(default=STORED_FPS, kw_only=True)
     """Frames per second of a video."""
-    references: tuple[np.ndarray, ...] = field(default=(), kw_only=True)
+    references: Sequence[np.ndarray] = field(default=(), kw_only=True)
     """The prompt's references, uint8 RGB ``[1, height, width, 3]`` each; empty for rewards that do not take them."""
 
 
