@@ -119,7 +119,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
         return [value]
     if isinstance(value, MicroBatch | Batch | Transitions):
         value = list(vars(value).values())
-    if isinstance(value, dict):
+    if isinstance(value, dict | Conditioning):
         value = list(value.values())
     return [tensor for part in value for tensor in tensors_in(part)] if isinstance(value, list | tuple) else []
 
