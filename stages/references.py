@@ -11,7 +11,7 @@ from stages import contracts
 from stages.artifacts.pool import INDEX, PICTURES, TEXTS, check_not_swept, index_of
 from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Request
-from stages.artifacts.slots import beside
+from stages.artifacts.slots import folder_of
 from stages.execution.context import Context, Ranks
 
 
@@ -24,7 +24,7 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
     wanted = request.settings(contracts.References).references
     # Before the pool is looked into: what a layout names is not deleted there.
     context.layout({TEXTS: sorted(reference.digest for reference in wanted)})
-    root = beside(request.slot)
+    root = folder_of(request.slot)
     check_not_swept(root)
     entries: dict[str, FileEntry] = {}
     for number, reference in enumerate(wanted):

@@ -46,7 +46,7 @@ def prompts_of(source: str | Path, values: Iterable[tuple[str, Any]]) -> tuple[P
     """Return the prompts of objects, each given with its place in the source.
 
     The text ``prompt`` of an object is its prompt. The list ``references`` has paths of pictures, relative to the file.
-    Its other values are metadata, and so are those of an object ``metadata`` in it. Equal texts with equal references
+    Its other values are metadata, and so are values of an object ``metadata`` in it. Equal texts with equal references
     and metadata are one prompt, whose samples are one group. Raises one :class:`ConfigError` with every mistake.
     """
     mistakes: list[str] = []

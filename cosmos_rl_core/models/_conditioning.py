@@ -28,7 +28,7 @@ class Conditioning(Mapping[str, Tensor]):
     """
 
     own: Entries
-    """Entries of one prediction, such as texts. Guidance also predicts with those of the negative prompt."""
+    """Entries of one prediction, such as texts. Guidance also predicts with the negative prompt's."""
     shared: Entries = field(default_factory=dict)
     """Entries of both predictions, such as given frames and tokens of references."""
     shapes: tuple[tuple[int, int, int], ...] = ()

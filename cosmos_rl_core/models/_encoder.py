@@ -47,7 +47,7 @@ class Encoder(ABC):
         """Return the conditioning of a prompt with references, unbatched, on the CPU, equal to the stock pipeline's.
 
         ``references`` are uint8 RGB ``[frames, height, width, 3]``, one frame of a picture. ``size``, height and width
-        in pixels, and ``frames`` are those of the generated media. Needs the components ``text`` and ``vae``.
+        in pixels, and ``frames`` describe the generated media. Needs the components ``text`` and ``vae``.
         """
         own = self._encode_prompt_with(prompt, references, max_prompt_length)
         shared = self._encode_references(references, size, frames)

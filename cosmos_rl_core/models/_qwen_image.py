@@ -29,7 +29,7 @@ class QwenImageModel(VideoModel):
         return super().decode(latents[:, :, None])
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Predict from tokens of 2 x 2 latents, with those of references after them.
+        """Predict from tokens of 2 x 2 latents, then tokens of references.
 
         The transformer gets t itself in float32; 0 for references if it tells their time from the image's.
         """

@@ -82,7 +82,7 @@ def linear_shift(max_shift: float) -> Shift:
 
 @dataclass(frozen=True, kw_only=True)
 class References:
-    """Pictures or clips that a prompt of a family refers to. The model then defines ``_encode_references``."""
+    """Pictures that a prompt of a family refers to. The model then defines ``_encode_references``."""
 
     when: Callable[[Settings], bool] = lambda _: True
     """Function of the pipeline's index: whether this one takes them.
@@ -90,15 +90,12 @@ class References:
     fewest: int = 0
     """Fewest of a prompt. 0: the family also makes media of text alone."""
     most: int = 1
-    kind: Literal["image", "video"] = "image"
     pipeline_class: str
     """Class of the stock pipeline that takes them; evaluations run it."""
     argument: str = "image"
     """Argument of its call that has them."""
     takes_list: bool = True
     """It takes a list of them for one prompt. False: one for each prompt of a batch."""
-    one_prompt: bool = True
-    """Its call makes media of one prompt at a time, with references."""
     read_with_text: bool = False
     """The text encoder reads them, with the negative prompt too. The model then defines ``_encode_prompt_with``."""
     token_size: Callable[[tuple[int, int]], tuple[int, int]] | None = None

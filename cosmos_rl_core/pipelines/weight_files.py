@@ -15,7 +15,8 @@ from cosmos_rl_core.storage.tensor_headers import NUM_BYTES, num_bytes, read_hea
 _WEIGHTS = {"diffusers": directories.WEIGHTS, "transformers": "model.safetensors"}
 """Name of a component's weights in one file, by the library that saves them."""
 _CONFIGS = {"Scheduler": "scheduler_config.json", "Tokenizer": "tokenizer_config.json"}
-_CONFIGS |= {"TokenizerFast": "tokenizer_config.json", "Processor": "", "ProcessorFast": "", "FeatureExtractor": ""}
+_CONFIGS |= {"TokenizerFast": "tokenizer_config.json", "FeatureExtractor": ""}
+_CONFIGS |= {f"Processor{backend}": "" for backend in ("", "Fast", "Pil")}
 """Settings of a component without weights, by the end of its class's name; a model has ``config.json``."""
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 _MERGES = "merges.txt"

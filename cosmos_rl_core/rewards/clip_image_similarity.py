@@ -8,9 +8,8 @@ from typing import Literal
 import numpy as np
 
 from cosmos_rl_core.config.reward_facts import Facts
-from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._clip.scorers import Clip, ClipOptions, unit
+from cosmos_rl_core.rewards._clip.scorers import ClipOptions, ClipReward, unit
 
 
 class Options(ClipOptions):
@@ -27,20 +26,8 @@ class Options(ClipOptions):
     name: Literal["clip_image_similarity"] = "clip_image_similarity"  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-class Reward:
+class Reward(ClipReward):
     """Score ``clip_image_similarity``: the mean cosine over frames of a sample and references of its prompt."""
-
-    def __init__(self, options: Options) -> None:
-        self._clip = Clip(options)
-
-    @property
-    def version(self) -> str:
-        """Return the versions of the packages and the digest of the model's files."""
-        return self._clip.version
-
-    def check_prompt(self, prompt: Prompt) -> str | None:
-        """Return None: every prompt with a reference can be scored."""
-        return None
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
         """Return the scores of each sample, in order, or why it has none."""

@@ -13,10 +13,10 @@ from cosmos_rl_core.weights import counting
 from cosmos_rl_core.weights import lora as adapters
 
 BUFFERS = {"pos_embed.pos_embed": "pos_embed.proj.weight"}
-"""Tensors in the safetensors of a transformer that are not weights: nothing trains them. Each has beside it the weight
-of a convolution; beside that of a linear module it is a weight."""
+"""Tensors in the safetensors of a transformer that are not weights: nothing trains them. Each is given with the weight
+of the module next to it: with a linear module in place of a convolution it is a weight, too."""
 CONVOLUTION = 4
-"""Dimensions of the weight of one."""
+"""Dimensions of the weight of a convolution of pictures."""
 
 
 def embedding_elements(pipeline: str, max_prompt_length: int, lora: LoraConfig | None = None) -> int:

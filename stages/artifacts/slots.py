@@ -239,7 +239,7 @@ def once(key: tuple[object, ...], make: Callable[[], Found]) -> Found:
     return seen.once[key]
 
 
-def beside(slot: str) -> str:
+def folder_of(slot: str) -> str:
     """Return the folder that a slot is in."""
     return slot.rstrip("/").rpartition("/")[0]
 

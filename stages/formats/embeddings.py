@@ -26,7 +26,7 @@ from stages.artifacts.files import read_entry
 from stages.artifacts.pool import ENDING, POOL, check_not_swept, entries_of
 from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Input, Request
-from stages.artifacts.slots import beside
+from stages.artifacts.slots import folder_of
 from stages.formats.members import KEPT_BYTES, Kept
 
 NEGATIVE = "_negative"
@@ -67,7 +67,7 @@ class Text(NamedTuple):
         return cls(name, text, is_negative=True, references=references)
 
     def told(self) -> dict[str, Any]:
-        """Return what the digest of its file covers. Files without references are those of earlier versions."""
+        """Return what the digest of its file covers. Files without references are as in earlier versions."""
         return {name: value for name, value in self._asdict().items() if name != "references" or value}
 
 
@@ -79,7 +79,7 @@ class Pool:
         bare = request.config.model_copy(update={"prompts": (), "negative_prompt": None})
         made_by = {"recipe": request.model_copy(update={"config": bare}).recipe, "numerics": numerics}
         self._key = digest(made_by)
-        self._root, self._unread_padding = beside(request.slot), unread_padding
+        self._root, self._unread_padding = folder_of(request.slot), unread_padding
 
     def find(self, texts: Sequence[Text]) -> Iterator[tuple[Text, FileEntry | None]]:
         """Yield each text and its file, every byte checked; None for a text that no process has encoded.
@@ -161,7 +161,7 @@ class Embeddings:
         self._places: dict[str, tuple[str, FileEntry]] = {}
         for source in sources:
             entries = entries_of(Artifact(source))
-            self._places |= {one: (beside(source.url), entry) for one, entry in entries.items()} | self._places
+            self._places |= {one: (folder_of(source.url), entry) for one, entry in entries.items()} | self._places
         if missing := sorted({*prompt_ids} - self._places.keys()):
             raise ArtifactError(
                 f"{', '.join(source.url for source in sources)} has no embedding of {', '.join(missing[:5])}; embed "

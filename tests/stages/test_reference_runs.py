@@ -203,3 +203,42 @@ def test_a_damaged_picture_is_not_taken(tmp_path: Path):
     damaged.write_bytes(data)
     with pytest.raises(ArtifactError, match="is damaged; restore it"):
         make(run.prepared.embed, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "diffusers"),
+    [
+        ("wan", {"expand_timesteps": True}, {"inference_size": [64, 32], "train_frames": 9}),
+        ("wan_i2v", {}, {"inference_size": [32, 48], "train_frames": 5, "max_prompt_length": 512}),
+        ("qwen_image_edit", {}, {"inference_size": [64, 32], "max_prompt_length": 400}),
+    ],
+    ids=["wan", "wan_i2v", "qwen_image_edit"],
+)
+def test_other_families_run_from_the_prompt_file_to_an_evaluation(
+    name: str, options: dict[str, Any], diffusers: dict[str, Any], tmp_path: Path
+):
+    """By FlowGRPO, whose recorded steps are replayed: in its first optimizer step no ratio differs from 1."""
+    (inputs := tmp_path / "inputs").mkdir()
+    recipe = values(inputs)
+    recipe["policy"]["model_name_or_path"] = str(tiny_pipelines.save(name, tmp_path / "pipeline", **options))
+    recipe["policy"]["diffusers"] |= diffusers
+    recipe["policy"]["diffusers"]["sample"]["solver"] = "flow_sde"
+    dataset = recipe["train"]["train_policy"]["dataset"]
+    recipe["train"]["train_policy"] = {
+        "type": "grpo", "mini_batch": 4, "batch_size_per_optimize": 12, "train_on": [0, 1], "dataset": dataset,
+    }  # fmt: skip
+    run = make_run(tmp_path, recipe)
+    make(requests.policy(run), tmp_path)
+    for request in run.prepared.steps().values():
+        make(request, tmp_path)
+    make(requests.rollout(run, 0), tmp_path)
+    for request in rewards(run, run.slots.iteration(0, "rollout"), 0):
+        assert make(request, tmp_path).summary["scored"] == 12
+    update = make(requests.update(run, 0), tmp_path).summary
+    approx_kl, grad_norm = (float(str(update[name])) for name in ("approx_kl", "grad_norm"))
+    assert abs(approx_kl) < 1e-8
+    assert grad_norm > 1e-4
+    make(requests.export(run, 1), tmp_path)
+    make(requests.evaluate(run, 1), tmp_path)
+    one, another = read_samples(Artifact(input_of(run.slots.version(1, "evaluate"))))
+    assert not np.array_equal(one.pixels, another.pixels)

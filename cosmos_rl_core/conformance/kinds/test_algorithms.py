@@ -127,7 +127,7 @@ def test_a_loss_has_no_memory_and_leaves_its_batch_as_it_is(algorithm: Subject):
 
 
 def test_a_loss_heeds_the_mask_of_given_dimensions(algorithm: Subject):
-    """What was given, here the first row, has no part in the gradient."""
+    """Given dimensions, here the first row, have no part in the gradient."""
     mask = torch.tensor([0.0, 1.0, 1.0, 1.0], device="cpu").view(1, 1, 4, 1)
     for batch in algorithm.batches():
         loss, prediction = algorithm.loss(algorithm.make(algorithm.options), replace(batch, mask=mask))

@@ -109,7 +109,7 @@ def test_the_same_samples_have_the_same_scores_the_next_time(reward: Subject):
 
 
 def test_a_score_depends_on_its_own_sample_alone(reward: Subject):
-    """Of a groupwise reward, on the samples of its prompt."""
+    """Scores of a groupwise reward depend on the samples of their prompt."""
     expected, samples = reward.scores, reward.samples()
     if not reward.options.facts.groupwise:
         backwards = reward.reward.score(samples[::-1])

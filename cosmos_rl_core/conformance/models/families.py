@@ -103,7 +103,7 @@ class Family:
         return encode(self.model, self.folder, self.frames, prompt)
 
     def at(self, size: tuple[int, int]) -> "Family":
-        """Return the family whose conditioning is that of media of another size."""
+        """Return the family, conditioned for media of another size."""
         encoded = [encode(self.model, self.folder, self.frames, prompt, size) for prompt in PROMPTS]
         return replace(self, conditioning=stack(encoded, self.device))
 

@@ -66,7 +66,7 @@ def test_a_video_from_given_frames_is_the_stock_pipelines(
     monkeypatch: pytest.MonkeyPatch,
     record_property,
 ):
-    """Of a longer clip the stock pipeline takes the last frames.
+    """The stock pipeline takes the last frames of a longer clip.
 
     In bfloat16, in which it encodes them too, 0.046 off by Euler's steps and 0.069 by its own.
     """

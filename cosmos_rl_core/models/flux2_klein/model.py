@@ -58,7 +58,7 @@ class Flux2Klein(ImageModel):
         return pixels.permute(0, 2, 3, 1)[:, None].contiguous()
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Predict from one token a latent, with those of references after them; the transformer gets t in float32."""
+        """Predict from one token a latent, then tokens of references; the transformer gets t in float32."""
         texts, (height, width) = conditioning["prompt_embeds"], x_t.shape[2:]
         time, tokens = t.to(torch.float32), x_t.flatten(2).mT
         places = [(0, height, width)]
