@@ -187,7 +187,8 @@ def test_wan_two_stage_and_image_to_video_pipelines_are_refused(folders, tmp_pat
 def test_adapters_are_found_by_the_pipeline_class(folders):
     assert directories.adapter_name(folders["sd3"]) == "sd3"
     assert directories.claimant("WanPipeline")[0] == "wan"
-    with pytest.raises(ConfigError, match=r"'KolorsPipeline'; known: .*3Pipeline \(sd3\), WanPipeline \(wan\)"):
+    known = r"StableDiffusion3Pipeline \(sd3\), WanImageToVideoPipeline \(wan_i2v\), WanPipeline \(wan\)"
+    with pytest.raises(ConfigError, match=f"'KolorsPipeline'; known: .*{known}"):
         directories.claimant("KolorsPipeline")
 
 
