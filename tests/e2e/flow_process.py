@@ -132,6 +132,15 @@ class Flows:
                     found.append(process)
         return found
 
+    def fork_servers(self, run: "Started") -> list[psutil.Process]:
+        """List the fork servers that a run's own process started, without their forks, which may end meanwhile."""
+        found = []
+        for process in self.running(FORK_SERVER):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.ppid() == run.process.pid:
+                    found.append(process)
+        return found
+
     def ranks(self) -> dict[int, psutil.Process]:
         """Torchrun's workers by rank."""
         found = {}

@@ -133,7 +133,7 @@ def test_a_killed_fork_server_is_replaced_and_its_stage_tried_again(flows: Flows
     before = flows.manifests()
     run = flows.start()
     run.wait_until(lambda: flows.markers(REWARD, 0))
-    (server,) = [process for process in flows.running(FORK_SERVER) if process.ppid() == run.process.pid]
+    (server,) = flows.fork_servers(run)
     server.kill()
 
     said = run.finish()
