@@ -9,9 +9,10 @@ from torch import Tensor
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.models._base import guided_velocity
-from cosmos_rl_core.models._conditioning import CONDITIONAL_LATENTS, Conditioning, generated, stack
+from cosmos_rl_core.models._conditioning import Conditioning, generated, stack
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import computes_in
+from cosmos_rl_core.pipelines.spec import CONDITIONAL_LATENTS
 from cosmos_rl_core.sampling.rollout import Trajectory, sample
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.weights.policy_weights import to_bytes

@@ -181,7 +181,9 @@ def _filling(request: Request, algorithm: Algorithm, context: Context[Group]) ->
     return filling(
         config.algorithm,
         algorithm.needs.num_times(config.sample.num_steps),
-        lambda: sizes.num_tokens(path, media.size, media.frames),
+        lambda: max(
+            sizes.num_tokens(path, media.size, media.frames, pictures) for pictures in _pictures(request).values()
+        ),
         context.shrunk,
         algorithm.needs.members,
     )
@@ -213,16 +215,19 @@ def _order(
 
 def _kinds(request: Request, table: pd.DataFrame) -> dict[str, int]:
     """Return a number for each shape that the references of samples have, by their keys; nothing without any."""
-    made_for = [Artifact(source).manifest.config["prompts"] for source in request.inputs["rollouts"]]
-    prompts = [Prompt.model_validate(one) for some in made_for for one in some if one.get("references")]
     path = directories.resolve_path(request.settings(contracts.Update).model.path)
-    shapes = {
-        prompt.id: sizes.reference_tokens(path, [(one.height, one.width) for one in prompt.references])
-        for prompt in prompts
-    }
+    pictures = _pictures(request)
+    shapes = {prompt: sizes.reference_tokens(path, sides) for prompt, sides in pictures.items() if sides}
     numbers = {shape: number for number, shape in enumerate(sorted({*shapes.values()}))}
     found = zip(table["key"], table["prompt_id"], strict=True) if shapes else ()
     return {key: numbers[shapes[prompt]] for key, prompt in found}
+
+
+def _pictures(request: Request) -> dict[str, sizes.Pictures]:
+    """Return the sizes of the references of the rollouts' prompts, by their ids."""
+    made_for = [Artifact(source).manifest.config["prompts"] for source in request.inputs["rollouts"]]
+    prompts = [Prompt.model_validate(one) for some in made_for for one in some]
+    return {prompt.id: [(one.height, one.width) for one in prompt.references] for prompt in prompts}
 
 
 def _copies(config: contracts.Update) -> list[str]:

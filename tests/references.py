@@ -18,10 +18,10 @@ from cosmos_rl_core.conformance.models import families, tiny_pipelines
 from cosmos_rl_core.conformance.models.families import CPU, PICTURES, PROMPTS, SIZE, Family
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import guided_velocity
-from cosmos_rl_core.models._conditioning import CONDITIONAL_LATENTS, Conditioning, generated, stack
+from cosmos_rl_core.models._conditioning import Conditioning, generated, stack
 from cosmos_rl_core.models._packing import pack, unpack
 from cosmos_rl_core.pipelines import directories, guidance
-from cosmos_rl_core.pipelines.spec import References
+from cosmos_rl_core.pipelines.spec import CONDITIONAL_LATENTS, References
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.solvers import kernel_of
 

@@ -4,7 +4,6 @@ Modules are built on the meta device from their configs, and get tensors that ha
 memory. So autocast, attention kernels and gradient checkpointing behave as on the CPU, and nothing is computed.
 """
 
-import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -21,6 +20,7 @@ from cosmos_rl_core.footprint.passes import Pass
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import Model, guided_velocity
 from cosmos_rl_core.models._conditioning import Conditioning
+from cosmos_rl_core.models._encoder import without_numbers
 from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.weights.policy_weights import prepare
@@ -94,8 +94,8 @@ def _transformer_pass(path: str, model: Model, one: Pass) -> tuple[Run, nn.Modul
         transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
     x_t = torch.empty(one.batch, *model.latent_shape(one.size, one.frames), device=CPU)
     t = torch.empty(one.batch, device=CPU)
-    prompts = texts(path, one)
-    negative, scale = (texts(path, one), SCALE) if one.guided else (None, 1.0)
+    prompts = conditioning(path, one)
+    negative, scale = (prompts.guided_by(conditioning(path, one)), SCALE) if one.guided else (None, 1.0)
 
     def run() -> None:
         with torch.set_grad_enabled(trains):
@@ -143,12 +143,6 @@ def _become_numberless(module: nn.Module) -> None:
         part._buffers |= {name: b if b is None else numberless(b) for name, b in part._buffers.items()}
 
 
-def texts(path: str, one: Pass) -> Conditioning:
-    """Return the conditioning of full texts; a model reads the entries that it has."""
-    spec, transformer = directories.spec(path), directories.settings(path, "transformer")
-    tokens = sizes.text_tokens(path, one.max_prompt_length)
-    shapes = {"prompt_embeds": (tokens, spec.text_width(transformer))}
-    shapes |= {"prompt_attention_mask": (tokens,), "pooled_prompt_embeds": (spec.pooled_width(transformer),)}
-    return Conditioning(
-        {name: torch.empty(one.batch, *shape, device=CPU) for name, shape in shapes.items() if math.prod(shape)}
-    )
+def conditioning(path: str, one: Pass) -> Conditioning:
+    """Return the conditioning of the pass, without numbers."""
+    return without_numbers(path, one.batch, one.max_prompt_length, one.size, one.frames, one.pictures, CPU)

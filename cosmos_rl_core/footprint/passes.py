@@ -17,6 +17,8 @@ class Pass(Section):
     batch: int
     """Number of samples."""
     max_prompt_length: int = 0
+    pictures: tuple[tuple[int, int], ...] = ()
+    """Height and width of each reference of a prompt, in pixels."""
     half: bool = False
     """Whether autocast computes in bfloat16."""
     guided: bool = False

@@ -8,16 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from cosmos_rl_core.pipelines.spec import CONDITIONAL_LATENTS, CONDITIONAL_MASK
+
 Entries = Mapping[str, Tensor]
 """Inputs of the transformer by name."""
-
-CONDITIONAL_LATENTS, CONDITIONAL_MASK = "conditional_latents", "conditional_mask"
-"""Names of shared entries of a video whose first latent frames are given: their normalised latents, ``[C, T, H, W]``
-with 0 after them, and ``[1, T, 1, 1]``, 1 at given frames and 0 at frames to generate. Both float32."""
-
-REFERENCE_TOKENS = "reference_tokens"
-"""Name of the shared entry of references that add tokens: ``[S, D]`` as the transformer takes them, one after another.
-"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,32 @@ import numpy as np
 import torch
 
 from cosmos_rl_core.models._conditioning import Conditioning, Entries
-from cosmos_rl_core.pipelines import sizes
+from cosmos_rl_core.pipelines import directories, sizes
+
+
+def without_numbers(
+    path: str,
+    batch: int,
+    max_prompt_length: int,
+    size: tuple[int, int],
+    frames: int,
+    pictures: sizes.Pictures = (),
+    device: torch.device | None = None,
+) -> Conditioning:
+    """Return uninitialised conditioning of ``batch`` full texts, each with references of the sizes in ``pictures``.
+
+    A model reads the entries that it has. ``path`` is the pipeline's directory.
+    """
+    spec, transformer = directories.spec(path), directories.settings(path, directories.TRANSFORMER)
+    tokens = sizes.text_tokens(path, max_prompt_length)
+    texts: dict[str, tuple[int, ...]] = {"prompt_embeds": (tokens, spec.text_width(transformer))}
+    texts |= {"prompt_attention_mask": (tokens,), "pooled_prompt_embeds": (spec.pooled_width(transformer),)}
+    shared = sizes.reference_shapes(path, pictures, size, frames)
+    own, others = (
+        {name: torch.empty(batch, *shape, device=device) for name, shape in some.items() if 0 not in shape}
+        for some in (texts, shared)
+    )
+    return Conditioning(own, others, sizes.reference_tokens(path, pictures))
 
 
 class Encoder(ABC):

@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from cosmos_rl_core.models._conditioning import REFERENCE_TOKENS, Conditioning
+from cosmos_rl_core.models._conditioning import Conditioning
 from cosmos_rl_core.models._media import VideoModel
 from cosmos_rl_core.models._packing import SIDE, exact_time, pack, unpack
+from cosmos_rl_core.pipelines.spec import REFERENCE_TOKENS
 
 
 class QwenImageModel(VideoModel):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories
-from cosmos_rl_core.pipelines.spec import Geometry
+from cosmos_rl_core.pipelines.spec import REFERENCE_TOKENS, Geometry
 
 FLOAT32_BYTES = 4
 MAX_TOKENS = 2**20
@@ -14,6 +14,9 @@ model here was made for. It bounds transformers without positions, and those who
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of tensors by name."""
+
+Pictures = Sequence[tuple[int, int]]
+"""Height and width of each reference of a prompt, in pixels."""
 
 
 def vae_geometry(pipeline: str) -> Geometry:
@@ -95,16 +98,24 @@ def latent_elements(pipeline: str, size: tuple[int, int], frames: int) -> int:
     return math.prod(latent_shape(pipeline, size, frames))
 
 
-def num_tokens(pipeline: str, size: tuple[int, int], frames: int) -> int:
-    """Return the number of tokens of one sample's latents in the transformer. Raises like :func:`latent_shape`."""
-    return math.prod(latent_shape(pipeline, size, frames)[1:]) // math.prod(patch_shape(pipeline))
+def num_tokens(pipeline: str, size: tuple[int, int], frames: int, pictures: Pictures = ()) -> int:
+    """Return the number of tokens of one sample in the transformer: of its latents, and of its prompt's references.
+
+    Raises like :func:`latent_shape` and :func:`reference_tokens`.
+    """
+    own = math.prod(latent_shape(pipeline, size, frames)[1:]) // math.prod(patch_shape(pipeline))
+    return own + num_reference_tokens(pipeline, pictures)
 
 
-def reference_tokens(pipeline: str, pictures: Sequence[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:
+def num_reference_tokens(pipeline: str, pictures: Pictures) -> int:
+    """Return the number of tokens that references add. Raises like :func:`reference_tokens`."""
+    return sum(map(math.prod, reference_tokens(pipeline, pictures)))
+
+
+def reference_tokens(pipeline: str, pictures: Pictures) -> tuple[tuple[int, int, int], ...]:
     """Return the tokens that references add along frames, height and width; none where they add no tokens.
 
-    ``pictures`` are their heights and widths in pixels. Raises :class:`ConfigError` for a size that the family does not
-    take.
+    Raises :class:`ConfigError` for a size that the family does not take.
     """
     references = directories.spec(pipeline).references
     if references is None or references.token_size is None:
@@ -112,6 +123,18 @@ def reference_tokens(pipeline: str, pictures: Sequence[tuple[int, int]]) -> tupl
     side, (_, *patch) = vae_geometry(pipeline).spatial, patch_shape(pipeline)
     encoded = map(references.token_size, pictures)
     return tuple((1, height // (side * patch[0]), width // (side * patch[1])) for height, width in encoded)
+
+
+def reference_shapes(pipeline: str, pictures: Pictures, size: tuple[int, int], frames: int) -> Shapes:
+    """Return the shapes of the entries that references give both predictions of a prompt, by name. Raises alike."""
+    references = directories.spec(pipeline).references
+    if references is None or not pictures:
+        return {}
+    latents = latent_shape(pipeline, size, frames)
+    found = dict(references.entries(directories.settings(pipeline, "transformer"), latents))
+    if tokens := reference_tokens(pipeline, pictures):
+        found[REFERENCE_TOKENS] = (sum(map(math.prod, tokens)), latents[0] * math.prod(patch_shape(pipeline)))
+    return found
 
 
 def text_tokens(pipeline: str, max_prompt_length: int) -> int:

@@ -14,6 +14,13 @@ Settings = Mapping[str, Any]
 Levels = np.ndarray | list[float]
 """Noise levels, one a step."""
 
+CONDITIONAL_LATENTS, CONDITIONAL_MASK = "conditional_latents", "conditional_mask"
+"""Shared entries of a video whose first latent frames are given: their normalised latents, ``[C, T, H, W]`` with 0
+after them, and ``[1, T, 1, 1]``, 1 at given frames and 0 at frames to generate. Both float32."""
+
+REFERENCE_TOKENS = "reference_tokens"
+"""Shared entry of references that add tokens: ``[S, D]`` as the transformer takes them, one after another."""
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -102,6 +109,9 @@ class References:
     """Function of the height and width of a reference in pixels: the size that it is scaled to, where each adds tokens
     of its own to the transformer's. They are of what whole tokens cover of that size. None: it adds none. The function
     raises ``ConfigError`` for a size that the stock pipeline does not take."""
+    entries: Callable[[Settings, tuple[int, ...]], Mapping[str, tuple[int, ...]]] = lambda *_: {}
+    """Function of the transformer's settings and of the latents' shape, without a batch: the shapes of the shared
+    entries that references give besides tokens, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.models import _loading
+from cosmos_rl_core.models._encoder import without_numbers
 from cosmos_rl_core.pipelines import directories, sizes
 
 META = torch.device("meta")
@@ -45,20 +46,16 @@ def _shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return dict(distinct.values())
 
 
-def forward_flops(path: str, size: tuple[int, int], frames: int, max_prompt_length: int) -> int:
+def forward_flops(
+    path: str, size: tuple[int, int], frames: int, max_prompt_length: int, pictures: sizes.Pictures
+) -> int:
     """Return the operations of one unguided forward pass of the transformer on one sample, counted by torch."""
     plugin = plugins.load_model(directories.adapter_name(path))
     model = plugin.load(path, (_loading.EMPTY_TRANSFORMER,), META)
     model.transformer.to(META)
     x_t = torch.empty(1, *model.latent_shape(size, frames), device=META)
-    spec, transformer = directories.spec(path), directories.settings(path, "transformer")
+    conditioning = without_numbers(path, 1, max_prompt_length, size, frames, [(h, w) for h, w in pictures], META)
     tokens = sizes.text_tokens(path, max_prompt_length)
-    # A model reads those that it has.
-    conditioning = {
-        "prompt_embeds": torch.empty(1, tokens, spec.text_width(transformer), device=META),
-        "prompt_attention_mask": torch.ones(1, tokens, device=META),
-        "pooled_prompt_embeds": torch.empty(1, spec.pooled_width(transformer), device=META),
-    }
     with torch.no_grad(), FullTexts(tokens), FlopCounterMode(display=False) as counter:
         model.velocity(x_t, torch.empty(1, device=META), conditioning)
     return counter.get_total_flops()

@@ -15,6 +15,7 @@ from cosmos_rl_core import outside_plugins
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.imports import uncollected, without_torchvision_warnings
 from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.pipelines.sizes import Pictures
 
 COUNTER = "cosmos_rl_core.weights.counter"
 
@@ -27,12 +28,15 @@ def shapes(pipeline: str) -> dict[str, dict[str, tuple[int, ...]]]:
 
 
 @functools.cache
-def forward_flops(pipeline: str, size: tuple[int, int], frames: int, max_prompt_length: int) -> int:
+def forward_flops(
+    pipeline: str, size: tuple[int, int], frames: int, max_prompt_length: int, pictures: Pictures = ()
+) -> int:
     """Return the operations of one unguided forward pass of the transformer on one sample.
 
-    A multiplication and an addition are two. ``size`` is height and width in pixels.
+    A multiplication and an addition are two. ``size`` is height and width in pixels; ``pictures`` is a tuple, which can
+    be kept as a key.
     """
-    return ask(COUNTER, "forward_flops", pipeline, size, frames, max_prompt_length)
+    return ask(COUNTER, "forward_flops", pipeline, size, frames, max_prompt_length, pictures)
 
 
 def ask(module: str, count: str, pipeline: str, *arguments: Any) -> Any:

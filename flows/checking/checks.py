@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config import early_warning
@@ -15,6 +16,7 @@ from cosmos_rl_core.errors import ArtifactError, ConfigError, CosmosRLError, Mis
 from cosmos_rl_core.parallel import sequence_shares
 from cosmos_rl_core.pipelines import checkpoints, directories, guidance, sizes
 from cosmos_rl_core.pipelines.buckets import Size, buckets
+from cosmos_rl_core.pipelines.sizes import Pictures
 from cosmos_rl_core.rewards._base import LabelledReward, Reward
 from cosmos_rl_core.sampling.schedule import check_flow
 from cosmos_rl_core.sampling.solvers import own_levels, solver_of
@@ -68,8 +70,11 @@ def check_training(recipe: Recipe, prompts: Sequence[Prompt], mistakes: Mistakes
     mistakes.catch(_check_dropout, recipe)
 
 
-def check_model(recipe: Recipe, prompts: Sequence[Prompt], embedded: int, mistakes: Mistakes) -> None:
-    """Add what the model cannot do and what exceeds the storage budget. ``embedded`` counts the prompts to embed."""
+def check_model(recipe: Recipe, prompts: Sequence[Prompt], embedded: int, mistakes: Mistakes) -> Pictures:
+    """Add what the model cannot do and what exceeds the storage budget. ``embedded`` counts the prompts to embed.
+
+    Return the sizes of the largest references of a prompt.
+    """
     path, diffusers = costs.base_path(recipe), recipe.policy.diffusers
     mistakes.catch(directories.check_runs, path)
     mistakes.catch(checkpoints.check, path)
@@ -84,14 +89,15 @@ def check_model(recipe: Recipe, prompts: Sequence[Prompt], embedded: int, mistak
     for check in (_check_given_frames, _check_posterior, buckets_of, costs.policy_parts, _check_shared_videos):
         mistakes.catch(check, recipe)
     mistakes.catch(_check_decoded, recipe)
-    mistakes.catch(references.check, recipe, prompts)
+    pictures = mistakes.catch(references.check, recipe, prompts) or ()
     mistakes.catch(_check_joined_inputs, recipe)
-    texts = ("text embeddings", embedded, costs.embedding_bytes, "take fewer prompts")
-    mistakes.catch(costs.check_budget, recipe, *texts)
+    size = partial(costs.embedding_bytes, pictures=pictures)
+    mistakes.catch(costs.check_budget, recipe, "text embeddings", embedded, size, "take fewer prompts")
     if recipe.train.train_policy.rewarded:
         advice = "keep fewer rollouts (rollout.keep.tensors), or train on fewer steps"
         samples = ("rollouts", costs.kept_samples(recipe), costs.sample_bytes, advice)
         mistakes.catch(costs.check_budget, recipe, *samples)
+    return pictures
 
 
 def _check_joined_inputs(recipe: Recipe) -> None:

@@ -6,12 +6,17 @@ from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError, counted
 from cosmos_rl_core.pipelines import directories, sizes
+from cosmos_rl_core.pipelines.sizes import Pictures
 from cosmos_rl_core.pipelines.spec import References
 from flows.sizes import costs
+from flows.sizes.basis import largest
 
 
-def check(recipe: Recipe, prompts: Sequence[Prompt]) -> None:
-    """Raise :class:`ConfigError` with all reasons why the model or a reward cannot take the prompts' references."""
+def check(recipe: Recipe, prompts: Sequence[Prompt]) -> Pictures:
+    """Return the sizes of the references of the prompt whose references have the most tokens.
+
+    Raises :class:`ConfigError` with all reasons why the model or a reward cannot take the prompts' references.
+    """
     path = costs.base_path(recipe)
     name, takes = directories.pipeline_class(path), directories.spec(path).references
     mistakes = [*_of_media(recipe, name, takes)] if takes else []
@@ -34,6 +39,7 @@ def check(recipe: Recipe, prompts: Sequence[Prompt]) -> None:
         mistakes += [f"{label} compares with references; the prompts have none" for label in needing]
     if mistakes:
         raise ConfigError("\n  ".join(mistakes))
+    return largest(path, prompts)
 
 
 def _of_media(recipe: Recipe, name: str, takes: References) -> Iterator[str]:

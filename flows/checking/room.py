@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from cosmos_rl_core.config.base import Section
-from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.errors import ConfigError, Mistakes
 from cosmos_rl_core.pipelines import directories
 from flows.checking.checks import stages_of
 from flows.sizes import costs, memory
 from flows.sizes.activations import TRAINING
+from flows.sizes.basis import Basis
 
 GIB = 2**30
 CHECKPOINTING = "policy.model_gradient_checkpointing"
@@ -33,14 +33,14 @@ def settled(recipe: Recipe, checkpointing: bool | None) -> Recipe:
     return changed(recipe, (CHECKPOINTING, bool(checkpointing)))
 
 
-def decide(recipe: Recipe, below: LoraConfig | None, mistakes: Mistakes) -> bool | None:
+def decide(recipe: Recipe, basis: Basis, mistakes: Mistakes) -> bool | None:
     """Return what :func:`checkpointing` decides, and add what does not fit even so."""
-    decided = mistakes.catch(checkpointing, recipe, below)
-    mistakes.extend(mistakes.catch(misfits, settled(recipe, decided), below) or ())
+    decided = mistakes.catch(checkpointing, recipe, basis)
+    mistakes.extend(mistakes.catch(misfits, settled(recipe, decided), basis) or ())
     return decided
 
 
-def checkpointing(recipe: Recipe, below: LoraConfig | None) -> bool | None:
+def checkpointing(recipe: Recipe, basis: Basis) -> bool | None:
     """Decide whether training recomputes activations; None if the recipe says it itself.
 
     It does unless training without is known to fit the devices. Small models always fit.
@@ -51,24 +51,24 @@ def checkpointing(recipe: Recipe, below: LoraConfig | None) -> bool | None:
     if costs.is_large(recipe) and any(recipe.launch.device_memory_of(stage) is None for stage in trains):
         return True
     without = changed(recipe, (CHECKPOINTING, False))
-    return any(_excess(without, stage, below) for stage in trains)
+    return any(_excess(without, stage, basis) for stage in trains)
 
 
-def misfits(recipe: Recipe, below: LoraConfig | None) -> list[str]:
+def misfits(recipe: Recipe, basis: Basis) -> list[str]:
     """Return a message for each stage that needs more memory than its devices have, with what makes it fit."""
     return [
-        f"{found}; {_advice(recipe, stage, below)}"
+        f"{found}; {_advice(recipe, stage, basis)}"
         for stage in stages_of(recipe)
-        if (found := _excess(recipe, stage, below))
+        if (found := _excess(recipe, stage, basis))
     ]
 
 
-def _excess(recipe: Recipe, stage: str, below: LoraConfig | None) -> str:
+def _excess(recipe: Recipe, stage: str, basis: Basis) -> str:
     """Return what a stage needs that its devices do not have, "" if it fits or if nobody knows."""
     limit = recipe.launch.device_memory_of(stage)
     if limit is None or stage not in memory.LOADING or not costs.is_large(recipe):
         return ""
-    (found,) = memory.stages(recipe, [stage], below, activations=True)
+    (found,) = memory.stages(recipe, [stage], basis, activations=True)
     if found.peak.device <= limit * GIB:
         return ""
     largest = sorted(found.rows_at(found.moment).items(), key=lambda row: -row[1].device)[:3]
@@ -77,14 +77,14 @@ def _excess(recipe: Recipe, stage: str, below: LoraConfig | None) -> str:
     return f"{needs} ({found.moment}: {rows}, ...)"
 
 
-def _advice(recipe: Recipe, stage: str, below: LoraConfig | None) -> str:
+def _advice(recipe: Recipe, stage: str, basis: Basis) -> str:
     """Return the first setting that makes a stage fit, else the first settings together that do."""
     alone = [[change] for change in _changes(recipe, stage)]
     last = dict(_changes(recipe, stage))
     together = [[*last.items()][: count + 1] for count in range(1, len(last))]
     for changes in [*alone, *together]:
         try:
-            fits = _fits(changed(recipe, *changes), stage, below)
+            fits = _fits(changed(recipe, *changes), stage, basis)
         except ConfigError:
             # The ranks cannot be divided so.
             continue
@@ -93,11 +93,11 @@ def _advice(recipe: Recipe, stage: str, below: LoraConfig | None) -> str:
     return "no setting here makes it fit: take devices with more memory, or more of them"
 
 
-def _fits(recipe: Recipe, stage: str, below: LoraConfig | None) -> bool:
+def _fits(recipe: Recipe, stage: str, basis: Basis) -> bool:
     """Return whether a stage fits. Counting takes seconds, so what is too large without activations is not counted."""
     limit = recipe.launch.device_memory_of(stage)
-    (held,) = memory.stages(recipe, [stage], below)
-    return limit is not None and held.peak.device <= limit * GIB and not _excess(recipe, stage, below)
+    (held,) = memory.stages(recipe, [stage], basis)
+    return limit is not None and held.peak.device <= limit * GIB and not _excess(recipe, stage, basis)
 
 
 def _changes(recipe: Recipe, stage: str) -> Iterator[Change]:

@@ -14,6 +14,7 @@ from cosmos_rl_core.errors import counted
 from cosmos_rl_core.estimates.estimate import FEWEST
 from cosmos_rl_core.pipelines import directories, distilled, weight_files
 from cosmos_rl_core.pipelines.memory import Bytes
+from cosmos_rl_core.pipelines.sizes import Pictures
 from flows.checking import checks, references
 from flows.devices import fitting
 from flows.ledger import estimates, predicted
@@ -77,7 +78,7 @@ def describe_plan(plan: Plan, store_url: str, named_by: str = "", *, slots: int 
     subjects |= {
         "plugins": [f"{pin.name} of {pin.kind}, {pin.path}" for pin in plan.plugins],
         "stages": f"{stages.total()}: {', '.join(stages)}",
-        "writes": _writes(recipe),
+        "writes": _writes(recipe, plan.basis.pictures),
         "judges": [_judge(options) for options in memory.scorers(recipe)],
         "launch": f"{where}, {counted(launch.processes, 'process')}, {counted(launch.threads, 'thread')} each",
         "turns": [
@@ -180,7 +181,7 @@ def _warns(plan: Plan) -> str | list[str]:
     return lines
 
 
-def _writes(recipe: Recipe) -> list[str]:
+def _writes(recipe: Recipe, pictures: Pictures) -> list[str]:
     """Return what an iteration writes and what all of them leave, a line each."""
     parts, train = costs.policy_parts(recipe), recipe.train
     of_parts = ", ".join(f"{part} {_size(size)}" for part, size in parts.items())
@@ -193,7 +194,7 @@ def _writes(recipe: Recipe) -> list[str]:
         lines.insert(0, f"{samples}, each with a picture of {picture} before compression")
         left += costs.kept_samples(recipe) * each
     of_all = f"{_size(left)} and the pictures in {counted(train.num_iterations, 'iteration')}"
-    return [*lines, f"{of_all}; embeddings of {_size(costs.embedding_bytes(recipe))} a prompt"]
+    return [*lines, f"{of_all}; embeddings of {_size(costs.embedding_bytes(recipe, pictures))} a prompt"]
 
 
 def _size(num_bytes: int) -> str:
@@ -238,7 +239,7 @@ def as_json(plan: AnyPlan, store_url: str, *, slots: int | None = None) -> dict[
         "turns": turns(plan, store_url, slots=slots),
         "writes": {
             "sample": costs.sample_bytes(recipe) if rewarded else None,
-            "embedding": costs.embedding_bytes(recipe),
+            "embedding": costs.embedding_bytes(recipe, plan.basis.pictures),
             "policy": costs.policy_parts(recipe),
         },
         "memory": [each.as_json() for each in _memory(plan, store_url)],
@@ -322,4 +323,4 @@ def _stages(plan: Plan, store_url: str) -> Counter[str]:
 def _memory(plan: Plan, store_url: str) -> list[memory.StageMemory]:
     kinds = (step.kind for wave in post_train(run_of(plan, store_url)) for step in wave.steps)
     large = costs.is_large(plan.recipe)
-    return memory.stages(plan.settled, kinds, plan.below, activations=large, generates=plan.generates)
+    return memory.stages(plan.settled, kinds, plan.basis, activations=large)

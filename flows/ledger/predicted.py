@@ -14,6 +14,7 @@ from cosmos_rl_core.weights import counting
 from flows.planning.plan import Plan
 from flows.sizes import costs, memory
 from flows.sizes.activations import tile
+from flows.sizes.basis import typical
 from stages.generating.plans import ENCODERS
 from stages.registry import STAGES
 
@@ -62,15 +63,15 @@ class StageWork:
 
 
 def forward_flops(plan: Plan) -> int:
-    """Return the operations of one unguided forward pass of the transformer on one sample."""
-    media, length = plan.media, plan.recipe.policy.diffusers.max_prompt_length
-    return counting.forward_flops(costs.base_path(plan.recipe), media.size, media.frames, length)
+    """Return the operations of one unguided forward pass of the transformer on one sample, with typical references."""
+    media, length, path = plan.media, plan.recipe.policy.diffusers.max_prompt_length, costs.base_path(plan.recipe)
+    return counting.forward_flops(path, media.size, media.frames, length, typical(path, plan.prompts))
 
 
 def stages(plan: Plan) -> list[StageWork]:
     """Return the time of an iteration's stages and of an evaluation, as far as they run the transformer."""
     forward, launch = forward_flops(plan), plan.recipe.launch
-    held = {found.stage: found for found in memory.stages(plan.recipe, passes(plan), plan.below)}
+    held = {found.stage: found for found in memory.stages(plan.recipe, passes(plan), plan.basis)}
     found: list[StageWork] = []
     for stage, count in passes(plan).items():
         ranks = launch.processes_of(stage)

@@ -30,6 +30,7 @@ from flows.planning import inits, kinds, versions
 from flows.planning.base import AnyPlan, BasePlan, Slots, run_url
 from flows.planning.datasets import read_datasets
 from flows.sizes import costs
+from flows.sizes.basis import Basis, largest
 from stages.artifacts.records import parsed
 from stages.contracts import MediaShape, ModelRef
 from stages.registry import STAGES
@@ -132,6 +133,12 @@ class Plan(BasePlan[Recipe]):
         return inits.below(self.recipe, self.init)
 
     @property
+    def basis(self) -> Basis:
+        """Return the facts that decide the memory of its stages."""
+        every = (*self.prompts, *self.validation_prompts)
+        return Basis(self.below, largest(costs.base_path(self.recipe), every), self.generates)
+
+    @property
     def lineage(self) -> str:
         """Return in words what the run begins with; "" for the base model, and for fresh weights."""
         return "; ".join(words for words in (super().lineage, self._init_in_words) if words)
@@ -228,10 +235,10 @@ def make_plan(
     datasets, checkpointing = read_datasets(recipe, store_url, mistakes), None
     checks.check_training(recipe, prompts := (*datasets.prompts, *datasets.validation_prompts), mistakes)
     if model is not None:
-        trained, others = len(datasets.prompts), {p.id for p in (*datasets.data.prompts, *datasets.held_out.prompts)}
-        others -= {prompt.id for prompt in datasets.prompts}
-        checks.check_model(recipe, prompts, costs.embedded_prompts(recipe, trained) + len(others), mistakes)
-        checkpointing = room.decide(recipe, inits.below(recipe, init), mistakes)
+        others = {p.id for p in (*datasets.data.prompts, *datasets.held_out.prompts)} - {p.id for p in datasets.prompts}
+        embedded = costs.embedded_prompts(recipe, len(datasets.prompts)) + len(others)
+        pictures = checks.check_model(recipe, prompts, embedded, mistakes)
+        checkpointing = room.decide(recipe, Basis(inits.below(recipe, init), pictures), mistakes)
     elif not damages:
         mistakes.append(checks.nothing_to_size(recipe.policy.model_name_or_path))
     if mistakes or mistakes.unreached or model is None:

@@ -2,14 +2,15 @@
 
 from collections.abc import Iterable
 
-from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import RewardedOptions
 from cosmos_rl_core.footprint.counted import footprints
 from cosmos_rl_core.footprint.passes import Pass
 from cosmos_rl_core.pipelines import sizes
+from cosmos_rl_core.pipelines.sizes import Pictures
 from cosmos_rl_core.training.forwards import filling
 from flows.sizes import costs
+from flows.sizes.basis import Basis
 from stages.contracts import MediaShape
 from stages.generating.plans import vae_batches
 
@@ -21,7 +22,7 @@ def tile(recipe: Recipe) -> int:
     return min(recipe.rollout.n_generation_mini_batch, recipe.rollout.samples_per_shard)
 
 
-def micro_batch(recipe: Recipe) -> int:
+def micro_batch(recipe: Recipe, pictures: Pictures) -> int:
     """Return the number of rows of a forward and backward pass: samples, each at one noise level or at several."""
     options, diffusers = recipe.train.train_policy, recipe.policy.diffusers
     if not isinstance(options, RewardedOptions):
@@ -30,19 +31,19 @@ def micro_batch(recipe: Recipe) -> int:
     samples, levels = filling(
         options,
         needs.num_times(diffusers.sample.num_steps),
-        lambda: sizes.num_tokens(costs.base_path(recipe), diffusers.inference_size, diffusers.train_frames),
+        lambda: sizes.num_tokens(costs.base_path(recipe), diffusers.inference_size, diffusers.train_frames, pictures),
         members=needs.members,
     )
     return min(samples, costs.step_samples(recipe, options)) * levels
 
 
-def peaks(recipe: Recipe, kinds: Iterable[str], below: LoraConfig | None) -> dict[str, tuple[int, int]]:
+def peaks(recipe: Recipe, kinds: Iterable[str], basis: Basis) -> dict[str, tuple[int, int]]:
     """Return the bytes of a rank's activations, and of the VAE at work, in each stage that has any.
 
     Context-parallel peers divide activations evenly; a few of a transformer's tensors are whole on each. Text encoders
     take one text at a time, whose activations are left out.
     """
-    asked = {kind: passes(recipe, kind, below) for kind in kinds}
+    asked = {kind: passes(recipe, kind, basis) for kind in kinds}
     every = [one for found in asked.values() for one in found if one is not None]
     counted = iter(footprints(costs.base_path(recipe), every))
     found: dict[str, tuple[int, int]] = {}
@@ -55,7 +56,7 @@ def peaks(recipe: Recipe, kinds: Iterable[str], below: LoraConfig | None) -> dic
     return found
 
 
-def passes(recipe: Recipe, kind: str, below: LoraConfig | None) -> tuple[Pass | None, Pass | None]:
+def passes(recipe: Recipe, kind: str, basis: Basis) -> tuple[Pass | None, Pass | None]:
     """Return the largest pass of a stage through the transformer, and through the VAE; None if it has none."""
     diffusers, validation = recipe.policy.diffusers, recipe.validation
     half, guided = recipe.train.param_dtype == "bfloat16", diffusers.sample.guidance_scale != 1
@@ -63,7 +64,8 @@ def passes(recipe: Recipe, kind: str, below: LoraConfig | None) -> tuple[Pass | 
 
     def forward(batch: int, *, guided: bool) -> Pass:
         length = diffusers.max_prompt_length
-        return Pass(kind="forward", batch=batch, max_prompt_length=length, half=half, guided=guided, **media)
+        texts = {"max_prompt_length": length, "pictures": basis.pictures}
+        return Pass(kind="forward", batch=batch, half=half, guided=guided, **texts, **media)
 
     def decoding(batch: int) -> Pass:
         (first, *_) = vae_batches(batch, MediaShape(**media))
@@ -76,9 +78,9 @@ def passes(recipe: Recipe, kind: str, below: LoraConfig | None) -> tuple[Pass | 
             "trains_unconditional": costs.needs_of(recipe).trains_unconditional if kind == "update" else True,
             "checkpointing": recipe.policy.model_gradient_checkpointing is True,
             "lora": recipe.policy.lora,
-            "below": below,
+            "below": basis.below,
         }
-        return forward(micro_batch(recipe), guided=guided).model_copy(update=trains), None
+        return forward(micro_batch(recipe, basis.pictures), guided=guided).model_copy(update=trains), None
     if kind == "rollout":
         return forward(tile(recipe), guided=guided), decoding(tile(recipe))
     if kind == "validate" and validation is not None:

@@ -10,6 +10,7 @@ from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import RewardedOptions
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines import directories, sizes
+from cosmos_rl_core.pipelines.sizes import Pictures
 from cosmos_rl_core.sampling.kernel import Kernel
 from cosmos_rl_core.sampling.solvers import planned_kernel
 from cosmos_rl_core.weights.parts import CURRENT, EMA, OLD, OPTIMIZER, REFERENCE
@@ -59,11 +60,23 @@ def pixel_bytes(recipe: Recipe) -> int:
     return 3 * diffusers.train_frames * math.prod(diffusers.inference_size)
 
 
-def embedding_bytes(recipe: Recipe) -> int:
+def text_bytes(recipe: Recipe) -> int:
     """Return the bytes of the text embedding of one prompt, without masks."""
     policy = recipe.policy
     length = policy.diffusers.max_prompt_length
     return sizes.FLOAT32_BYTES * embedding_elements(base_path(recipe), length, policy.lora)
+
+
+def reference_bytes(recipe: Recipe, pictures: Pictures) -> int:
+    """Return the bytes of the entries of a conditioning that a prompt's references give, of these sizes."""
+    diffusers = recipe.policy.diffusers
+    shapes = sizes.reference_shapes(base_path(recipe), pictures, diffusers.inference_size, diffusers.train_frames)
+    return sizes.FLOAT32_BYTES * sum(map(math.prod, shapes.values()))
+
+
+def embedding_bytes(recipe: Recipe, pictures: Pictures = ()) -> int:
+    """Return the bytes of the conditioning of one prompt with references of these sizes, without masks."""
+    return text_bytes(recipe) + reference_bytes(recipe, pictures)
 
 
 def embedded_together(recipe: Recipe, num_prompts: int, k: int) -> range | None:

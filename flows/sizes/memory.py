@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.pipelines import directories, sizes
@@ -31,6 +30,7 @@ from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, EMA, OLD, REFERENCE
 from cosmos_rl_core.weights.shapes import component_shapes, count_elements, file_shapes, trainable_shapes, weight_shapes
 from flows.sizes import costs
 from flows.sizes.activations import TRAINING, micro_batch, peaks, tile
+from flows.sizes.basis import PLAIN, Basis
 from stages.formats.members import KEPT_BYTES
 from stages.generating.plans import TILES_AHEAD
 
@@ -128,17 +128,15 @@ LOADING = ("embed", "encode", "rollout", "decode", "judge", "update", "finetune"
 def stages(
     recipe: Recipe,
     kinds: Iterable[str],
-    below: LoraConfig | None = None,
+    basis: Basis = PLAIN,
     *,
     activations: bool = False,
-    generates: bool = True,
 ) -> list[StageMemory]:
-    """Return the memory of the stages :data:`LOADING` among ``kinds``, with a frozen adapter ``below`` if given.
+    """Return the memory of the stages :data:`LOADING` among ``kinds``.
 
-    Where the run ``generates`` no rollouts, an update also holds the policy that made the stored ones.
     With ``activations`` also those of :mod:`flows.sizes.activations`, which a process with torch counts once.
     """
-    model = _Model(recipe, below, generates)
+    model = _Model(recipe, basis)
     found = [kind for kind in dict.fromkeys(kinds) if kind in LOADING]
     ranks = {kind: recipe.launch.processes_of(kind) for kind in found} | {"export": 1}
     rows = {kind: _judge(recipe) if kind == "judge" else getattr(model, kind)() for kind in found}
@@ -146,7 +144,7 @@ def stages(
         for kind in found:
             rows[kind] |= {READ: Bytes(cpu=_read(model, kind))}
     if activations:
-        for kind, (at_work, by_vae) in peaks(recipe, found, below).items():
+        for kind, (at_work, by_vae) in peaks(recipe, found, basis).items():
             rows[kind] |= {ACTIVATIONS: Bytes(at_work), VAE: Bytes(by_vae)}
     nodes = {kind: 1 if kind == "export" else recipe.launch.nodes_of(kind) for kind in found}
     counted = [StageMemory(kind, ranks[kind], rows[kind], nodes[kind]) for kind in found]
@@ -199,8 +197,7 @@ class _Model:
     """A recipe with the shapes of its transformer."""
 
     recipe: Recipe
-    below: LoraConfig | None
-    generates: bool
+    basis: Basis
 
     @cached_property
     def path(self) -> str:
@@ -262,7 +259,7 @@ class _Model:
         if train.staleness == 0 and needs.behaviour != CURRENT and needs.behaviour in carried:
             # One copy serves under both names.
             parts.discard(BEHAVIOUR)
-        parts |= set[str]() if self.generates else {BEHAVIOUR}
+        parts |= set[str]() if self.basis.generates else {BEHAVIOUR}
         # Samples are read when they are drawn, and the last ones read are kept.
         read = min(train.train_batch_per_replica * costs.sample_bytes(self.recipe), KEPT_BYTES)
         return self._training("update", parts, guided=self._guided) | {SAMPLES: Bytes(cpu=read)}
@@ -303,11 +300,11 @@ class _Model:
         return sum((resting(shapes, spread) for shapes in _adapters(self)), base)
 
     def _batch(self, size: int, num_states: int, *, guided: bool) -> Bytes:
-        """Count ``num_states`` tensors of the latents' size for each sample, and its text embeddings."""
+        """Count ``num_states`` tensors of the latents' size for each sample, and its conditioning."""
         diffusers = self.recipe.policy.diffusers
         latents = sizes.latent_elements(self.path, diffusers.inference_size, diffusers.train_frames)
-        texts = (1 + guided) * costs.embedding_bytes(self.recipe)
-        return Bytes(size * (sizes.FLOAT32_BYTES * num_states * latents + texts))
+        given = (1 + guided) * costs.text_bytes(self.recipe) + costs.reference_bytes(self.recipe, self.basis.pictures)
+        return Bytes(size * (sizes.FLOAT32_BYTES * num_states * latents + given))
 
     def _forward(self, spread: Spread, batch: int, *, guided: bool = False) -> Rows:
         """Count a stage that trains nothing: state, noise, estimate and velocity of each sample, one more if guided."""
@@ -330,7 +327,7 @@ class _Model:
                 TRANSFORMER: self._transformer(spread),
                 GRADIENTS: trained,
                 OPTIMIZER: trained * MOMENTS_KEPT,
-                BATCH: self._batch(micro_batch(self.recipe), 5 + len(copies), guided=guided),
+                BATCH: self._batch(micro_batch(self.recipe, self.basis.pictures), 5 + len(copies), guided=guided),
                 VISITING: _visiting(self, spread, backward=True, checkpointing=checkpointing),
                 GATHERED: to_be_written(self.trained, self.recipe.launch, stage),
                 # The buffer of the all-reduce of gradients, or of torch's fused loops: once more their size.
@@ -380,7 +377,7 @@ def to_be_written(trained: Shapes, launch: LaunchConfig, stage: str, tables: Col
 
 def _adapters(model: _Model) -> list[Shapes]:
     """Return the shapes of the frozen adapter and of the trained one, of those that there are."""
-    settings = (model.below, model.recipe.policy.lora)
+    settings = (model.basis.below, model.recipe.policy.lora)
     return [trainable_shapes(model.shapes, adapter) for adapter in settings if adapter is not None]
 
 

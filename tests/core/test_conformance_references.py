@@ -8,9 +8,10 @@ import torch
 
 from cosmos_rl_core.conformance.models.adapters import load_model
 from cosmos_rl_core.conformance.models.families import PICTURES, PROMPTS, SCHEDULERS, SIZE
-from cosmos_rl_core.models._conditioning import CONDITIONAL_LATENTS, CONDITIONAL_MASK, stack
+from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
 from cosmos_rl_core.pipelines import sizes
+from cosmos_rl_core.pipelines.spec import CONDITIONAL_LATENTS, CONDITIONAL_MASK
 from tests.references import ABLE, Referring, referring
 
 META = torch.device("meta")
@@ -93,6 +94,9 @@ def test_the_tokens_of_references_are_those_that_a_plan_counts(made: Referring):
     found = made.encoded("a", pictures)
     counted = sizes.reference_tokens(made.family.folder, [picture.shape[1:3] for picture in pictures])
     assert found.shapes == counted
+    frames = made.family.frames
+    planned = sizes.reference_shapes(made.family.folder, [one.shape[1:3] for one in pictures], SIZE, frames)
+    assert planned == {name: tuple(tensor.shape) for name, tensor in found.shared.items()}
     if made.references.token_size is None:
         if not made.fewest:
             assert found.shared.keys() == {CONDITIONAL_LATENTS, CONDITIONAL_MASK}

@@ -9,13 +9,14 @@ from torch.utils._pytree import tree_leaves
 
 from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.conformance.models.adapters import load_model
-from cosmos_rl_core.conformance.models.families import SIZE, Family
+from cosmos_rl_core.conformance.models.families import PICTURES, SIZE, Family
 from cosmos_rl_core.footprint import counter
 from cosmos_rl_core.footprint.live import LiveBytes
 from cosmos_rl_core.footprint.passes import Pass
 from cosmos_rl_core.models._base import Model, guided_velocity
 from cosmos_rl_core.models._conditioning import Conditioning
 from cosmos_rl_core.parallel.precision import computes_in
+from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.weights.policy_weights import prepare
 
 CPU = torch.device("cpu")
@@ -23,9 +24,19 @@ BATCH, LENGTH = 3, 8
 LORA = LoraConfig(r=2, target_modules=("to_q", "to_v"))
 
 
+def pictures_of(path: str) -> tuple[tuple[int, ...], ...]:
+    """Sizes of as many references of a prompt as there are, if the family takes any."""
+    references = directories.spec(path).references
+    return tuple(one.shape[1:3] for one in PICTURES[: references.most]) if references else ()
+
+
+def pass_of(path: str, frames: int, **settings: Any) -> Pass:
+    media = {"size": SIZE, "frames": frames, "batch": BATCH}
+    return Pass(**media | {"max_prompt_length": LENGTH, "pictures": pictures_of(path)} | settings)
+
+
 def counted(path: str, frames: int, **settings: Any) -> int:
-    one = Pass(**{"size": SIZE, "frames": frames, "batch": BATCH, "max_prompt_length": LENGTH} | settings)
-    return counter.footprint(path, one)["peak_bytes"]
+    return counter.footprint(path, pass_of(path, frames, **settings))["peak_bytes"]
 
 
 def near(found: int, expected: int, module: nn.Module) -> bool:
@@ -44,10 +55,10 @@ def table_bytes(module: nn.Module) -> int:
     return sum({id(tensor): tensor.nbytes for tensor in tensors if id(tensor) not in known}.values())
 
 
-def texts(path: str) -> Conditioning:
-    """Texts of the counted shapes, of which every token counts."""
-    one = Pass(kind="forward", size=SIZE, frames=1, batch=BATCH, max_prompt_length=LENGTH)
-    return counter.texts(path, one).each(lambda tensor: torch.ones_like(tensor))
+def conditioning(path: str, frames: int) -> Conditioning:
+    """Texts and references of the counted shapes, of which every token counts."""
+    one = pass_of(path, frames, kind="forward")
+    return counter.conditioning(path, one).each(lambda tensor: torch.ones_like(tensor))
 
 
 def inputs(model: Model, frames: int) -> tuple[Tensor, Tensor]:
@@ -59,8 +70,8 @@ def live(model: Model, path: str, frames: int, *, trains: bool, half: bool, guid
     if trains:
         prepare(model.transformer, lora, reference=False)
     x_t, t = inputs(model, frames)
-    prompts = texts(path)
-    negative, scale = (prompts, counter.SCALE) if guided else (None, 1.0)
+    prompts = conditioning(path, frames)
+    negative, scale = (conditioning(path, frames), counter.SCALE) if guided else (None, 1.0)
 
     def run() -> None:
         with torch.set_grad_enabled(trains):

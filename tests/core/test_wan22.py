@@ -33,8 +33,9 @@ from cosmos_rl_core.conformance.models.test_training import (  # noqa: F401
     test_supervised_training_lowers_the_error_on_what_it_saw,
     x_0,
 )
-from cosmos_rl_core.models._conditioning import CONDITIONAL_MASK, stack
+from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.pipelines import checkpoints, directories, sizes
+from cosmos_rl_core.pipelines.spec import CONDITIONAL_MASK
 from tests.core.test_buckets import (
     test_every_model_predicts_on_its_buckets_as_the_stock_pipeline_does,  # noqa: F401
 )

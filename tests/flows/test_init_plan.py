@@ -12,6 +12,7 @@ from flows.library import open_run
 from flows.planning import requests
 from flows.planning.plan import Plan, Settings, freeze, plan_of, read_plan
 from flows.planning.run import Run
+from flows.sizes.basis import Basis
 from flows.sizes.memory import stages
 from flows.watching.status_table import rendered
 from stages.contracts import Init
@@ -111,7 +112,7 @@ def test_the_plan_says_what_a_policy_begins_with(recipe, store: str):
 
 def test_the_frozen_adapter_is_counted(recipe, store: str):
     plan = plan_with(recipe, store, SOURCE, "policy.init_mode=stack")
-    alone, stacked = (stages(plan.recipe, ["update"], below)[0].rows for below in (None, plan.below))
+    alone, stacked = (stages(plan.recipe, ["update"], Basis(below))[0].rows for below in (None, plan.below))
     # Rank 2 of 16 matrices of 128 x 128.
     assert stacked["transformer"].device - alone["transformer"].device == 16 * 2 * 2 * 128 * 4
     assert {name for name in alone if alone[name] != stacked[name]} == {"transformer"}

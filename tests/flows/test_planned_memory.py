@@ -15,6 +15,7 @@ from flows.cli import app as cli
 from flows.ledger import predicted
 from flows.planning.plan import Settings, plan_of
 from flows.sizes import memory
+from flows.sizes.basis import Basis
 
 FULL = ("lora = { r = 2 }\n", "")
 KL = ("timesteps_fraction = 1.0", "timesteps_fraction = 1.0\nkl_beta = 0.1")
@@ -212,7 +213,7 @@ def test_the_moment_that_holds_the_most_decides_and_is_named(recipe):
 
 def test_an_update_on_stored_rollouts_holds_the_policy_that_made_them_too(recipe):
     wanted = check(read_values(recipe(), ()), "recipe")
-    own, stored = (memory.stages(wanted, ["update"], generates=generates)[0].rows for generates in (True, False))
+    own, stored = (memory.stages(wanted, ["update"], Basis(generates=generates))[0].rows for generates in (True, False))
     assert memory.BEHAVIOUR not in own
     assert stored[memory.BEHAVIOUR] == own[memory.OLD]
     assert stored[memory.BATCH].device > own[memory.BATCH].device

@@ -125,7 +125,7 @@ def test_rows_of_a_forward_are_levels_of_as_many_samples_as_a_step_has(recipe):
 
     def rows(**options: float) -> int:
         given = [f"train.train_policy.{name}={value}" for name, value in options.items()]
-        return activations.micro_batch(check(read_values(path, given), "tiny"))
+        return activations.micro_batch(check(read_values(path, given), "tiny"), ())
 
     tokens = sizes.num_tokens(directories.resolve_path("package:tiny-sd3"), (32, 64), 1)
     assert rows(mini_batch=2) == 2

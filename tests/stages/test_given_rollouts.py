@@ -13,8 +13,9 @@ from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.algorithms._base import Batch, Transitions
 from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.models._base import guided_velocity
-from cosmos_rl_core.models._conditioning import CONDITIONAL_LATENTS, given_frames, stack
+from cosmos_rl_core.models._conditioning import given_frames, stack
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
+from cosmos_rl_core.pipelines.spec import CONDITIONAL_LATENTS
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.storage import media

@@ -21,9 +21,11 @@ from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.solvers import kernel_of
 from flows.planning import requests
 from flows.planning.run import Run
+from flows.sizes import costs
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of, standing
 from stages.contracts import TENSORS, Rollout
+from stages.formats.embeddings import Embeddings
 from stages.formats.policies import read_part
 from stages.formats.samples import read_samples
 from stages.formats.tables import read_table
@@ -92,6 +94,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         make(request, folder)
     make(requests.update(run, 0), folder)
     return run
+
+
+def test_a_prompt_is_embedded_in_as_many_bytes_as_planned(run: Run):
+    ids = [prompt.id for prompt in run.plan.prompts]
+    stored = Embeddings([input_of(run.prepared.embed.slot)], ids)
+    written = [sum(tensor.nbytes for tensor in stored[one].values()) for one in ids]
+    assert written == [costs.embedding_bytes(run.recipe, [size]) for size in PICTURES]
+    assert len({*written}) == 2
+    assert run.plan.basis.pictures == ((64, 96),)
 
 
 def pixels_of(number: int, run: Run) -> np.ndarray:

@@ -6,6 +6,7 @@ ours, as in stages, the transformer does alone. Sizes, loading and fresh weights
 """
 
 import math
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
@@ -31,7 +32,7 @@ from cosmos_rl_core.conformance.models.families import (
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import guided_velocity
-from cosmos_rl_core.models._conditioning import Conditioning, stack
+from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.sampling.flow import euler
@@ -142,7 +143,7 @@ def test_only_padding_that_the_transformer_does_not_read_is_left_out_of_the_stor
     """The same bits whatever is there; of a model that reads padding, another last row gives another velocity."""
     unread = directories.spec(family.folder).unread_padding
     t, noise = torch.full((1,), 0.5, device=family.device), family.noise[:1]
-    (embedding,) = family.model.encode_prompts(["a b"], family.length)
+    embedding = family.encode("a b")
     expected = family.model.velocity(noise, t, stack([embedding], family.device))
     changed = dict(embedding.own)
     for name, mask in (unread or {"prompt_embeds": None}).items():
@@ -151,7 +152,7 @@ def test_only_padding_that_the_transformer_does_not_read_is_left_out_of_the_stor
         assert padding.any()
         changed[name] = embedding[name].clone()
         changed[name][padding] = 0 if unread and mask is None else 3.0
-    found = family.model.velocity(noise, t, stack([Conditioning(changed, embedding.shared)], family.device))
+    found = family.model.velocity(noise, t, stack([replace(embedding, own=changed)], family.device))
     assert torch.equal(found, expected) == bool(unread)
 
 

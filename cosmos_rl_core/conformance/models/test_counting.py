@@ -4,8 +4,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from cosmos_rl_core.conformance.models.adapters import load_model
-from cosmos_rl_core.conformance.models.families import SIZE, Family
-from cosmos_rl_core.models._conditioning import Conditioning
+from cosmos_rl_core.conformance.models.families import PICTURES, SIZE, Family, fewest
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
 from cosmos_rl_core.pipelines import sizes
 from cosmos_rl_core.weights import counter
@@ -29,9 +28,10 @@ def test_a_forward_pass_is_counted_as_on_encoded_prompts(family: Family):
     model = load_model(family.folder, (EMPTY_TRANSFORMER,), META)
     model.transformer.to(META)
     x_t = torch.zeros(1, *model.latent_shape(SIZE, family.frames), device=META)
-    texts = Conditioning(family.conditioning.each(lambda tensor: tensor[:1].to(META)).own)
+    texts = family.conditioning.each(lambda tensor: tensor[:1].to(META))
     tokens = texts["prompt_embeds"].shape[1]
     with torch.no_grad(), counter.FullTexts(tokens), FlopCounterMode(display=False) as counted:
         model.velocity(x_t, torch.zeros(1, device=META), texts)
     length = tokens - sizes.text_tokens(family.folder, 0)
-    assert counter.forward_flops(family.folder, SIZE, family.frames, length) == counted.get_total_flops()
+    pictures = [one.shape[1:3] for one in PICTURES[: fewest(family.folder)]]
+    assert counter.forward_flops(family.folder, SIZE, family.frames, length, pictures) == counted.get_total_flops()

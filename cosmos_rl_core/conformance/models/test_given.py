@@ -23,9 +23,10 @@ from cosmos_rl_core.conformance.models.families import (
     run_stock,
 )
 from cosmos_rl_core.models._base import guided_velocity
-from cosmos_rl_core.models._conditioning import CONDITIONAL_LATENTS, generated, given_frames
+from cosmos_rl_core.models._conditioning import generated, given_frames
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
 from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.pipelines.spec import CONDITIONAL_LATENTS
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.solvers import solver_of
 

@@ -114,9 +114,13 @@ def tokens_of(model: Model, shape: tuple[int, ...], conditioning: Conditioning, 
     for blocks in transformer.children():
         if isinstance(blocks, nn.ModuleList) and len(blocks):
             blocks[0].register_forward_pre_hook(note, with_kwargs=True)
-    texts = Conditioning(conditioning.each(lambda value: value.to(device)).own)
+    entries = {}
+    if (references := directories.spec(model._path).references) and references.fewest:
+        entries = references.entries(directories.settings(model._path, "transformer"), shape)
+    shared = {name: torch.zeros(2, *entry, device=device) for name, entry in entries.items()}
+    own = conditioning.each(lambda value: value.to(device)).own
     with FullTexts(conditioning["prompt_embeds"].shape[1]):
-        model.velocity(torch.empty(2, *shape, device=device), torch.zeros(2, device=device), texts)
+        model.velocity(torch.empty(2, *shape, device=device), torch.zeros(2, device=device), Conditioning(own, shared))
     return given
 
 

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
-from cosmos_rl_core.models._conditioning import CONDITIONAL_LATENTS, CONDITIONAL_MASK, Conditioning, Entries
+from cosmos_rl_core.models._conditioning import Conditioning, Entries
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER, GUARDRAIL, PREFIX
 from cosmos_rl_core.models._media import VideoModel
 from cosmos_rl_core.models._refusals import Refusals
@@ -23,6 +23,7 @@ from cosmos_rl_core.models.cosmos_predict2_5 import FROZEN_PREFIX, GUARDRAIL_PAC
 from cosmos_rl_core.parallel.context_parallel import Peers, SelfAttention
 from cosmos_rl_core.parallel.sharding import WHOLE, load_base
 from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.pipelines.spec import CONDITIONAL_LATENTS, CONDITIONAL_MASK
 
 EMBEDS, PROJECTED = "prompt_embeds", "projected_prompt_embeds"
 """Names of text embeddings in a conditioning: before the frozen prefix, and after it."""

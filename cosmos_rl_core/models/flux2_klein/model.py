@@ -8,12 +8,13 @@ import torch
 from diffusers import Flux2KleinPipeline
 from torch import Tensor
 
-from cosmos_rl_core.models._conditioning import REFERENCE_TOKENS, Conditioning, Entries
+from cosmos_rl_core.models._conditioning import Conditioning, Entries
 from cosmos_rl_core.models._media import ImageModel, unit_to_pixels
 from cosmos_rl_core.models._packing import exact_time
 from cosmos_rl_core.models._pictures import centre, scaled
 from cosmos_rl_core.models.flux2_klein import SIDE, reference_size
 from cosmos_rl_core.pipelines import sizes
+from cosmos_rl_core.pipelines.spec import REFERENCE_TOKENS
 
 _REFERENCE_TIME = 10
 """Position in time of the first reference, and the distance to the next one. The generated image has 0."""

@@ -12,12 +12,13 @@ from transformers import AutoTokenizer, Qwen2VLImageProcessorPil, Qwen2VLProcess
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
-from cosmos_rl_core.models._conditioning import REFERENCE_TOKENS, Entries
+from cosmos_rl_core.models._conditioning import Entries
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
 from cosmos_rl_core.models._packing import pack
 from cosmos_rl_core.models._pictures import scaled
 from cosmos_rl_core.models._qwen_image import QwenImageModel
 from cosmos_rl_core.models.qwen_image_edit import text_size, vae_size
+from cosmos_rl_core.pipelines.spec import REFERENCE_TOKENS
 
 
 class QwenImageEdit(QwenImageModel):

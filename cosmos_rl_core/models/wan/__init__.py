@@ -6,7 +6,7 @@ The model of Wan 2.2 also takes a picture, which is the first frame of the video
 from dataclasses import replace
 
 from cosmos_rl_core.models._wan_spec import WAN
-from cosmos_rl_core.pipelines.spec import References
+from cosmos_rl_core.pipelines.spec import CONDITIONAL_LATENTS, CONDITIONAL_MASK, References
 
 SPEC = replace(
     WAN,
@@ -14,5 +14,6 @@ SPEC = replace(
         when=lambda index: bool(index.get("expand_timesteps")),
         pipeline_class="WanImageToVideoPipeline",
         takes_list=False,
+        entries=lambda _, latents: {CONDITIONAL_LATENTS: latents, CONDITIONAL_MASK: (1, latents[1], 1, 1)},
     ),
 )

@@ -9,16 +9,11 @@ import torch
 from diffusers import WanPipeline
 from torch import Tensor
 
-from cosmos_rl_core.models._conditioning import (
-    CONDITIONAL_LATENTS,
-    CONDITIONAL_MASK,
-    Conditioning,
-    Entries,
-    given_frames,
-)
+from cosmos_rl_core.models._conditioning import Conditioning, Entries, given_frames
 from cosmos_rl_core.models._pictures import scaled
 from cosmos_rl_core.models._wan import WanModel
 from cosmos_rl_core.pipelines import directories, sizes
+from cosmos_rl_core.pipelines.spec import CONDITIONAL_LATENTS, CONDITIONAL_MASK
 
 
 class Wan(WanModel):

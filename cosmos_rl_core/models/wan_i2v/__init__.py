@@ -4,13 +4,27 @@ Its 36 input channels are 16 of the state, 4 of a mask and 16 of a condition: th
 grey frames.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from cosmos_rl_core.models._wan_spec import WAN
-from cosmos_rl_core.pipelines.spec import References
+from cosmos_rl_core.pipelines.spec import References, Settings
 
 FRAMES_OF_A_LATENT = 4
 """Channels of the mask: one for each frame of a latent frame."""
+CONDITION, PICTURE_EMBEDS = "condition", "picture_embeds"
+"""Names of shared entries: mask and latents of the picture and grey frames, ``[20, T, H, W]``, and the picture as CLIP
+sees it, ``[257, image_dim]``, if the transformer takes it. Both float32."""
+_CLIP_TOKENS = 257
+
+
+def _entries(transformer: Settings, latents: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
+    """Return the shapes of the entries of a picture."""
+    found: dict[str, tuple[int, ...]] = {CONDITION: (FRAMES_OF_A_LATENT + latents[0], *latents[1:])}
+    if (width := transformer["image_dim"]) is not None:
+        found[PICTURE_EMBEDS] = (_CLIP_TOKENS, width)
+    return found
+
 
 SPEC = replace(
     WAN,
@@ -24,5 +38,5 @@ SPEC = replace(
     mask_channels=FRAMES_OF_A_LATENT + 16,
     # The transformer takes the last 512 tokens of text and picture for the text, whatever their number.
     prompt_length=512,
-    references=References(fewest=1, pipeline_class="WanImageToVideoPipeline", takes_list=False),
+    references=References(fewest=1, pipeline_class="WanImageToVideoPipeline", takes_list=False, entries=_entries),
 )

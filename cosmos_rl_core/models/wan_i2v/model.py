@@ -12,12 +12,7 @@ from cosmos_rl_core.models._conditioning import Conditioning, Entries
 from cosmos_rl_core.models._media import pixels_to_unit
 from cosmos_rl_core.models._pictures import scaled
 from cosmos_rl_core.models._wan import WanModel
-from cosmos_rl_core.models.wan_i2v import FRAMES_OF_A_LATENT
-from cosmos_rl_core.pipelines import directories
-
-CONDITION, PICTURE_EMBEDS = "condition", "picture_embeds"
-"""Names of shared entries: mask and latents of the picture and grey frames, ``[20, T, H, W]``, and what CLIP sees of
-the picture, ``[257, image_dim]``, if the transformer takes it. Both float32."""
+from cosmos_rl_core.models.wan_i2v import CONDITION, FRAMES_OF_A_LATENT, PICTURE_EMBEDS
 
 
 class WanImageToVideo(WanModel):
@@ -42,28 +37,14 @@ class WanImageToVideo(WanModel):
         return entries
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Predict; the transformer gets ``1000 t`` in float32, never rounded.
-
-        Plans have no picture: it is zeros then.
-        """
-        entries = conditioning if CONDITION in conditioning else {**self._no_picture(x_t), **conditioning}
+        """Predict; the transformer gets ``1000 t`` in float32, never rounded."""
         return self.transformer(
-            hidden_states=torch.cat([x_t, entries[CONDITION]], dim=1),
+            hidden_states=torch.cat([x_t, conditioning[CONDITION]], dim=1),
             timestep=(t * self.scheduler.config.num_train_timesteps).to(torch.float32),
-            encoder_hidden_states=entries["prompt_embeds"],
-            encoder_hidden_states_image=entries.get(PICTURE_EMBEDS),
+            encoder_hidden_states=conditioning["prompt_embeds"],
+            encoder_hidden_states_image=conditioning.get(PICTURE_EMBEDS),
             return_dict=False,
         )[0].float()
-
-    def _no_picture(self, x_t: Tensor) -> Entries:
-        """Return the batched entries of a picture, zeros."""
-        batch, channels, *shape = x_t.shape
-        entries = {CONDITION: x_t.new_zeros(batch, FRAMES_OF_A_LATENT + channels, *shape)}
-        if self._transformer_config["image_dim"] is not None:
-            clip = directories.read_json(self._path, "image_encoder", "config.json")
-            patches = (clip["image_size"] // clip["patch_size"]) ** 2
-            entries[PICTURE_EMBEDS] = x_t.new_zeros(batch, 1 + patches, clip["hidden_size"])
-        return entries
 
 
 load = WanImageToVideo

@@ -1,0 +1,53 @@
+"""Facts of a run, besides its recipe, that decide its memory and time."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from cosmos_rl_core.config.policy import LoraConfig
+from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.pipelines import sizes
+from cosmos_rl_core.pipelines.sizes import Pictures
+
+
+class Basis(NamedTuple):
+    """Facts of a run that decide the memory of its stages."""
+
+    below: LoraConfig | None = None
+    """Settings of the frozen adapter below the trained one, if there is one."""
+    pictures: Pictures = ()
+    """Sizes of the references of a prompt, the largest of the run."""
+    generates: bool = True
+    """The run makes rollouts. If not, an update also holds the policy that made the stored ones."""
+
+
+PLAIN = Basis()
+"""A run that begins with the base model, makes rollouts, and has no references."""
+
+
+def largest(pipeline: str, prompts: Iterable[Prompt]) -> Pictures:
+    """Return the sizes of the references of the prompt whose references have the most tokens; none without any.
+
+    Raises :class:`ConfigError` for a size that the model does not take.
+    """
+    found = _by_tokens(pipeline, prompts)
+    return found[-1][0] if found else ()
+
+
+def typical(pipeline: str, prompts: Iterable[Prompt]) -> Pictures:
+    """Return the same of the prompt in the middle, by tokens of references."""
+    found, seen = _by_tokens(pipeline, prompts), 0
+    middle = sum(count for _, count in found) / 2
+    for pictures, count in found:
+        seen += count
+        if seen >= middle:
+            return pictures
+    return ()
+
+
+def _by_tokens(pipeline: str, prompts: Iterable[Prompt]) -> list[tuple[Pictures, int]]:
+    """Return the sizes of references and how many prompts have them, fewest tokens first."""
+    counts = Counter(tuple((one.height, one.width) for one in prompt.references) for prompt in prompts)
+    if [*counts] == [()]:
+        return []
+    return sorted(counts.items(), key=lambda item: (sizes.num_reference_tokens(pipeline, item[0]), item[0]))
