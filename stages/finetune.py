@@ -7,7 +7,7 @@ import torch
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.algorithms._base import Batch, algorithm_of
-from cosmos_rl_core.models._conditioning import generated, stack
+from cosmos_rl_core.models._conditioning import Conditioning, generated, stack
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.pipelines.buckets import Size
 from cosmos_rl_core.training.noise_levels import FINE_GRID, DrawKey, sft_time, training_noise
@@ -16,8 +16,9 @@ from stages import contracts
 from stages.artifacts.layouts import cut_alike
 from stages.artifacts.request import Request
 from stages.execution.context import Context
-from stages.formats.embeddings import EMPTY, Embeddings
+from stages.formats.embeddings import Embeddings
 from stages.formats.latents import Latents
+from stages.formats.references import kinds_of
 from stages.training.given import own_frames
 from stages.training.micro_batches import made_ahead, my_share
 from stages.training.order import items_of_step
@@ -40,7 +41,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     def share(step: int) -> list[Make]:
         items = items_of_step(sources, config.weights, config.batch_size, request.seed, step)
         # The largest first, so that ranks that work side by side wait little for each other.
-        chunks = sorted(cut_alike(items, layout["mini_batch"], draws.size), key=len, reverse=True)
+        chunks = sorted(cut_alike(items, layout["mini_batch"], draws.kind), key=len, reverse=True)
         return my_share([[partial(draws, chunk)] for chunk in chunks], group)
 
     first = config.steps.first_step
@@ -62,12 +63,17 @@ class _Draws:
         self.conditioning = Embeddings(request.inputs["embeddings"], latents.prompt_ids)
         self.whole, frames = config.media.size, config.media.frames
         sizes = {latents.size(item) or self.whole for item, _ in self.items}
+        self.kinds = kinds_of(request.inputs["embeddings"], config.model.path)
         # Some pipelines shift noise levels by the size.
         self.sigmas = {size: trainer.model.schedule(FINE_GRID, size, frames).sigmas for size in sizes}
 
     def size(self, drawn: tuple[int, int]) -> Size:
-        """Return height and width in pixels of an item that is drawn. A micro-batch holds items of one size."""
+        """Return height and width in pixels of an item that is drawn."""
         return self.latents.size(self.items[drawn[0]][0]) or self.whole
+
+    def kind(self, drawn: tuple[int, int]) -> tuple[Size, int]:
+        """Return the size of an item that is drawn, and the shapes of its references: equal in a micro-batch."""
+        return self.size(drawn), self.kinds.get(self.items[drawn[0]][1], 0)
 
     def __call__(self, drawn: list[tuple[int, int]], weight: float) -> MicroBatch:
         items = [self.items[index] for index, _ in drawn]
@@ -80,13 +86,15 @@ class _Draws:
         # A sample's conditioning: its prompt's embeddings, and a drawn number of its own first frames.
         generators = [seeds.generator("given frames", *key) for key in keys]
         own = [
-            self.conditioning[self._text(prompt_id, key)] | own_frames(latents, self.given_frames, generator)
+            self._conditioning(prompt_id, key) | own_frames(latents, self.given_frames, generator)
             for (_, prompt_id), key, latents, generator in zip(items, keys, x_0, generators, strict=True)
         ]
         conditioning = stack(own, CPU)
         batch = Batch(x_0, noise, t, None, generated(conditioning))
         return MicroBatch(batch, conditioning, weight, keys=tuple(keys))
 
-    def _text(self, prompt_id: str, key: DrawKey) -> str:
-        """Return the prompt that a sample is trained on: its own or, drawn by its key, the empty one."""
-        return EMPTY if seeds.generator("text dropout", *key).random() < self.text_dropout else prompt_id
+    def _conditioning(self, prompt_id: str, key: DrawKey) -> Conditioning:
+        """Return the conditioning of a sample, with its prompt's text or, drawn by its key, with the empty one."""
+        if seeds.generator("text dropout", *key).random() < self.text_dropout:
+            return self.conditioning.without_text(prompt_id)
+        return self.conditioning[prompt_id]

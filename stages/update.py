@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 
 from cosmos_rl_core.algorithms._base import Algorithm, algorithm_of
-from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ArtifactError, ConfigError, counted
 from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.parallel.distributed import Group
@@ -24,6 +23,7 @@ from stages.artifacts.layouts import evenly
 from stages.artifacts.request import Request
 from stages.execution.context import Context
 from stages.formats.policies import read_part
+from stages.formats.references import kinds_of, sizes_of
 from stages.formats.tables import to_parquet
 from stages.scoring.advantages import advantages, counts_of, units_of
 from stages.training import foreign
@@ -178,15 +178,14 @@ def _filling(request: Request, algorithm: Algorithm, context: Context[Group]) ->
     """Return what fills a forward pass, after the halvings of earlier attempts."""
     config, media = request.settings(contracts.Update), _media(request)
     path = directories.resolve_path(config.model.path)
-    return filling(
-        config.algorithm,
-        algorithm.needs.num_times(config.sample.num_steps),
-        lambda: max(
-            sizes.num_tokens(path, media.size, media.frames, pictures) for pictures in _pictures(request).values()
-        ),
-        context.shrunk,
-        algorithm.needs.members,
-    )
+
+    def num_tokens() -> int:
+        pictures = sizes_of(request.inputs["rollouts"]).values()
+        return max(sizes.num_tokens(path, media.size, media.frames, each) for each in pictures)
+
+    needs = algorithm.needs
+    times = needs.num_times(config.sample.num_steps)
+    return filling(config.algorithm, times, num_tokens, context.shrunk, needs.members)
 
 
 def _media(request: Request) -> contracts.MediaShape:
@@ -215,19 +214,9 @@ def _order(
 
 def _kinds(request: Request, table: pd.DataFrame) -> dict[str, int]:
     """Return a number for each shape that the references of samples have, by their keys; nothing without any."""
-    path = directories.resolve_path(request.settings(contracts.Update).model.path)
-    pictures = _pictures(request)
-    shapes = {prompt: sizes.reference_tokens(path, sides) for prompt, sides in pictures.items() if sides}
-    numbers = {shape: number for number, shape in enumerate(sorted({*shapes.values()}))}
-    found = zip(table["key"], table["prompt_id"], strict=True) if shapes else ()
-    return {key: numbers[shapes[prompt]] for key, prompt in found}
-
-
-def _pictures(request: Request) -> dict[str, sizes.Pictures]:
-    """Return the sizes of the references of the rollouts' prompts, by their ids."""
-    made_for = [Artifact(source).manifest.config["prompts"] for source in request.inputs["rollouts"]]
-    prompts = [Prompt.model_validate(one) for some in made_for for one in some]
-    return {prompt.id: [(one.height, one.width) for one in prompt.references] for prompt in prompts}
+    numbers = kinds_of(request.inputs["rollouts"], request.settings(contracts.Update).model.path)
+    found = zip(table["key"], table["prompt_id"], strict=True) if numbers else ()
+    return {key: numbers[prompt] for key, prompt in found}
 
 
 def _copies(config: contracts.Update) -> list[str]:

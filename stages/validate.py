@@ -12,9 +12,10 @@ from torch import Tensor
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.models._base import Model
-from cosmos_rl_core.models._conditioning import Conditioning, stack
+from cosmos_rl_core.models._conditioning import Conditioning, generated, stack
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import computes_in
+from cosmos_rl_core.pipelines.buckets import Size
 from cosmos_rl_core.storage import store
 from stages import contracts
 from stages.artifacts.layouts import Check, cut_alike
@@ -23,6 +24,7 @@ from stages.execution.context import Context
 from stages.formats.embeddings import Embeddings
 from stages.formats.latents import Latents
 from stages.formats.losses import by_item, summary_of
+from stages.formats.references import kinds_of
 from stages.formats.tables import from_parquet, to_parquet
 from stages.training.loading import load_policy
 
@@ -30,14 +32,20 @@ from stages.training.loading import load_policy
 def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     """Write ``losses.parquet``: a row an item and noise level, ``item_id, medium, t, loss``.
 
-    The loss is the mean squared error of the velocity, without guidance and without weights.
+    The loss is the mean squared error of the velocity, without guidance and without weights, over frames that are not
+    given.
     """
     config, ranks = request.settings(contracts.Validate), context.ranks
     latents = Latents.of(request)
     prompt_of: dict[str, str] = latents.index.set_index("item_id")["prompt_id"].to_dict()
     medium_of: dict[str, str] = latents.index.set_index("item_id")["medium"].to_dict()
     embeddings = Embeddings(request.inputs["embeddings"], prompt_of.values())
-    planned = cut_alike(list(prompt_of), context.shrunk(config.batch_size), latents.size)
+    kinds = kinds_of(request.inputs["embeddings"], config.model.path)
+
+    def kind(item: str) -> tuple[Size | None, int]:
+        return latents.size(item), kinds.get(prompt_of[item], 0)
+
+    planned = cut_alike(list(prompt_of), context.shrunk(config.batch_size), kind)
     tiles = context.layout({"tiles": planned})["tiles"]
     model, _ = load_policy(request, config, components=(), context=context, reference=False)
     done, rows = 0, list[dict[str, Any]]()
@@ -114,7 +122,14 @@ def _losses(
         times = torch.full((len(items),), float(t), device=x_0.device)
         with computes_in(config.param_dtype, x_0.device):
             velocity = model.velocity((1 - float(t)) * x_0 + float(t) * noise, times, conditioning)
-        losses = (velocity - (noise - x_0)).square().flatten(1).mean(1)
+        losses = _mean((velocity - (noise - x_0)).square(), generated(conditioning))
         pairs = zip(items, losses.tolist(), strict=True)
         rows += [{"item_id": item, "t": float(t), "loss": loss} for item, loss in pairs]
     return rows
+
+
+def _mean(errors: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the mean of each sample, ``[B]``, over elements where the mask is 1."""
+    if mask is None:
+        return errors.flatten(1).mean(1)
+    return (errors * mask).flatten(1).sum(1) / mask.expand_as(errors).flatten(1).sum(1)

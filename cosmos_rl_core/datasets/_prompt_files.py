@@ -3,13 +3,13 @@
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.datasets._base import Prompt, Reference, prompt_id
-from cosmos_rl_core.datasets._references import MOST, read_reference
+from cosmos_rl_core.datasets._references import References
 from cosmos_rl_core.errors import ConfigError, mistakes_in
 
 FORMATS = (".txt", ".jsonl", ".json")
@@ -50,12 +50,12 @@ def prompts_of(source: str | Path, values: Iterable[tuple[str, Any]]) -> tuple[P
     and metadata are one prompt, whose samples are one group. Raises one :class:`ConfigError` with every mistake.
     """
     mistakes: list[str] = []
-    pictures: dict[Path, Reference] = {}
+    pictures = References(source.parent) if isinstance(source, Path) else None
     prompts: dict[str, Prompt] = {}
     for place, value in values:
         try:
             text, metadata, paths = _taken_apart(value)
-            references = _read(paths, source, pictures)
+            references = _read(paths, pictures)
             digests = [reference.digest for reference in references]
             name, longer = (prompt_id(t, digests) for t in (text, text + canonical_json(metadata).decode()))
         except (ValueError, RecursionError) as error:  # also NaN, or half a surrogate pair
@@ -72,32 +72,27 @@ def prompts_of(source: str | Path, values: Iterable[tuple[str, Any]]) -> tuple[P
     return tuple(prompts.values())
 
 
-def _read(paths: Sequence[str], source: str | Path, known: dict[Path, Reference]) -> tuple[Reference, ...]:
-    """Return the references at some paths, each read once. Raises ``ValueError`` for one that cannot be used."""
-    if paths and not isinstance(source, Path):
+def _read(paths: Any, pictures: References | None) -> tuple[Reference, ...]:
+    """Return the references at some paths. Raises ``ValueError`` for one that cannot be used."""
+    if pictures is not None:
+        return pictures.at(paths)
+    if paths:
         raise ValueError('"references" are paths, which only prompts in a file of this machine have')
-    found = [Path(source).parent / path for path in paths]
-    for path in found:
-        if path not in known:
-            known[path] = read_reference(path)
-    return tuple(known[path] for path in found)
+    return ()
 
 
-def _taken_apart(value: Any) -> tuple[str, dict[str, Any], list[str]]:
+def _taken_apart(value: Any) -> tuple[str, dict[str, Any], Any]:
     """Return text, metadata and paths of references of an object. Raises ``ValueError`` with what is wrong with it."""
     text = value.get("prompt") if isinstance(value, dict) else None
     if not isinstance(text, str) or not text.strip():
         raise ValueError('expected an object with the text "prompt"')
     metadata = {name: other for name, other in value.items() if name not in ("prompt", "references")}
-    paths = value.get("references", [])
-    if not isinstance(paths, list) or not all(isinstance(path, str) and path for path in paths) or len(paths) > MOST:
-        raise ValueError(f'expected "references" to be a list of at most {MOST} paths of pictures, found {paths!r:.80}')
     if isinstance(inner := metadata.get("metadata"), dict):
         del metadata["metadata"]
         if twice := sorted(inner.keys() & metadata.keys()):
             raise ValueError(f'{", ".join(twice)} beside "metadata" and in it; expected one of the two')
         metadata |= inner
-    return text.strip(), metadata, paths
+    return text.strip(), metadata, value.get("references", [])
 
 
 def _values(extension: str, text: str) -> Iterator[tuple[str, Any]]:

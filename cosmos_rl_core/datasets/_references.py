@@ -3,6 +3,7 @@
 import hashlib
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -27,6 +28,28 @@ def read_reference(path: Path) -> Reference:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return Reference(digest=hashlib.sha256(data).hexdigest(), height=height, width=width, source=str(path.absolute()))
+
+
+class References:
+    """References by their paths, relative to a folder. Each file is read once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._known: dict[str, Reference] = {}
+
+    def at(self, paths: Any) -> tuple[Reference, ...]:
+        """Return the references at a list of paths.
+
+        Raises ``ValueError`` for another value, for too many, and for a file that cannot be used.
+        """
+        if not isinstance(paths, list) or not all(isinstance(path, str) and path for path in paths):
+            raise ValueError(f'expected "references" to be a list of paths of pictures, found {paths!r:.80}')
+        if len(paths) > MOST:
+            raise ValueError(f'"references" has {len(paths)} paths, at most {MOST} are taken')
+        for path in paths:
+            if path not in self._known:
+                self._known[path] = read_reference(self.folder / path)
+        return tuple(self._known[path] for path in paths)
 
 
 def decoded(data: bytes) -> np.ndarray:

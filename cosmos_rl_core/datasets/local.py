@@ -1,10 +1,12 @@
 """A folder of images or videos with captions, in one of two layouts.
 
-Flat: the caption beside the medium of the same stem, as text in ``<stem>.txt`` or as an object in ``<stem>.json`` whose
-``prompt`` is the caption (other keys are ignored). Folders: media in ``images/`` or ``videos/``, captions of the same
-two kinds in ``metas/``. Hidden files, other extensions and other folders are ignored, and so is text beside no medium
-in a flat folder. The id of an item is its stem, with the number of the clip if videos give several. Items are sorted by
-id.
+Flat: the caption next to the medium of the same stem, as text in ``<stem>.txt`` or as an object in ``<stem>.json``,
+whose ``prompt`` is the caption. Folders: media in ``images/`` or ``videos/``, captions of the same two kinds in
+``metas/``. Hidden files, other extensions and other folders are ignored, and so is text without a medium in a flat
+folder. The id of an item is its stem, with the number of the clip if videos give several. Items are sorted by id.
+
+An object may have ``references``, a list of pictures that an edit begins with and whose result the medium is: their
+paths, relative to the folder, in a folder of their own. Its other keys are ignored.
 """
 
 import itertools
@@ -23,8 +25,9 @@ from pydantic import Field, PositiveInt
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _clips, _probe
-from cosmos_rl_core.datasets._base import Item, ItemError, Prompt, prompt_id
+from cosmos_rl_core.datasets._base import Item, ItemError, Prompt, Reference, prompt_id
 from cosmos_rl_core.datasets._files import IMAGES, VIDEOS, caption_in, kind_of, parsed
+from cosmos_rl_core.datasets._references import References
 from cosmos_rl_core.errors import ConfigError, mistakes_in
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.file_digests import files_digest
@@ -166,9 +169,10 @@ def _items(options: Options) -> list[_Item]:
     media, captions = _find(options.local_dir)
     items: list[_Item] = []
     mistakes: list[str] = []
+    pictures = References(Path(options.local_dir))
     for item_id in sorted(media.keys() | captions.keys()):
         try:
-            item = _item(options.local_dir, item_id, media.get(item_id, []), captions.get(item_id, []))
+            item = _item(pictures, item_id, media.get(item_id, []), captions.get(item_id, []))
             items += [_clip(item, clip, options.clips) for clip in range(options.clips)]
         except ConfigError as error:
             mistakes += str(error).splitlines()
@@ -239,19 +243,22 @@ def _by_stem(names: Iterable[str], extensions: Collection[str]) -> Files:
     return found
 
 
-def _item(local_dir: str, item_id: str, media: list[str], captions: list[str]) -> _Item:
+def _item(pictures: References, item_id: str, media: list[str], captions: list[str]) -> _Item:
     """Return the item of a stem. Raises :class:`ConfigError` with a line for each mistake."""
-    mistakes = _misfits(item_id, media, captions)
-    text = ""
+    mistakes, text, found = _misfits(item_id, media, captions), "", tuple[Reference, ...]()
     try:
         if not captions:
             raise ConfigError(f"{PurePath(media[0]).name}: no caption")
-        text, _ = _caption(local_dir, captions[0])
+        text, values = _caption(str(pictures.folder), captions[0])
+        found = pictures.at(values.get("references", []))
     except ConfigError as error:
         mistakes.append(str(error))
+    except ValueError as error:
+        mistakes.append(f"{PurePath(captions[0]).name}: {error}")
     if mistakes:
         raise ConfigError("\n".join(mistakes))
-    return _Item(item_id, Path(local_dir, media[0]), Prompt(id=prompt_id(text), text=text))
+    prompt = Prompt(id=prompt_id(text, [one.digest for one in found]), text=text, references=found)
+    return _Item(item_id, pictures.folder / media[0], prompt)
 
 
 def _misfits(item_id: str, media: list[str], captions: list[str]) -> list[str]:

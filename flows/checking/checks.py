@@ -70,9 +70,16 @@ def check_training(recipe: Recipe, prompts: Sequence[Prompt], mistakes: Mistakes
     mistakes.catch(_check_dropout, recipe)
 
 
-def check_model(recipe: Recipe, prompts: Sequence[Prompt], embedded: int, mistakes: Mistakes) -> Pictures:
+def check_model(
+    recipe: Recipe,
+    prompts: Sequence[Prompt],
+    media: Sequence[Sequence[Prompt]],
+    embedded: int,
+    mistakes: Mistakes,
+) -> Pictures:
     """Add what the model cannot do and what exceeds the storage budget. ``embedded`` counts the prompts to embed.
 
+    ``prompts`` are trained on and evaluated; ``media`` has the captions of media, trained on beside them and held out.
     Return the sizes of the largest references of a prompt.
     """
     path, diffusers = costs.base_path(recipe), recipe.policy.diffusers
@@ -89,7 +96,7 @@ def check_model(recipe: Recipe, prompts: Sequence[Prompt], embedded: int, mistak
     for check in (_check_given_frames, _check_posterior, buckets_of, costs.policy_parts, _check_shared_videos):
         mistakes.catch(check, recipe)
     mistakes.catch(_check_decoded, recipe)
-    pictures = mistakes.catch(references.check, recipe, prompts) or ()
+    pictures = mistakes.catch(references.check, recipe, prompts, media) or ()
     mistakes.catch(_check_joined_inputs, recipe)
     size = partial(costs.embedding_bytes, pictures=pictures)
     mistakes.catch(costs.check_budget, recipe, "text embeddings", embedded, size, "take fewer prompts")

@@ -1,51 +1,62 @@
 """Checks of the pictures that prompts refer to, against the model and the rewards."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError, counted
 from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.pipelines.sizes import Pictures
-from cosmos_rl_core.pipelines.spec import References
 from flows.sizes import costs
 from flows.sizes.basis import largest
 
 
-def check(recipe: Recipe, prompts: Sequence[Prompt]) -> Pictures:
+def check(recipe: Recipe, prompts: Sequence[Prompt], media: Sequence[Sequence[Prompt]]) -> Pictures:
     """Return the sizes of the references of the prompt whose references have the most tokens.
 
-    Raises :class:`ConfigError` with all reasons why the model or a reward cannot take the prompts' references.
+    ``prompts`` are trained on and evaluated; ``media`` has the captions of media, trained on and held out. Raises
+    :class:`ConfigError` with all reasons why the model or a reward cannot take the references.
     """
-    path = costs.base_path(recipe)
-    name, takes = directories.pipeline_class(path), directories.spec(path).references
-    mistakes = [*_of_media(recipe, name, takes)] if takes else []
-    fewest, most = (takes.fewest, takes.most) if takes else (0, 0)
-    if wrong := [prompt for prompt in prompts if not fewest <= len(prompt.references) <= most]:
-        count, example = counted(len(wrong), "prompt"), f"e.g. {wrong[0].id}"
-        mistakes.append(
-            f"{name} takes no references; {count} have some, {example}; take them out, or take another base model"
-            if most == 0
-            else f"{name} takes {fewest} to {most} references; {count} have another number, {example}, which has "
-            f"{len(wrong[0].references)}; change the prompt file"
-        )
-    elif len(numbers := {len(prompt.references) for prompt in prompts}) > 1:
-        some = " and ".join(map(str, sorted(numbers)))
-        mistakes.append(f"prompts have {some} references; expected equally many in all, trained on and held out")
+    path, every = costs.base_path(recipe), [*prompts, *chain(*media)]
+    mistakes = [mistake for some in (prompts, *media) for mistake in _of_numbers(path, some)]
     if not mistakes:
-        mistakes += _of_sizes(path, prompts)
+        mistakes += [*_of_sizes(path, every), *_of_data_term(recipe, path, media[0])]
     if not all(prompt.references for prompt in prompts):
         needing = [one.fn.label for one in recipe.rewards if one.fn.facts.references == "needed"]
         mistakes += [f"{label} compares with references; the prompts have none" for label in needing]
     if mistakes:
         raise ConfigError("\n  ".join(mistakes))
-    return largest(path, prompts)
+    return largest(path, every)
 
 
-def _of_media(recipe: Recipe, name: str, takes: References) -> Iterator[str]:
-    """Yield why media cannot be trained on: they have no references."""
-    if takes.fewest and (not recipe.train.train_policy.rewarded or costs.needs_of(recipe).data_term is not None):
-        yield f"{name} needs references, which media of datasets do not have; train on rewards alone"
+def _of_numbers(path: str, prompts: Sequence[Prompt]) -> Iterator[str]:
+    """Yield why the model cannot take the numbers of references of prompts that are trained on together."""
+    name, takes = directories.pipeline_class(path), directories.spec(path).references
+    fewest, most = (takes.fewest, takes.most) if takes else (0, 0)
+    if wrong := [prompt for prompt in prompts if not fewest <= len(prompt.references) <= most]:
+        count, example = counted(len(wrong), "prompt"), f"e.g. {wrong[0].id}"
+        yield (
+            f"{name} takes no references; {count} have some, {example}; take them out, or take another base model"
+            if most == 0
+            else f"{name} takes {fewest} to {most} references; {count} have another number, {example}, which has "
+            f"{len(wrong[0].references)}; change the dataset"
+        )
+    elif len(numbers := {len(prompt.references) for prompt in prompts}) > 1:
+        some = " and ".join(map(str, sorted(numbers)))
+        yield f"prompts have {some} references; expected equally many in all, trained on and held out"
+
+
+def _of_data_term(recipe: Recipe, path: str, prompts: Sequence[Prompt]) -> Iterator[str]:
+    """Yield why a loss on media beside rewards cannot take their references: each forward pass has items of any."""
+    if not recipe.train.train_policy.rewarded or costs.needs_of(recipe).data_term is None:
+        return
+    shapes = {sizes.reference_tokens(path, [(one.height, one.width) for one in p.references]) for p in prompts}
+    if len(shapes) > 1:
+        yield (
+            f"references of media in [train.train_policy.data] have {len(shapes)} shapes; the loss on media takes one: "
+            "scale or crop them to one size"
+        )
 
 
 def _of_sizes(path: str, prompts: Sequence[Prompt]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from cosmos_rl_core.datasets._checked import checked_prompts
 from cosmos_rl_core.datasets._shares import Share, most
 from cosmos_rl_core.datasets._windows import Windows
 from cosmos_rl_core.errors import ArtifactError, ConfigError, Mistakes, counted
+from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.storage import store
 from flows.sizes import costs
 from stages.artifacts import snapshots
@@ -82,6 +83,11 @@ class Datasets(NamedTuple):
     validation_prompts: tuple[Prompt, ...]
     data: Media
     held_out: Media
+
+    @property
+    def captions(self) -> tuple[tuple[Prompt, ...], ...]:
+        """Return the captions of media that are trained on with rewards, and of held-out ones."""
+        return self.data.prompts, self.held_out.prompts
 
 
 def read_datasets(recipe: Recipe, store_url: str, mistakes: Mistakes) -> Datasets:
@@ -280,6 +286,8 @@ def _of_snapshot(recipe: Recipe, options: SnapshotOptions, store_url: str) -> Me
         raise ConfigError(f"snapshot {head.number} of {name!r} has no item with side = {options.side!r}")
     _check_items(items, windows_of(recipe, options), f"snapshot {head.number} of {name!r}")
     _check_weights(items, options.weights, f"snapshot {head.number} of {name!r}")
+    if directories.spec(costs.base_path(recipe)).references:
+        _check_no_references(items, f"snapshot {head.number} of {name!r}")
     texts = dict(zip(items["prompt_id"], items["caption"], strict=True))
     prompts = tuple(Prompt(id=prompt, text=text) for prompt, text in sorted(texts.items()))
     _of_length(prompts, f"snapshot {head.number} of {name!r}")
@@ -301,6 +309,15 @@ def _check_items(items: Any, windows: Windows, where: str) -> None:
         raise ConfigError(
             f"{short.sum()} items of {where} have too few frames, e.g. {first['name']} has {first['frames']}, expected "
             f"at least {windows.least(first['fps'])}; leave them out with min_frames in the file of the dataset"
+        )
+
+
+def _check_no_references(items: Any, where: str) -> None:
+    """Raise :class:`ConfigError` for items that name references: a prepared dataset does not keep them."""
+    if (named := items["metadata"].str.contains('"references":[', regex=False)).any():
+        raise ConfigError(
+            f"{named.sum()} items of {where} name references, e.g. {items.loc[named, 'name'].iloc[0]}; a prepared "
+            'dataset does not keep them: train on the folder itself, with name = "local"'
         )
 
 

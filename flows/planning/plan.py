@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -91,6 +92,11 @@ class Plan(BasePlan[Recipe]):
         known = {prompt.id for prompt in self.prompts}
         return (*self.prompts, *(prompt for prompt in self.data_prompts if prompt.id not in known))
 
+    @property
+    def every_prompt(self) -> tuple[Prompt, ...]:
+        """Return the prompts of rollouts, of evaluations and of media that are no prepared dataset."""
+        return (*self.prompts, *self.validation_prompts, *self.data_prompts, *self.held_out_prompts)
+
     def prompts_of(self, k: int) -> tuple[Prompt, ...]:
         """Return the prompts of iteration k.
 
@@ -135,8 +141,7 @@ class Plan(BasePlan[Recipe]):
     @property
     def basis(self) -> Basis:
         """Return the facts that decide the memory of its stages."""
-        every = (*self.prompts, *self.validation_prompts)
-        return Basis(self.below, largest(costs.base_path(self.recipe), every), self.generates)
+        return Basis(self.below, largest(costs.base_path(self.recipe), self.every_prompt), self.generates)
 
     @property
     def lineage(self) -> str:
@@ -235,9 +240,9 @@ def make_plan(
     datasets, checkpointing = read_datasets(recipe, store_url, mistakes), None
     checks.check_training(recipe, prompts := (*datasets.prompts, *datasets.validation_prompts), mistakes)
     if model is not None:
-        others = {p.id for p in (*datasets.data.prompts, *datasets.held_out.prompts)} - {p.id for p in datasets.prompts}
+        others = {p.id for p in chain(*datasets.captions)} - {p.id for p in datasets.prompts}
         embedded = costs.embedded_prompts(recipe, len(datasets.prompts)) + len(others)
-        pictures = checks.check_model(recipe, prompts, embedded, mistakes)
+        pictures = checks.check_model(recipe, prompts, datasets.captions, embedded, mistakes)
         checkpointing = room.decide(recipe, Basis(inits.below(recipe, init), pictures), mistakes)
     elif not damages:
         mistakes.append(checks.nothing_to_size(recipe.policy.model_name_or_path))

@@ -58,8 +58,7 @@ class Prepared:
     @cached_property
     def references(self) -> Request | None:
         """Return the Request for the pictures that prompts refer to; None if no prompt refers to any."""
-        asked = (*self.plan.prompts, *self.plan.validation_prompts)
-        found = {one.digest: one for prompt in asked for one in prompt.references}
+        found = {one.digest: one for prompt in self.plan.every_prompt for one in prompt.references}
         if not found:
             return None
         return self._shared(contracts.References(references=tuple(found[one] for one in sorted(found))))

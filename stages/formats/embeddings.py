@@ -176,6 +176,11 @@ class Embeddings:
         found = {name: self[name] for name in {*names}}
         return [found[name] for name in names]
 
+    def without_text(self, prompt_id: str) -> Conditioning:
+        """Return a prompt's conditioning with the empty text in place of its own, and with its references."""
+        name = with_references(EMPTY, prompt_id)
+        return self[prompt_id].guided_by(self[name if name in self._places else EMPTY])
+
     def __getitem__(self, prompt_id: str) -> Conditioning:
         """Return a prompt's conditioning. Raises :class:`ArtifactError` if its file is missing or damaged."""
         root, entry = self._places[prompt_id]

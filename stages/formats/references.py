@@ -1,6 +1,6 @@
-"""Pictures that prompts refer to, read from the pool of a store by the digests of their files."""
+"""Pictures that prompts refer to: in the pool of a store, by the digests of their files, and their sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -8,9 +8,12 @@ import numpy as np
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.datasets._references import decoded
 from cosmos_rl_core.errors import ArtifactError
+from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.storage import store
+from stages.artifacts.artifact import Artifact
 from stages.artifacts.pool import PICTURES
 from stages.artifacts.records import store_of
+from stages.artifacts.request import Input
 
 HELD = 16
 """Decoded pictures in memory: samples of a prompt have the same."""
@@ -40,3 +43,22 @@ class Pictures:
 
     def _read(self, digest: str) -> np.ndarray:
         return decoded(self.data(digest))
+
+
+def sizes_of(sources: Iterable[Input]) -> dict[str, sizes.Pictures]:
+    """Return the sizes of the references of each prompt in the settings of artifacts, by its id."""
+    made_for = (Artifact(source).manifest.config["prompts"] for source in sources)
+    prompts = (prompt for some in made_for for prompt in some)
+    return {one["id"]: [(ref["height"], ref["width"]) for ref in one.get("references", ())] for one in prompts}
+
+
+def kinds_of(sources: Iterable[Input], model: str) -> dict[str, int]:
+    """Return a number for the shapes of the references of each prompt, by its id; nothing without any references.
+
+    Prompts of one number fit in one forward pass. ``sources`` have the prompts in their settings.
+    """
+    referring = {prompt: pictures for prompt, pictures in sizes_of(sources).items() if pictures}
+    path = directories.resolve_path(model) if referring else ""
+    shapes = {prompt: sizes.reference_tokens(path, pictures) for prompt, pictures in referring.items()}
+    numbers = {shape: number for number, shape in enumerate(sorted({*shapes.values()}))}
+    return {prompt: numbers[shape] for prompt, shape in shapes.items()}

@@ -228,7 +228,7 @@ class DataDraws:
         keys = [self._key(*row) for row in rows]
         x_0 = [self.latents.trained(item, key) for (item, _), key in zip(items, keys, strict=True)]
         own = [
-            self.conditioning[EMPTY if self._drop(*row) else prompt_id]
+            (self.conditioning.without_text(prompt_id) if self._drop(*row) else self.conditioning[prompt_id])
             | own_frames(latents, self.term.given_frames, self._generator("data given frames", *row))
             for row, latents, (_, prompt_id) in zip(rows, x_0, items, strict=True)
         ]
