@@ -251,6 +251,7 @@ def _facts(scored: Scored, sample: str) -> Picture:
         score=finite(row["score"]),
         others=others,
         error=first_line(row["error"])[:REASON] if row["failed"] else "",
+        references=tuple(row.get("references", ())),
     )
 
 

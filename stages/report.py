@@ -13,6 +13,7 @@ from stages.execution.context import Context, Ranks
 from stages.reporting.book import Book, Piece, Trained
 from stages.reporting.contracts import Report
 from stages.reporting.page import report_page
+from stages.reporting.pictures import References
 
 
 def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
@@ -52,6 +53,7 @@ def book_of(request: Request, progress: Callable[[str, int, int], None] = lambda
         iterations=[Piece.read(artifact) for artifact in artifacts("fragments")],
         judged=[Piece.read(artifact, first=judged[0] if place else None) for place, artifact in enumerate(judged)],
         trained=[Trained.read(artifact) for artifact in artifacts("updates")],
+        references=References(request.slot),
     )
     progress("writing", total, total)
     return book

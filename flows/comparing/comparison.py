@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from cosmos_rl_core.estimates.digits import number, signed
 from flows.comparing.artifacts import Artifacts, artifacts
-from flows.comparing.pictures import Pictures, pictures
+from flows.comparing.pictures import Pair, Pictures, pictures
 from flows.comparing.scores import Difference, differences
 from flows.comparing.settings import Data, Setting, data, origins, settings
 from flows.comparing.side import Side
@@ -99,7 +99,7 @@ class Comparison:
         found = {name: getattr(self, name) for name in ("settings", "origins", "data", "scores", "weights")}
         names = {"a": self.a.run.url, "b": self.b.run.url, "equal": self.artifacts.equal, "first": self.artifacts.first}
         shown = self.pictures
-        pairs = [] if shown is None else [{"sample": p.a.sample, "apart": p.apart} for p in shown.pairs]
+        pairs = [] if shown is None else [_pair(one) for one in shown.pairs]
         plain = {name: [asdict(one) for one in value] if isinstance(value, list) else value and asdict(value)
                  for name, value in found.items()}  # fmt: skip
         stages = [asdict(one) for one in self.artifacts.stages]
@@ -128,6 +128,11 @@ def compare(a: str, b: str, store: str) -> Comparison:
         weights(one, other),
         pictures(one, other),
     )
+
+
+def _pair(one: Pair) -> dict[str, Any]:
+    given = {"references": one.a.references} if one.a.references else {}
+    return {"sample": one.a.sample, "apart": one.apart} | given
 
 
 def _change(one: Difference) -> str:

@@ -15,6 +15,7 @@ from flows.planning import facts
 from stages.reporting.book import Piece
 from stages.reporting.curves import SMALL, Series, curve
 from stages.reporting.page import render
+from stages.reporting.pictures import References
 from stages.reporting.training import CURVES, over_steps
 
 
@@ -30,6 +31,7 @@ def page(comparison: Comparison, folder: str) -> bytes:
     """Return the page for a file of a local folder, from which it links to full pictures of local stores."""
     a, b, shown = comparison.a, comparison.b, comparison.pictures
     pieces = () if shown is None else shown.pieces
+    refer = shown is not None and any(pair.a.references for pair in shown.pairs)
     return render(
         "diff.html",
         title=f"{a.name} and {b.name}",
@@ -39,6 +41,7 @@ def page(comparison: Comparison, folder: str) -> bytes:
         stage_names=STAGES,
         score_names=SCORES,
         tensor_names=TENSORS,
+        references=References(a.run.url) if refer else None,
         folders=[_full(side, piece, folder) for side, piece in zip((a, b), pieces, strict=False)],
     )
 

@@ -24,6 +24,7 @@ from stages.artifacts.slots import standing
 from stages.fragment import excerpt_of
 from stages.reporting.book import Piece, Trained
 from stages.reporting.contracts import Fragment
+from stages.reporting.pictures import References
 
 LAST_WORDS = 300
 """Characters of the last line of a log."""
@@ -73,6 +74,8 @@ class Collected:
 
     def __post_init__(self) -> None:
         self.attempts = Attempts(self.run.url)
+        self.references = References(self.run.url)
+        """Reads what prompts refer to."""
         for slot in _history(self.run):
             with self.naming_damage(slot.removeprefix(f"{self.run.url}/")):
                 if (made := standing(slot)[1]) is not None:

@@ -126,8 +126,8 @@ class OpenedRun:
 
         Columns: ``sample_id``, ``prompt_id``, ``prompt``, ``seed`` and the other facts of the index; for each reward
         a column with its name, NaN where it has no score, and ``<name>.error``; ``reward``, ``advantage`` and ``used``
-        once the update has finished, and ``beats`` where it trains on pairs; ``picture``, read when looked at, None
-        for a sample that is not finite.
+        once the update has finished, and ``beats`` where it trains on pairs; ``references``, the digests of what a
+        prompt refers to, where prompts do; ``picture``, read when looked at, None for a sample that is not finite.
         Raises :class:`ConfigError` if the run has no such rollout, :class:`ArtifactError` if a file is damaged.
         """
         return _tables().samples(self.run, iteration)

@@ -65,6 +65,7 @@ def page(collected: Collected, state: str, error: str = "", wave: str = "") -> b
         judged=[piece for _, piece in sorted(collected.judged.items())],
         trained=[one for _, one in sorted(collected.trained.items())],
         now=_now(collected, state, error, wave),
+        references=collected.references,
     )
     return report_page(book)
 
@@ -261,7 +262,8 @@ class Pages:
     def _end(self, error: BaseException | None) -> None:
         if error is None:
             data = b"" if self.rests else self._write("finished")
-            self.finished = sha256(data) if self._whole and not self.collected.damaged else None
+            whole = self._whole and not self.collected.damaged and not self.collected.references.faults
+            self.finished = sha256(data) if whole else None
             return
         state = "failed" if isinstance(error, Exception) else "stopped"
         state = "suspended" if isinstance(error, ApprovalError) else state

@@ -23,7 +23,7 @@ from stages.formats.samples import StoredSample, all_rows
 from stages.formats.tables import read_table
 from stages.reporting import contracts
 from stages.reporting.page import render
-from stages.reporting.pictures import Thumb
+from stages.reporting.pictures import References, Thumb
 from stages.scoring.decoded import Decoded
 
 
@@ -102,12 +102,15 @@ def page_of(report: Report) -> bytes:
     """Return the page."""
     rescore = report.rescore
     record = rescore.record
+    references = References(rescore.run.url)
+    parts = [(part, _where(part), scatter(part.table), [*_shown(rescore, part, references)]) for part in report.parts]
     return render(
         "rescore.html",
         title=f"{record.name}: re-score of {record.run_id}",
         report=report,
         rows=[*_rewards(rescore)],
-        parts=[(part, _where(part), scatter(part.table), [*_shown(rescore, part)]) for part in report.parts],
+        parts=parts,
+        references=any(given for *_, shown in parts for *_, given in shown),
     )
 
 
@@ -159,8 +162,10 @@ def _where(part: Agreement) -> str:
     return f"{'iterations' if part.of == 'rollouts' else 'policies'} {ranges(part.ks)}"
 
 
-def _shown(rescore: Rescore, part: Agreement) -> Iterator[tuple[Apart, str, Thumb]]:
-    """Yield the samples that are shown, each with its prompt and its picture."""
+def _shown(
+    rescore: Rescore, part: Agreement, references: References
+) -> Iterator[tuple[Apart, str, Thumb, tuple[Thumb, ...]]]:
+    """Yield the samples that are shown, each with its prompt, its picture, and what the prompt refers to."""
     stored: dict[tuple[int, str], StoredSample] = {}
     for k in {one.k for one in part.apart}:
         ids = {one.sample for one in part.apart if one.k == k}
@@ -168,7 +173,7 @@ def _shown(rescore: Rescore, part: Agreement) -> Iterator[tuple[Apart, str, Thum
             stored[k, sample.sample_id] = sample
     for one in part.apart:
         sample = stored[one.k, one.sample]
-        yield one, sample.row["prompt"], Thumb.of(sample)
+        yield one, sample.row["prompt"], Thumb.of(sample), references.of(sample.row.get("references", ()))
 
 
 def _stored(rescore: Rescore, stock: Stock, ids: set[str]) -> Iterator[StoredSample]:

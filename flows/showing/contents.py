@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
 
@@ -17,6 +18,7 @@ from flows.running.step_means import MEASURED, means_of
 from stages.reporting.book import Piece
 from stages.reporting.choosing import evenly
 from stages.reporting.excerpt import Picture
+from stages.reporting.pictures import References, Thumb
 
 NEWEST, BLOCKS = 50, 50
 """Iterations that have rows of their own, and blocks at most of all older ones."""
@@ -132,8 +134,8 @@ def pictures(collected: Collected) -> str:
     rows = evenly(judged or _with_pictures(collected.iterations, "typical"), ROWS)
     kind, row_of = ("fixed", "policy") if judged else ("typical", "iteration")
     for most in PROMPTS:
-        grids = (_grid(f"{row_of} {piece.k}", piece.excerpt.chosen(kind)[:most]) for piece in rows)
-        text = "\n".join(grids)
+        shown = ((f"{row_of} {piece.k}", piece.excerpt.chosen(kind)[:most]) for piece in rows)
+        text = "\n".join(_grid(title, some, collected.references) for title, some in shown)
         if len(text) <= LARGEST:
             return text
     return ""
@@ -143,12 +145,21 @@ def _with_pictures(pieces: Mapping[int, Piece], kind: str) -> list[Piece]:
     return [piece for _, piece in sorted(pieces.items()) if piece.excerpt.chosen(kind)]
 
 
-def _grid(title: str, shown: Sequence[Picture]) -> str:
-    """Return a small table with a title: pictures, and below them prompts and scores."""
+def _grid(title: str, shown: Sequence[Picture], references: References) -> str:
+    """Return a small table with a title: what prompts refer to, pictures, and below them prompts and scores."""
     scores = [_plain(one.prompt) + ("" if one.score is None else f" **{one.score:.3f}**") for one in shown]
     images = [f"![{_plain(one.prompt)}]({one.thumb})" if one.thumb else _plain(one.missing) for one in shown]
-    return "\n".join(
-        [f"**{title}**", "", f"| {' | '.join(images)} |", "|" + " --- |" * len(shown), f"| {' | '.join(scores)} |", ""]
+    given = zip_longest(*(references.of(one.references) for one in shown))
+    rows = [[_reference(one, number) for one in some] for number, some in enumerate(given, 1)]
+    first, *others = (f"| {' | '.join(row)} |" for row in (*rows, images, scores))
+    return "\n".join([f"**{title}**", "", first, "|" + " --- |" * len(shown), *others, ""])
+
+
+def _reference(thumb: Thumb | None, number: int) -> str:
+    if thumb is None:
+        return ""
+    return f"reference {number} " + (
+        f"![reference {number}]({thumb.source})" if thumb.source else _plain(thumb.missing)
     )
 
 

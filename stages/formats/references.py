@@ -35,11 +35,18 @@ class Pictures:
 
     def data(self, digest: str) -> bytes:
         """Return the bytes of a picture's file. Raises :class:`ArtifactError` if it is missing or damaged."""
-        data = store.read_if_exists(url := store.join(self._root, digest))
-        if data is None or sha256(data) != digest:
-            state = "missing" if data is None else "damaged"
-            raise ArtifactError(f"{url} is {state}; restore it, or remove it and make the stage 'references' again")
+        data, fault = self.looked_at(digest)
+        if fault:
+            url = store.join(self._root, digest)
+            raise ArtifactError(f"{url} is {fault}; restore it, or remove it and make the stage 'references' again")
         return data
+
+    def looked_at(self, digest: str) -> tuple[bytes, str]:
+        """Return the bytes of a picture's file, and what is wrong with it: ``missing``, ``damaged``, or ""."""
+        data = store.read_if_exists(store.join(self._root, digest))
+        if data is None:
+            return b"", "missing"
+        return data, "" if sha256(data) == digest else "damaged"
 
     def _read(self, digest: str) -> np.ndarray:
         return decoded(self.data(digest))

@@ -13,6 +13,7 @@ from stages.formats.tables import read_table
 from stages.registry import reader_of
 from stages.reporting.contracts import Fragment
 from stages.reporting.excerpt import Answered, Excerpt, Score
+from stages.reporting.pictures import References
 
 LOSS = "loss"
 """Name of the held-out loss among the rewards."""
@@ -148,6 +149,8 @@ class Book:
     judged: Sequence[Piece] = ()
     trained: Sequence[Trained] = ()
     now: Now | None = None
+    references: References | None = None
+    """Reads what prompts refer to."""
 
     @property
     def num_iterations(self) -> int:

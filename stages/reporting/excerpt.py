@@ -98,6 +98,8 @@ class Picture(Section):
     width: int = 0
     height: int = 0
     """Of the small picture."""
+    references: tuple[str, ...] = ()
+    """Digests of the pictures that its prompt refers to, in order."""
 
     @property
     def is_video(self) -> bool:
@@ -222,7 +224,11 @@ class Excerpt(Section):
 
     def encode(self) -> bytes:
         """Return the file's bytes."""
-        return canonical_json(self.model_dump(mode="json"))
+        found = self.model_dump(mode="json")
+        for picture in (*found["pictures"].values(), *found["first"].values()):
+            if not picture["references"]:
+                del picture["references"]
+        return canonical_json(found)
 
     def score(self, reward: str, score: str | None = None) -> Score | None:
         """Return a score by its names; None if the iteration has none."""

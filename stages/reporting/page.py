@@ -20,6 +20,7 @@ from stages.reporting.choosing import evenly
 from stages.reporting.contracts import WEIGHTED
 from stages.reporting.curves import WIDE, Series, curve
 from stages.reporting.excerpt import HELD_OUT_LOSS, Answered, Picture
+from stages.reporting.pictures import References
 from stages.reporting.scores import NAMES, change_of, distributions, moved, signs
 from stages.reporting.training import drawn, losses
 
@@ -37,6 +38,7 @@ HEADLINES = 4
 
 def report_page(book: Book) -> bytes:
     """Return the page. Without ``now`` it has no links and no script, and equal artifacts give equal bytes."""
+    references = _references(book)
     rows, held_out = moved(book), _held_out(book)
     evidence = list(signs(book, rows))
     limited = [piece for piece in book.iterations if piece.excerpt.tripped]
@@ -69,7 +71,8 @@ def report_page(book: Book) -> bytes:
         failed=_failed(book),
         lineage=_lineage(book.trained)[-LISTED:],
         lineage_names=LINEAGE,
-        iterations=_with_pictures(book),
+        iterations=_with_pictures(book, references),
+        references=references,
     )
 
 
@@ -267,10 +270,21 @@ def _lineage(trained: Sequence[Trained]) -> list[list[str]]:
     return [row(one) for one in trained]
 
 
-def _with_pictures(book: Book) -> list[tuple[Piece, bool]]:
+def _references(book: Book) -> References | None:
+    """Return what reads the references of the samples in the book; None if no prompt has any."""
+    pictures = (one for piece in (*book.iterations, *book.judged) for one in piece.excerpt.pictures.values())
+    return book.references if any(one.references for one in pictures) else None
+
+
+def _with_pictures(book: Book, references: References | None) -> list[tuple[Piece, bool]]:
     """Return the iterations, the newest first, each with whether its pictures are in the page."""
     pieces = book.iterations
-    sizes = [sum(len(one.thumb) for one in piece.excerpt.pictures.values()) for piece in pieces]
+
+    def size(picture: Picture) -> int:
+        given = () if references is None else references.of(picture.references)
+        return len(picture.thumb) + sum(len(one.source) for one in given)
+
+    sizes = [sum(map(size, piece.excerpt.pictures.values())) for piece in pieces]
     mean = max(1.0, sum(sizes) / max(1, len(sizes)))
     shown = set(evenly(range(len(pieces)), max(2, math.floor(PICTURE_BYTES / mean))))
     return [(piece, i in shown) for i, piece in reversed([*enumerate(pieces)])]

@@ -2,18 +2,27 @@
 
 import base64
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Self
 
 from PIL import Image
 
+from cosmos_rl_core.datasets._references import decoded
+from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import media
+from stages.formats.references import Pictures
 from stages.formats.samples import StoredSample
 
 SIDES = (192, 128, 96, 64)
 """Longest sides in pixels of small pictures: the first at which all pictures of a file fit into it."""
 EXACT_SIDE = 128
 """Pictures up to this many pixels a side keep every pixel, and are enlarged without smoothing."""
+REFERENCE_SIDE = 96
+"""Longest side in pixels of the small picture of a reference."""
+REFERENCES_KEPT = 1024
+"""Small pictures of references in memory."""
 FULL_BYTES = 2**19
 """Largest PNG that is shown as it is. Larger ones become JPEG in full size."""
 QUALITY, FULL_QUALITY = 75, 92
@@ -55,6 +64,36 @@ class Thumb:
     def pixelated(self) -> bool:
         """Return whether it is enlarged without smoothing."""
         return self.height <= EXACT_SIDE // 2
+
+
+class References:
+    """Small pictures of the references of prompts, read from the store that a slot is in."""
+
+    def __init__(self, slot: str) -> None:
+        self._pictures = Pictures(slot)
+        self._thumbs = lru_cache(REFERENCES_KEPT)(self._read)
+        self.faults: dict[str, str] = {}
+        """Why references were not shown when they were last asked for, by their digests."""
+
+    def of(self, digests: Sequence[str]) -> tuple[Thumb, ...]:
+        """Return the small pictures of references. One that is missing or damaged in the store says so."""
+        return tuple(self._of(one) for one in digests)
+
+    def _of(self, digest: str) -> Thumb:
+        try:
+            thumb = self._thumbs(digest)
+        except ArtifactError as error:
+            self.faults[digest] = str(error)
+            return Thumb("", str(error))
+        self.faults.pop(digest, None)
+        return thumb
+
+    def _read(self, digest: str) -> Thumb:
+        data, fault = self._pictures.looked_at(digest)
+        if fault:
+            # Without the address: equal artifacts give equal pages, wherever their store is.
+            raise ArtifactError(f"no picture: the reference {digest[:12]} is {fault}")
+        return Thumb.encoded(framed(decoded(data)), REFERENCE_SIDE)
 
 
 def strip(sample: StoredSample) -> list[Image.Image]:

@@ -8,7 +8,7 @@ from cosmos_rl_core.estimates.digits import number
 from stages.artifacts.request import Input
 from stages.reporting.numbers import words, z_score
 from stages.reporting.page import render
-from stages.reporting.pictures import Thumb
+from stages.reporting.pictures import References, Thumb
 from stages.reporting.samples import Samples
 
 Row = Mapping[str, Any]
@@ -22,6 +22,8 @@ class Extreme:
     picture: Thumb
     prompt: str
     score: float
+    references: tuple[Thumb, ...]
+    """What its prompt refers to."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,12 @@ def warned(evidence: Row, samples: Samples) -> list[Warned]:
 
 def _extremes(scores: Sequence[tuple[str, float]], samples: Samples) -> list[Extreme]:
     by_id = dict(scores)
+    references = References(samples.artifact.url)
     shown = {
-        one.sample_id: Extreme(Thumb.of(one), one.row["prompt"], by_id[one.sample_id]) for one in samples.load(by_id)
+        one.sample_id: Extreme(
+            Thumb.of(one), one.row["prompt"], by_id[one.sample_id], references.of(one.row.get("references", ()))
+        )
+        for one in samples.load(by_id)
     }
     return [shown[sample_id] for sample_id, _ in scores]
 
@@ -59,4 +65,6 @@ def warning_page(evidence: Row, samples: Input) -> bytes:
         [_name(row), number(row["first"]["mean"]), number(row["now"]["mean"]), z_score(row["z"]), z_score(row["drift"])]
         for row in evidence["levels"]
     ]
-    return render("tripped.html", title=f"Warning in iteration {evidence['iteration']}", warned=found, levels=levels)
+    refer = any(sample.references for one in found for sample in one.samples)
+    title = f"Warning in iteration {evidence['iteration']}"
+    return render("tripped.html", title=title, warned=found, levels=levels, references=refer)

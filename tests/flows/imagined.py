@@ -22,12 +22,12 @@ from stages.artifacts.slots import standing_manifest
 from stages.contracts import METRICS
 from stages.formats.samples import StoredSample, read_index, unit_files
 from stages.formats.tables import to_parquet
-from stages.generating.plans import plan_samples
+from stages.generating.plans import plan_samples, row_of
 from tests.flows.by_hand import make_one
 from tests.hand_made import make
 from tests.stages.conftest import make as make_stage
 
-REAL = ("warn", "fragment", "report")
+REAL = ("references", "warn", "fragment", "report")
 """Stages that run as they are."""
 PICTURES = 12
 """Different pictures; samples share them, because encoding takes longer than all else."""
@@ -82,9 +82,8 @@ class Imagined:
         for number, unit in enumerate(cut(plans, config.samples_per_shard)):
             stored: list[StoredSample] = []
             for place, plan in enumerate(unit):
-                prompt = {"prompt_id": plan.prompt.id, "prompt": plan.prompt.text, "metadata": {}, "finite": True}
                 shown = self.pictures[(plan.seed + place) % PICTURES]
-                stored.append(StoredSample(vars(plan) | prompt, *shown))
+                stored.append(StoredSample(row_of(plan) | {"metadata": {}, "finite": True}, *shown))
             files |= unit_files(number, stored)
         return files
 

@@ -1,6 +1,9 @@
 """Runs whose prompts refer to pictures, of unequal sizes: from the prompt file to what evaluations show."""
 
+import base64
+import io
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +22,14 @@ from cosmos_rl_core.rewards import pixel_similarity
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.solvers import kernel_of
+from flows.library.opened_run import OpenedRun
 from flows.planning import requests
 from flows.planning.run import Run
+<<<<<<< HEAD
 from flows.sizes import costs
+=======
+from flows.reporting.report import page_now
+>>>>>>> f27290e0 (Show references before the results of their prompts)
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of, standing
 from stages.contracts import TENSORS, Rollout
@@ -163,6 +171,23 @@ def test_rewards_get_the_references_of_each_sample(run: Run):
         assert isinstance(expected, dict)
         assert score_of[stored.sample_id] == pytest.approx(expected["pixel_similarity"])
     assert len({*score_of.values()}) > 1
+
+
+def test_the_report_shows_each_sample_after_its_picture(run: Run, tmp_path: Path):
+    make(requests.fragment(run, 0), tmp_path)
+    opened = OpenedRun(run)
+    page, table = page_now(opened).decode(), opened.samples(0)
+    number_of = {prompt.id: number for number, prompt in enumerate(run.plan.prompts)}
+    digests = [prompt.references[0].digest for prompt in run.plan.prompts]
+    assert [*table["references"]] == [[digests[number_of[one]]] for one in table["prompt_id"]]
+    found = re.findall(
+        r'base64,([^"]*)"[^>]*alt="reference 1">(?:(?!<img).)*<a class="shot"[^>]* seed (\d+) ', page, re.S
+    )
+    assert len(found) > 4
+    prompt_of = dict(zip(table["seed"].astype(str), table["prompt_id"], strict=True))
+    for thumb, seed in found:
+        pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(thumb))))
+        assert np.array_equal(pixels, pixels_of(number_of[prompt_of[seed]], run)[0])
 
 
 def test_two_ranks_make_the_same_samples_and_take_the_same_steps(run: Run, tmp_path: Path):

@@ -91,6 +91,10 @@ def test_the_curve_shows_each_iterations_mean_and_standard_error(page: str):
     assert rows_of(page, "training, mean") == [(str(k), str(e), str(e.n)) for k, e in enumerate(numbers)]
 
 
+def test_a_page_of_prompts_without_references_does_not_mention_them(page: str):
+    assert not re.search(r"references|reference \d", page)
+
+
 def test_held_out_points_stand_at_their_policy_versions(page: str):
     assert [place for place, _, _ in rows_of(page, "held-out ±")] == ["0", "2"]
 
