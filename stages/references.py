@@ -1,11 +1,9 @@
 """The bytes of the pictures that prompts refer to, in a pool that all runs of a store share."""
 
-from pathlib import Path
-
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.datasets._base import Reference
-from cosmos_rl_core.datasets._references import decoded
-from cosmos_rl_core.errors import ArtifactError, DatasetError
+from cosmos_rl_core.datasets._references import bytes_of, decoded
+from cosmos_rl_core.errors import ArtifactError, DatasetError, UnreadableError
 from cosmos_rl_core.storage import store
 from stages import contracts
 from stages.artifacts.pool import INDEX, PICTURES, TEXTS, check_not_swept, index_of
@@ -44,16 +42,16 @@ def _stored(root: str, reference: Reference) -> FileEntry:
         if not store.put_if_absent(url, data):
             data = store.read(url)
     if sha256(data) != reference.digest:
-        raise ArtifactError(f"{url} is damaged; restore it, or remove it to have it read again from {reference.source}")
+        raise ArtifactError(f"{url} is damaged; restore it, or remove it to have it read again from {reference.place}")
     return FileEntry(path=path, size=len(data), sha256=reference.digest)
 
 
 def _read(reference: Reference) -> bytes:
     try:
-        data = Path(reference.source).read_bytes()
-    except OSError as error:
-        raise DatasetError(f"the reference {reference.source} cannot be read: {error}; restore the file") from error
+        data = bytes_of(reference)
+    except (OSError, UnreadableError) as error:
+        raise DatasetError(f"the reference {reference.place} cannot be read: {error}; restore the file") from error
     if sha256(data) != reference.digest:
-        raise DatasetError(f"{reference.source} has changed since the run was planned; restore the file, or plan again")
+        raise DatasetError(f"{reference.place} has changed since the run was planned; restore the file, or plan again")
     decoded(data)
     return data

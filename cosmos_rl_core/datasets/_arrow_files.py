@@ -29,6 +29,21 @@ class Batch:
         # Flattened, so that the bytes of a null struct are null.
         return self.ranges(values.flatten()[values.type.get_field_index("bytes")])
 
+    def lists(self, column: str) -> list[list[tuple[int, int] | None]]:
+        """Return where in the file the ``bytes`` of the pictures of each row begin and end; None for one without.
+
+        ``column`` is as in :meth:`places`, or has lists of such structs. A row that is null has no picture.
+        """
+        values: Any = self.rows.column(column)
+        if pa.types.is_struct(values.type):
+            there = values.is_valid().to_pylist()
+            return [[place] if valid else [] for place, valid in zip(self.places(column), there, strict=True)]
+        inner = values.values
+        places = self.ranges(inner.flatten()[inner.type.get_field_index("bytes")])
+        ends = values.offsets.to_pylist()
+        rows = zip(ends[:-1], ends[1:], values.is_valid().to_pylist(), strict=True)
+        return [places[start:end] if valid else [] for start, end, valid in rows]
+
     def ranges(self, found: Any) -> list[tuple[int, int] | None]:
         """Return where in the file each value of a binary array begins and ends; None for null.
 

@@ -25,7 +25,14 @@ class Reference(Section):
     """In pixels, as it is shown."""
     width: int
     source: str = Field(default="", json_schema_extra=NOT_IDENTITY)
-    """Path of the file that the plan read. The store keeps its bytes once the run has begun."""
+    """Path or URL of the file that the plan read. The store keeps its bytes once the run has begun."""
+    span: tuple[int, int] | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
+    """Where its bytes begin and end in the file; None for the whole file."""
+
+    @property
+    def place(self) -> str:
+        """Return where its bytes were read, for people."""
+        return self.source if self.span is None else "{}, bytes {} to {}".format(self.source, *self.span)
 
 
 class Prompt(Section):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_rl_core.canonical import canonical_json
-from cosmos_rl_core.datasets._base import Prompt, Reference, prompt_id
+from cosmos_rl_core.datasets._base import Prompt, prompt_id
 from cosmos_rl_core.datasets._references import References
 from cosmos_rl_core.errors import ConfigError, mistakes_in
 
@@ -45,17 +45,18 @@ def prompts_in(path: Path, data: bytes) -> tuple[Prompt, ...]:
 def prompts_of(source: str | Path, values: Iterable[tuple[str, Any]]) -> tuple[Prompt, ...]:
     """Return the prompts of objects, each given with its place in the source.
 
-    The text ``prompt`` of an object is its prompt. The list ``references`` has paths of pictures, relative to the file.
-    Its other values are metadata, and so are values of an object ``metadata`` in it. Equal texts with equal references
-    and metadata are one prompt, whose samples are one group. Raises one :class:`ConfigError` with every mistake.
+    The text ``prompt`` of an object is its prompt. The list ``references`` has paths of pictures, relative to the file,
+    or spans of other files. Its other values are metadata, and so are values of an object ``metadata`` in it. Equal
+    texts with equal references and metadata are one prompt, whose samples are one group. Raises one
+    :class:`ConfigError` with every mistake.
     """
     mistakes: list[str] = []
-    pictures = References(source.parent) if isinstance(source, Path) else None
+    pictures = References(source.parent if isinstance(source, Path) else None)
     prompts: dict[str, Prompt] = {}
     for place, value in values:
         try:
-            text, metadata, paths = _taken_apart(value)
-            references = _read(paths, pictures)
+            text, metadata, places = _taken_apart(value)
+            references = pictures.at(places)
             digests = [reference.digest for reference in references]
             name, longer = (prompt_id(t, digests) for t in (text, text + canonical_json(metadata).decode()))
         except (ValueError, RecursionError) as error:  # also NaN, or half a surrogate pair
@@ -72,17 +73,8 @@ def prompts_of(source: str | Path, values: Iterable[tuple[str, Any]]) -> tuple[P
     return tuple(prompts.values())
 
 
-def _read(paths: Any, pictures: References | None) -> tuple[Reference, ...]:
-    """Return the references at some paths. Raises ``ValueError`` for one that cannot be used."""
-    if pictures is not None:
-        return pictures.at(paths)
-    if paths:
-        raise ValueError('"references" are paths, which only prompts in a file of this machine have')
-    return ()
-
-
 def _taken_apart(value: Any) -> tuple[str, dict[str, Any], Any]:
-    """Return text, metadata and paths of references of an object. Raises ``ValueError`` with what is wrong with it."""
+    """Return text, metadata and places of references of an object. Raises ``ValueError`` with what is wrong with it."""
     text = value.get("prompt") if isinstance(value, dict) else None
     if not isinstance(text, str) or not text.strip():
         raise ValueError('expected an object with the text "prompt"')

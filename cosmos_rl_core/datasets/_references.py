@@ -3,12 +3,14 @@
 import hashlib
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from cosmos_rl_core.datasets._base import Reference
+from cosmos_rl_core.errors import UnreadableError
+from cosmos_rl_core.storage import store
 
 MOST = 8
 """Most references of a prompt."""
@@ -16,40 +18,75 @@ MOST_BYTES, MOST_PIXELS = 64 * 2**20, 2**26
 """Of a file, and of its picture."""
 
 
-def read_reference(path: Path) -> Reference:
-    """Return the reference in a file. Raises ``ValueError`` for a file that is not one whole picture of usual size."""
-    if not path.is_file():
-        raise ValueError(f"no file at {path}")
+class Span(NamedTuple):
+    """Bytes of a picture in a file that holds more, on a disk or in S3."""
+
+    url: str
+    start: int
+    end: int
+
+
+def read_reference(place: Path | Span) -> Reference:
+    """Return the reference in a file, or in a part of one.
+
+    Raises ``ValueError`` for bytes that are not one whole picture of usual size.
+    """
+    if isinstance(place, Span):
+        if place.start == place.end:
+            raise ValueError("no bytes; a path alone is not read")
+        return _reference(place.url, (place.start, place.end))
+    if not place.is_file():
+        raise ValueError(f"no file at {place}")
     try:
-        data = path.read_bytes()
-        height, width = decoded(data).shape[1:3]
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+        return _reference(str(place.absolute()))
+    except (OSError, UnreadableError) as error:
+        raise ValueError(f"{place} cannot be read: {error}") from error
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    return Reference(digest=hashlib.sha256(data).hexdigest(), height=height, width=width, source=str(path.absolute()))
+        raise ValueError(f"{place}: {error}") from error
+
+
+def _reference(source: str, span: tuple[int, int] | None = None) -> Reference:
+    data = store.read(source, *span or ())
+    height, width = decoded(data).shape[1:3]
+    digest = hashlib.sha256(data).hexdigest()
+    return Reference(digest=digest, height=height, width=width, source=source, span=span)
 
 
 class References:
-    """References by their paths, relative to a folder. Each file is read once."""
+    """References by their places: paths relative to a folder, or spans of other files. Each is read once."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self._known: dict[str, Reference] = {}
+        self._known: dict[str | Span, Reference] = {}
 
-    def at(self, paths: Any) -> tuple[Reference, ...]:
-        """Return the references at a list of paths.
+    def at(self, places: Any) -> tuple[Reference, ...]:
+        """Return the references at a list of places.
 
-        Raises ``ValueError`` for another value, for too many, and for a file that cannot be used.
+        Raises ``ValueError`` for another value, for too many, and for one that cannot be used.
         """
-        if not isinstance(paths, list) or not all(isinstance(path, str) and path for path in paths):
-            raise ValueError(f'expected "references" to be a list of paths of pictures, found {paths!r:.80}')
-        if len(paths) > MOST:
-            raise ValueError(f'"references" has {len(paths)} paths, at most {MOST} are taken')
-        for path in paths:
-            if path not in self._known:
-                self._known[path] = read_reference(self.folder / path)
-        return tuple(self._known[path] for path in paths)
+        if not isinstance(places, list) or not all(isinstance(one, str | Span) and one for one in places):
+            raise ValueError(f'expected "references" to be a list of paths of pictures, found {places!r:.80}')
+        if len(places) > MOST:
+            raise ValueError(f"expected at most {MOST} references, found {len(places)}")
+        for number, place in enumerate(places, 1):
+            if place not in self._known:
+                self._known[place] = self._read(number, place)
+        return tuple(self._known[place] for place in places)
+
+    def _read(self, number: int, place: str | Span) -> Reference:
+        if isinstance(place, Span):
+            try:
+                return read_reference(place)
+            except ValueError as error:
+                raise ValueError(f"reference {number}: {error}") from error
+        if self.folder is None:
+            raise ValueError('"references" are paths, which only prompts in a file of this machine have')
+        return read_reference(self.folder / place)
+
+
+def bytes_of(reference: Reference) -> bytes:
+    """Return the bytes at the place that the plan read, whatever they are now."""
+    return store.read(reference.source, *reference.span or ())
 
 
 def decoded(data: bytes) -> np.ndarray:

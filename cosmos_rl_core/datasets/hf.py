@@ -1,8 +1,8 @@
 """A folder that ``save_to_disk`` of Hugging Face's ``datasets`` wrote, on a disk or in S3.
 
-A row is an image or a video with its caption, or a prompt alone. Other columns of text, numbers, and lists and structs
-of them are metadata; what JSON does not have (null, NaN, infinity) is absent from it. Of a ``DatasetDict`` one split is
-read. The package ``datasets`` is not needed.
+A row is an image or a video with its caption, or a prompt, alone or with the pictures that it refers to. Other columns
+of text, numbers, and lists and structs of them are metadata; what JSON does not have (null, NaN, infinity) is absent
+from it. Of a ``DatasetDict`` one split is read. The package ``datasets`` is not needed.
 """
 
 import math
@@ -19,6 +19,7 @@ from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _arrow_files
 from cosmos_rl_core.datasets._base import Item, ItemError, Prompt
 from cosmos_rl_core.datasets._prompt_files import prompts_of
+from cosmos_rl_core.datasets._references import Span
 from cosmos_rl_core.datasets._saved_folder import SavedFolder
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
@@ -27,6 +28,8 @@ CAPTIONS = ("prompt", "text", "caption")
 """Columns of captions, in the order in which they are looked for."""
 MEDIA: dict[str, Literal["image", "video"]] = {"Image": "image", "Video": "video"}
 """Features with media, and what they hold."""
+REFERENCES = "references"
+"""Column of references that is read if there is one."""
 ABOUT, ARROW = "dataset_info.json", ".arrow"
 
 
@@ -43,23 +46,34 @@ class Options(DatasetOptions):
     """Column with the captions or prompts. Default: the first of ``prompt``, ``text``, ``caption``."""
     media_column: str = ""
     """Column with the images or videos. Default: the only one."""
+    references_column: str = Field(default="", json_schema_extra={"neutral": ""})
+    """Column with the pictures that prompts refer to, one or a list a row. Default: ``references``, if it has any."""
 
 
 def prompts(options: Options) -> tuple[Prompt, ...]:
-    """Return the prompts of all rows. Equal texts with equal metadata are one.
+    """Return the prompts of all rows. Equal texts with equal references and metadata are one.
 
-    Raises one :class:`ConfigError` with every row without a text, or with the file that is damaged.
+    Raises one :class:`ConfigError` with every row without a text or with a reference that cannot be used, or with the
+    file that is damaged.
     """
-    return prompts_of(options.local_dir, _prompts(_Folder(options)))
+    folder = _Folder(options)
+    return prompts_of(options.local_dir, _prompts(folder, folder.references(options.references_column)))
 
 
-def _prompts(folder: "_Folder") -> Iterator[tuple[str, dict[str, Any]]]:
+def _prompts(folder: "_Folder", references: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place and the object of each row, of which ``references`` is the column of pictures; None without."""
     for file in folder.stamps:
+        url = store.absolute(store.join(folder.url, file))
+        rows: list[dict[str, Any]] = []
         try:
-            rows = [row for batch in folder.batches(file) for row in folder.captions(batch)]
+            for batch in folder.batches(file):
+                given = batch.lists(references) if references else [[]] * batch.rows.num_rows
+                for (text, about), places in zip(folder.captions(batch), given, strict=True):
+                    spans = {"references": [Span(url, *place or (0, 0)) for place in places]} if places else {}
+                    rows.append(spans | about | {"prompt": text})
         except ItemError as error:
             raise ConfigError(f"{store.join(folder.url, file)}: {error}") from error
-        yield from ((f"{file}, row {number}", about | {"prompt": text}) for number, (text, about) in enumerate(rows))
+        yield from ((f"{file}, row {number}", row) for number, row in enumerate(rows))
 
 
 class Source:
@@ -152,6 +166,15 @@ class _Folder:
             raise self._no_column("one media", [wanted] if wanted else [*kinds], "media_column")
         return found[0], kinds[found[0]]
 
+    def references(self, wanted: str) -> str | None:
+        """Return the column with references; None if there is none. Raises :class:`ConfigError` for one of others."""
+        name = wanted or REFERENCES
+        if name in self._schema.names and _has_pictures(self._schema.field(name).type):
+            return name
+        if wanted or (name in self._schema.names and not _is_json(self._schema.field(name).type)):
+            raise self._no_column("images or lists of them in the", [name], "references_column")
+        return None
+
     def batches(self, file: str) -> Iterator[_arrow_files.Batch]:
         """Yield the batches of a file. Raises :class:`ItemError` if it is damaged or has other columns."""
         for batch in _arrow_files.batches(store.join(self.url, file)):
@@ -184,6 +207,10 @@ def _is_medium(kind: pa.DataType) -> bool:
     if not pa.types.is_struct(kind) or (at := kind.get_field_index("bytes")) < 0:
         return False
     return pa.types.is_binary(kind.field(at).type) or pa.types.is_large_binary(kind.field(at).type)
+
+
+def _has_pictures(kind: pa.DataType) -> bool:
+    return _is_medium(kind.value_type if pa.types.is_list(kind) or pa.types.is_large_list(kind) else kind)
 
 
 def _is_json(kind: pa.DataType) -> bool:

@@ -169,10 +169,10 @@ def _items(options: Options) -> list[_Item]:
     media, captions = _find(options.local_dir)
     items: list[_Item] = []
     mistakes: list[str] = []
-    pictures = References(Path(options.local_dir))
+    pictures, folder = References(Path(options.local_dir)), options.local_dir
     for item_id in sorted(media.keys() | captions.keys()):
         try:
-            item = _item(pictures, item_id, media.get(item_id, []), captions.get(item_id, []))
+            item = _item(pictures, folder, item_id, media.get(item_id, []), captions.get(item_id, []))
             items += [_clip(item, clip, options.clips) for clip in range(options.clips)]
         except ConfigError as error:
             mistakes += str(error).splitlines()
@@ -243,13 +243,13 @@ def _by_stem(names: Iterable[str], extensions: Collection[str]) -> Files:
     return found
 
 
-def _item(pictures: References, item_id: str, media: list[str], captions: list[str]) -> _Item:
+def _item(pictures: References, local_dir: str, item_id: str, media: list[str], captions: list[str]) -> _Item:
     """Return the item of a stem. Raises :class:`ConfigError` with a line for each mistake."""
     mistakes, text, found = _misfits(item_id, media, captions), "", tuple[Reference, ...]()
     try:
         if not captions:
             raise ConfigError(f"{PurePath(media[0]).name}: no caption")
-        text, values = _caption(str(pictures.folder), captions[0])
+        text, values = _caption(local_dir, captions[0])
         found = pictures.at(values.get("references", []))
     except ConfigError as error:
         mistakes.append(str(error))
@@ -258,7 +258,7 @@ def _item(pictures: References, item_id: str, media: list[str], captions: list[s
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     prompt = Prompt(id=prompt_id(text, [one.digest for one in found]), text=text, references=found)
-    return _Item(item_id, pictures.folder / media[0], prompt)
+    return _Item(item_id, Path(local_dir, media[0]), prompt)
 
 
 def _misfits(item_id: str, media: list[str], captions: list[str]) -> list[str]:

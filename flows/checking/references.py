@@ -66,7 +66,7 @@ def _of_sizes(path: str, prompts: Sequence[Prompt]) -> Iterator[str]:
         try:
             sizes.reference_tokens(path, [(reference.height, reference.width)])
         except ConfigError as error:
-            yield f"{reference.source}: {error}"
+            yield f"{reference.place}: {error}"
 
 
 def unread(recipe: Recipe, prompts: Sequence[Prompt]) -> Iterator[str]:

@@ -2,18 +2,22 @@
 
 import hashlib
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 
-from cosmos_rl_core.datasets import _references
-from cosmos_rl_core.datasets._base import prompt_id
+from cosmos_rl_core.conformance.kinds.hf_folder import MEDIUM, media, save
+from cosmos_rl_core.datasets import _references, hf
+from cosmos_rl_core.datasets._base import Prompt, prompt_id
 from cosmos_rl_core.datasets._prompt_files import prompts_of, read_prompts
-from cosmos_rl_core.datasets._references import decoded
+from cosmos_rl_core.datasets._references import bytes_of, decoded
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.storage import store
 
 
 def picture(path: Path, seed: int, size: tuple[int, int] = (20, 30)) -> Path:
@@ -82,8 +86,97 @@ def test_all_references_that_cannot_be_used_are_named_at_once(tmp_path: Path, mo
     assert "huge.png: 101 x 100 pixels, at most 10000 are taken" in lines
     assert "cut.png: no picture that can be decoded" in lines
     assert "text.png: no picture that can be decoded" in lines
-    assert "line 6: expected \"references\" to be a list of at most 8 paths of pictures, found 'whole.png'" in lines
-    assert "line 7: expected" in lines
+    assert "line 6: expected \"references\" to be a list of paths of pictures, found 'whole.png'" in lines
+    assert "line 7: expected at most 8 references, found 9" in lines
+
+
+def rows_of(folder: Path, texts: list[str], given: Any, name: str = "references") -> Path:
+    """Rows of texts with pictures, two a batch."""
+    return save(folder, {"text": pa.array(texts), name: given}, {}, files=2)
+
+
+def prompts_in(folder: Path | str, **settings: Any) -> tuple[Prompt, ...]:
+    return hf.prompts(hf.Options.model_validate({"name": "hf", "local_dir": str(folder)} | settings))
+
+
+def lists(*rows: Sequence[bytes | None] | None) -> pa.Array:
+    values = [None if row is None else [{"bytes": data, "path": "a.png"} for data in row] for row in rows]
+    return pa.array(values, pa.list_(MEDIUM))
+
+
+def told(prompts: Iterable[Prompt]) -> list[tuple[Any, ...]]:
+    return [(one.id, one.text, [(r.digest, r.height, r.width) for r in one.references]) for one in prompts]
+
+
+@pytest.mark.parametrize("given", [[[0], [1], [2], [0]], [[0, 2], [1, 3], [2, 0], [0, 2]]], ids=["one", "two"])
+def test_lines_objects_and_rows_of_the_same_texts_and_pictures_are_the_same_prompts(
+    given: list[list[int]], tmp_path: Path
+):
+    files = [picture(tmp_path / f"{n}.png", n, (20, 30 + n)) for n in range(4)]
+    texts = ["a hat", "a hat", "at night", "b"]
+    rows = [{"prompt": t, "references": [files[n].name for n in some]} for t, some in zip(texts, given, strict=True)]
+    expected = told(read_prompts(written(tmp_path, *rows)))
+    (tmp_path / "prompts.json").write_text(json.dumps(rows), encoding="utf-8")
+    assert told(read_prompts(tmp_path / "prompts.json")) == expected
+    data = [[files[n].read_bytes() for n in some] for some in given]
+    found = prompts_in(rows_of(tmp_path / "lists", texts, lists(*data)))
+    assert told(found) == expected
+    assert [[bytes_of(reference) for reference in one.references] for one in found] == data
+    assert all(one.metadata == {} for one in found)
+    large = rows_of(tmp_path / "large", texts, lists(*data).cast(pa.large_list(MEDIUM)), "pictures")
+    assert told(prompts_in(large, references_column="pictures")) == expected
+    if len(given[0]) == 1:
+        assert told(prompts_in(rows_of(tmp_path / "single", texts, media([one for (one,) in data])))) == expected
+
+
+def test_rows_may_be_in_s3(tmp_path: Path, s3_url: str):
+    data = picture(tmp_path / "a.png", 0).read_bytes()
+    here = rows_of(tmp_path / "rows", ["x", "y"], lists([data], [data]))
+    for file in here.iterdir():
+        store.write(f"{s3_url}/references/{file.name}", file.read_bytes())
+    there = prompts_in(f"{s3_url}/references")
+    assert told(there) == told(prompts_in(here))
+    assert [bytes_of(one.references[0]) for one in there] == [data, data]
+    assert there[0].references[0].source.startswith(s3_url)
+
+
+def test_rows_without_pictures_are_prompts_of_texts_alone(tmp_path: Path):
+    data = picture(tmp_path / "a.png", 0).read_bytes()
+    found = prompts_in(rows_of(tmp_path / "lists", ["x", "y", "z"], lists([data], None, [])))
+    assert [len(one.references) for one in found] == [1, 0, 0]
+    assert [one.id for one in found[1:]] == [prompt_id("y"), prompt_id("z")]
+    single = pa.concat_arrays([media([data]), pa.nulls(1, MEDIUM)])
+    assert [len(one.references) for one in prompts_in(rows_of(tmp_path / "single", ["x", "y"], single))] == [1, 0]
+    assert [one.references for one in prompts_in(rows_of(tmp_path / "other", ["x"], media([data]), "image"))] == [()]
+
+
+def test_all_rows_whose_references_cannot_be_used_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_references, "MOST_PIXELS", 100 * 100)
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+    frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
+    whole, huge = (picture(tmp_path / f"{n}.png", n, size).read_bytes() for n, size in enumerate([(9, 9), (101, 100)]))
+    moving = (tmp_path / "moving.gif").read_bytes()
+    rows = lists([whole, None], [moving], [whole, huge], [whole[: len(whole) // 2]], [whole] * 9, [whole])
+    with pytest.raises(ConfigError) as caught:
+        prompts_in(rows_of(tmp_path / "rows", ["x", "x", "x", "x", "x", "x"], rows))
+    first, second = (f"data-0000{n}-of-00002.arrow" for n in (0, 1))
+    lines = str(caught.value)
+    assert f"{first}, row 0: reference 2: no bytes; a path alone is not read" in lines
+    assert f"{first}, row 1: reference 1: an animation of 2 pictures; expected one picture" in lines
+    assert f"{first}, row 2: reference 2: 101 x 100 pixels, at most 10000 are taken" in lines
+    assert f"{second}, row 0: reference 1: no picture that can be decoded" in lines
+    assert f"{second}, row 1: expected at most 8 references, found 9" in lines
+    assert f"{second}, row 2" not in lines
+
+
+def test_a_column_of_something_else_holds_no_references(tmp_path: Path):
+    paths = rows_of(tmp_path / "paths", ["x"], pa.array([["a.png"]]))
+    with pytest.raises(ConfigError, match=r"row 0: .references. are paths, which only prompts in a file"):
+        prompts_in(paths)
+    with pytest.raises(ConfigError, match=r"needs images or lists of them in the column \(text\); it has: text"):
+        prompts_in(paths, references_column="text")
+    with pytest.raises(ConfigError, match="set references_column"):
+        prompts_in(rows_of(tmp_path / "bytes", ["x"], pa.array([b"png"])))
 
 
 def test_prompts_that_come_from_no_file_have_none():

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 
+from cosmos_rl_core.conformance.kinds.hf_folder import MEDIUM, media, save
 from cosmos_rl_core.conformance.models import tiny_pipelines
 from tests.flows.test_plan import mistakes_of
 
@@ -39,6 +41,23 @@ def test_prompts_with_unequal_numbers_and_too_small_pictures_are_refused(recipe,
     assert "prompts have 1 and 2 references; expected equally many in all" in message
     message = mistakes_of(recipe(base, (OCR, prompts(tmp_path, 1, 1, side=32))))
     assert f"{tmp_path / '0.png'}: a reference of 32 x 32 pixels" in message
+
+
+def test_rows_with_unequal_numbers_and_too_small_pictures_are_refused(recipe, tmp_path: Path, klein: str):
+    prompts(tmp_path, 2, side=32)
+    data = [(tmp_path / f"{number}.png").read_bytes() for number in range(2)]
+    lists = [[{"bytes": one, "path": ""} for one in data[:count]] for count in (1, 2)]
+    columns = {"text": pa.array(["x", "y"]), "references": pa.array(lists, pa.list_(MEDIUM))}
+    save(tmp_path / "unequal", columns, {})
+    save(tmp_path / "small", {"text": pa.array(["x", "y"]), "references": media(data)}, {})
+    base = ("package:tiny-sd3", klein)
+    row = 'name = "hf"\nlocal_dir = "{}" # '
+    message = mistakes_of(recipe(base, (OCR, row.format(tmp_path / "unequal"))))
+    assert "prompts have 1 and 2 references; expected equally many in all" in message
+    message = mistakes_of(recipe(base, (OCR, row.format(tmp_path / "small"))))
+    for line in message.splitlines()[-2:]:
+        assert "/small/data-00000-of-00001.arrow, bytes " in line
+        assert "a reference of 32 x 32 pixels" in line
 
 
 def test_a_reward_that_compares_with_references_needs_them(recipe):

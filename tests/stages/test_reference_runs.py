@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
 
 from cosmos_rl_core import seeds
+from cosmos_rl_core.canonical import sha256
+from cosmos_rl_core.conformance.kinds.hf_folder import media, save
 from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.errors import ArtifactError, DatasetError
 from cosmos_rl_core.models._base import Model, guided_velocity
@@ -239,6 +242,34 @@ def test_a_damaged_picture_is_not_taken(tmp_path: Path):
     damaged.write_bytes(data)
     with pytest.raises(ArtifactError, match="is damaged; restore it"):
         make(run.prepared.embed, tmp_path)
+
+
+def test_rows_of_a_dataset_give_the_prompts_and_the_bytes_of_a_file(tmp_path: Path):
+    (inputs := tmp_path / "inputs").mkdir()
+    recipe = values(inputs)
+    pictures = [(inputs / f"{number}.png").read_bytes() for number in range(len(TEXTS))]
+    save(inputs / "rows", {"text": pa.array(TEXTS), "references": media(pictures)}, {}, files=2)
+    runs = [make_run(tmp_path / "file", recipe)]
+    recipe["train"]["train_policy"]["dataset"] = {"name": "hf", "local_dir": str(inputs / "rows")}
+    runs.append(make_run(tmp_path / "rows", recipe))
+    pools: list[dict[str, bytes]] = []
+    for run, folder in zip(runs, ("file", "rows"), strict=True):
+        assert run.prepared.references is not None
+        make(run.prepared.references, tmp_path / folder)
+        kept = Path(run.store_url, "dataset", "references").iterdir()
+        pools.append({path.name: path.read_bytes() for path in kept})
+    assert pools[0] == pools[1] == {sha256(data): data for data in pictures}
+    file, rows = (run.prepared.references for run in runs)
+    assert file is not None
+    assert rows is not None
+    assert file.fingerprint == rows.fingerprint
+    assert [one.id for one in runs[0].plan.prompts] == [one.id for one in runs[1].plan.prompts]
+    # Rows that were saved again since.
+    other = make_run(tmp_path / "other", recipe)
+    save(inputs / "rows", {"text": pa.array(TEXTS), "references": media(pictures[::-1])}, {}, files=2)
+    assert other.prepared.references is not None
+    with pytest.raises(DatasetError, match=r"\.arrow, bytes \d+ to \d+ has changed since the run was planned"):
+        make(other.prepared.references, tmp_path / "other")
 
 
 @pytest.mark.parametrize(
