@@ -28,11 +28,8 @@ from cosmos_rl_core.sampling.solvers import kernel_of
 from flows.library.opened_run import OpenedRun
 from flows.planning import requests
 from flows.planning.run import Run
-<<<<<<< HEAD
-from flows.sizes import costs
-=======
 from flows.reporting.report import page_now
->>>>>>> f27290e0 (Show references before the results of their prompts)
+from flows.sizes import costs
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of, standing
 from stages.contracts import TENSORS, Rollout
