@@ -20,10 +20,12 @@ FILE = "deployments/prefect.yaml"
 NAMES = {
     "ddrl": {"2b", "14b", "tiny-ddrl"},
     "nft": {"sd3-nft", "sd3-nft-pickscore", "sana-image-nft", "sana-video-nft", "cosmos-2b-nft"}
-    | {"z-image-nft", "tiny-nft"},
+    | {"z-image-nft", "tiny-nft"}
+    | {f"{name}-nft" for name in ("flux2-klein-edit", "qwen-image-edit", "wan2-2-i2v", "wan2-1-i2v")},
     "grpo": {"2b-grpo", "2b-grpo-mock", "tiny-grpo"},
     "sft": {f"{name}-sft" for name in ("sd3", "sana-image", "sana-video", "tiny")}
-    | {f"{name}-sft-lora" for name in ("sd3", "sana-image", "sana-video", "wan", "wan2-2", "flux2-klein", "cosmos-2b")},
+    | {f"{name}-sft-lora" for name in ("sd3", "sana-image", "sana-video", "wan", "wan2-2", "flux2-klein", "cosmos-2b")}
+    | {"flux2-klein-edit-sft-lora"},
     "vlm_sft": {"llava", "llava-8b", "hf", "hf-8b-lora", "tiny-vlm-sft"},
     "preprocess": {"local", "tiny", "web"},
     "train": {"tiny-dpo"},

@@ -12,6 +12,7 @@ from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.recipes.reading import check, read_values
 from flows.checking import room
 from flows.sizes import costs, memory
+from flows.sizes.basis import PLAIN
 from tests.pages import ROOT
 
 WAN: dict[str, Any] = {
@@ -50,7 +51,7 @@ def recipe(folder: Path, profile: str, *overrides: str) -> Recipe:
 def test_wan_is_planned_at_its_true_size_and_fits(wan: Path, profile: str):
     asked = recipe(wan, profile)
     assert costs.parameters(asked)[0] == 1_418_996_800
-    assert room.misfits(room.settled(asked, room.checkpointing(asked, None)), None) == []
+    assert room.misfits(room.settled(asked, room.checkpointing(asked, PLAIN)), PLAIN) == []
     (encode,) = memory.stages(asked, ["encode"])
     assert encode.rows[memory.OTHERS].device == pytest.approx(4 * 127 * MILLION, rel=0.01)
 
@@ -58,6 +59,6 @@ def test_wan_is_planned_at_its_true_size_and_fits(wan: Path, profile: str):
 @pytest.mark.slow
 def test_wan_on_small_gpus_is_refused_with_what_makes_it_fit(wan: Path):
     asked = recipe(wan, "eight-gpus", "launch.device_memory_gb=24")
-    found = room.misfits(room.settled(asked, room.checkpointing(asked, None)), None)
+    found = room.misfits(room.settled(asked, room.checkpointing(asked, PLAIN)), PLAIN)
     assert [message.partition(" needs ")[0] for message in found] == ["encode", "finetune", "evaluate"]
     assert all("it fits with launch.resident_gb = 0" in message for message in found)

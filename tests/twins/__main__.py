@@ -59,6 +59,7 @@ def main() -> int:
         inputs = Inputs(folder.absolute() / "inputs")
         twins = [twin_of(name, inputs) for name in names]
         environment = held.enter_context(services.prefect_server(folder / "prefect", MOST_RANKS))
+        held.enter_context(services.judge(inputs.judge_port))
         if any(twin.asks_service for twin in twins):
             environment |= held.enter_context(services.reward_service(folder / "rewards", inputs))
         for number, twin in enumerate(twins, 1):

@@ -15,11 +15,12 @@ from cosmos_rl_core.conformance.kinds import hf_folder
 from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.storage import media
 from cosmos_rl_core.tiny import qwen3_vl, shapes
+from tests.running_service import free_port
 
 SIZE = [32, 64]
 """Height and width in pixels."""
 VIDEO_FRAMES = 9
-NUM_MEDIA, NUM_PROMPTS = 16, 5
+NUM_MEDIA, NUM_PROMPTS, NUM_EDITS = 16, 5, 64
 HELD_OUT = 1000
 """Number of the first medium that no twin trains on."""
 OPTIONS: dict[str, dict[str, int]] = {
@@ -35,10 +36,10 @@ class Inputs:
 
     folder: Path
 
-    def pipeline(self, name: str) -> Path:
+    def pipeline(self, name: str, **options: Any) -> Path:
         """Return the tiny pipeline of a model plugin."""
-        folder = self.folder / "pipelines" / name
-        return folder if folder.exists() else tiny_pipelines.save(name, folder, **OPTIONS.get(name, {}))
+        folder = self.folder / "pipelines" / "-".join([name, *options])
+        return folder if folder.exists() else tiny_pipelines.save(name, folder, **OPTIONS.get(name, {}), **options)
 
     @cached_property
     def vlm(self) -> Path:
@@ -49,19 +50,24 @@ class Inputs:
         return folder
 
     def media(self, kind: str, first: int = 0) -> Path:
-        """Return a folder of captioned ``pictures`` or ``clips``; from :data:`HELD_OUT` on none is trained on."""
+        """Return a folder of captioned ``pictures``, ``edits`` or ``clips``.
+
+        From the number :data:`HELD_OUT` on none is trained on. The results of edits refer to one picture each.
+        """
         folder = self.folder / f"{kind}-{first}"
         if folder.exists():
             return folder
         folder.mkdir(parents=True)
-        for number in range(first, first + NUM_MEDIA):
-            (folder / f"{number}.json").write_text(json.dumps({"prompt": f"number {number}"}), encoding="utf-8")
-            frames = 1 if kind == "pictures" else VIDEO_FRAMES
+        numbers = range(first, first + NUM_MEDIA)
+        before = references(folder / "before", numbers) if kind == "edits" else {}
+        for number in numbers:
+            named = {"references": [f"before/{before[number]}"]} if before else {}
+            about = {"prompt": f"number {number}"} | named
+            (folder / f"{number}.json").write_text(json.dumps(about), encoding="utf-8")
+            frames = VIDEO_FRAMES if kind == "clips" else 1
             pixels = seeds.generator(0, kind, number).integers(0, 256, (frames, *SIZE, 3), dtype=np.uint8)
-            if kind == "pictures":
-                Image.fromarray(pixels[0]).save(folder / f"{number}.png")
-            else:
-                (folder / f"{number}.mkv").write_bytes(media.encode(pixels)[1])
+            extension, data = media.encode(pixels)
+            (folder / f"{number}.{extension}").write_bytes(data)
         return folder
 
     @cached_property
@@ -72,6 +78,25 @@ class Inputs:
         rows = [{"prompt": f"held out {number}"} for number in range(NUM_PROMPTS)]
         file.write_text(json.dumps(rows), encoding="utf-8")
         return file
+
+    def edits(self, first: int = 0) -> Path:
+        """Return a file of prompts with a reference each; from :data:`HELD_OUT` on none is trained on."""
+        file = self.folder / f"edits-{first}.jsonl"
+        if not file.exists():
+            numbers = range(first, first + (NUM_PROMPTS if first else NUM_EDITS))
+            before = references(self.folder / "before", numbers)
+            rows = [{"prompt": f"number {n}", "references": [f"before/{before[n]}"]} for n in numbers]
+            file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+        return file
+
+    @cached_property
+    def judge_port(self) -> int:
+        """Return the port of this machine at which a judge of edits answers."""
+        file = self.folder / "judge-port"
+        if not file.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file.write_text(str(free_port()), encoding="utf-8")
+        return int(file.read_text(encoding="utf-8"))
 
     @cached_property
     def prompt_set(self) -> Path:
@@ -95,6 +120,16 @@ class Inputs:
         if kind == "hf_chat":
             return {"path": folder / "chats"}
         return {"annotation_path": folder / "all.json", "media_path": folder / "media"}
+
+
+def references(folder: Path, numbers: range) -> dict[int, str]:
+    """Write a picture for each number, of two sizes, and return the names of their files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {number: f"{number}.png" for number in numbers}
+    for number, name in names.items():
+        pixels = seeds.generator(0, "reference", number).integers(0, 256, (64, 64 + 32 * (number % 2), 3), np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+    return names
 
 
 def _messages(row: dict[str, Any], folder: Path) -> str:

@@ -1,5 +1,6 @@
-"""What twins share: a Prefect server with a limit for GPUs, and a reward service with tiny scorers."""
+"""Services that twins share: a Prefect server with a limit for GPUs, tiny scorers, and a judge of edits."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,7 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from PIL import ImageStat
+
 from tests import running_service, tiny_scorers
+from tests.caption_server import Asked, Reply, completion, serving
 from tests.e2e.prefect_server import LASTING_LEASES, PrefectServer
 from tests.twins.inputs import Inputs
 
@@ -28,6 +32,21 @@ def prefect_server(folder: Path, gpus: int) -> Iterator[dict[str, str]]:
         yield server.environment
     finally:
         server.stop()
+
+
+def _judged(asked: Asked) -> Reply:
+    """Answer as a judge of edits, by the brightness of the pictures: equal pictures get equal numbers."""
+    first, last = (
+        int(ImageStat.Stat(picture.convert("L")).mean[0]) for picture in (asked.pictures[0], asked.pictures[-1])
+    )
+    return completion(json.dumps({"followed": last * 10 // 255, "unchanged": 10 - abs(first - last) * 10 // 255}))
+
+
+@contextmanager
+def judge(port: int) -> Iterator[None]:
+    """Run a service that judges edits."""
+    with serving(port, caption=_judged):
+        yield
 
 
 @contextmanager

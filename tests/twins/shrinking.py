@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -22,12 +21,16 @@ FAMILIES = {
     "SANA-Video": "sana_video",
     "SANA1.5": "sana",
     "Cosmos": "cosmos_predict2_5",
+    "Wan2.1-I2V": "wan_i2v",
     "Wan2.1": "wan",
     "Wan2.2-TI2V-5B": "wan",
     "Z-Image": "z_image",
     "FLUX.2-klein": "flux2_klein",
+    "Qwen-Image-Edit": "qwen_image_edit",
 }
 """Model plugins by a part of the name of their weights."""
+OPTIONS = {"Wan2.2-TI2V-5B": {"expand_timesteps": True}}
+"""Of tiny pipelines, by the same."""
 MOST_RANKS = 4
 PREPARATION = ("tiny", "data")
 """Folders of configs/ that hold no recipe of real weights."""
@@ -105,7 +108,7 @@ def tiny(values: Values, inputs: Inputs) -> dict[str, Any]:
     name = family(values)
     frames = VIDEO_FRAMES if values["policy"]["diffusers"]["train_frames"] > 1 else 1
     changes: dict[str, Any] = {
-        "policy.model_name_or_path": str(inputs.pipeline(name)),
+        "policy.model_name_or_path": str(inputs.pipeline(name, **_options(values))),
         "policy.diffusers.inference_size": SIZE,
         "policy.diffusers.train_frames": frames,
     }
@@ -117,7 +120,10 @@ def tiny(values: Values, inputs: Inputs) -> dict[str, Any]:
     places = {"train.train_policy.dataset": policy["dataset"], "train.train_policy.data": policy.get("data")}
     places["validation.dataset"] = values.get("validation", {}).get("dataset")
     for place, dataset in places.items():
-        if dataset and dataset["name"] == "prompts":
+        if dataset and dataset["name"] == "prompts" and refers(values):
+            held_out = place.startswith("validation")
+            changes[f"{place}.path"] = str(inputs.edits(HELD_OUT if held_out else 0))
+        elif dataset and dataset["name"] == "prompts":
             changes[f"{place}.path"] = str(inputs.prompts)
         elif dataset and dataset["name"] == "prompt_set":
             # The one set whose number of prompts is not known.
@@ -125,10 +131,10 @@ def tiny(values: Values, inputs: Inputs) -> dict[str, Any]:
         elif dataset:
             changes |= {f"{place}.size": SIZE, f"{place}.frames": frames}
             if dataset["name"] == "local":
-                changes[f"{place}.local_dir"] = str(inputs.media("clips" if frames > 1 else "pictures"))
+                changes[f"{place}.local_dir"] = str(inputs.media(kind_of_media(values)))
     rewards = values.get("rewards", [])
-    if any(has_weights(reward["fn"]["name"]) for reward in rewards):
-        changes["rewards"] = [reward | {"fn": tiny_judge(reward["fn"], inputs.folder)} for reward in rewards]
+    if any(has_weights(reward["fn"]["name"]) or "url" in reward["fn"] for reward in rewards):
+        changes["rewards"] = [reward | {"fn": tiny_judge(reward["fn"], inputs)} for reward in rewards]
     return changes
 
 
@@ -136,13 +142,13 @@ def small(values: Values, inputs: Inputs) -> dict[str, Any]:
     """Return the changes that leave a few samples and steps of an iteration, and an evaluation of both policies."""
     policy, rollout = values["train"]["train_policy"], values.get("rollout", {})
     validation: dict[str, Any] = {"freq": 1, "n_generation": 1, "batch_size": 2}
-    validation["dataset"] = {"name": "prompts", "path": str(inputs.prompts)}
+    held_out = inputs.edits(HELD_OUT) if refers(values) else inputs.prompts
+    validation["dataset"] = {"name": "prompts", "path": str(held_out)}
     changes: dict[str, Any] = {"policy.diffusers.sample.eval_num_steps": 4, "validation": validation}
     changes["train.train_policy.mini_batch"] = min(2, policy["mini_batch"])
     if "steps_per_iteration" in policy:
-        is_video = values["policy"]["diffusers"]["train_frames"] > 1
-        held_out = inputs.media("clips" if is_video else "pictures", HELD_OUT)
-        frames = VIDEO_FRAMES if is_video else 1
+        kind = kind_of_media(values)
+        held_out, frames = inputs.media(kind, HELD_OUT), VIDEO_FRAMES if kind == "clips" else 1
         validation["data"] = {"name": "local", "local_dir": str(held_out), "size": SIZE, "frames": frames}
         return changes | {"train.train_policy.steps_per_iteration": 3}
     changes |= {"train.train_batch_per_replica": GROUP * PROMPTS, "rollout.n_generation": GROUP}
@@ -178,14 +184,35 @@ def family(values: Mapping[str, Any]) -> str:
     return next(family for part, family in FAMILIES.items() if part in name)
 
 
+def _options(values: Mapping[str, Any]) -> dict[str, Any]:
+    name = values["policy"]["model_name_or_path"]
+    return next((options for part, options in OPTIONS.items() if part in name), {})
+
+
+def refers(values: Mapping[str, Any]) -> bool:
+    """Return whether the prompts of a recipe have references: its files of prompts have lines of objects."""
+    policy, validation = values["train"]["train_policy"], values.get("validation", {})
+    datasets = [policy.get("dataset", {}), validation.get("dataset", {})]
+    return any(str(dataset.get("path", "")).endswith(".jsonl") for dataset in datasets)
+
+
+def kind_of_media(values: Mapping[str, Any]) -> str:
+    """Return the kind of the media that a recipe trains on."""
+    if values["policy"]["diffusers"]["train_frames"] > 1:
+        return "clips"
+    return "edits" if refers(values) else "pictures"
+
+
 def has_weights(reward: str) -> bool:
     """Return whether a reward computes with torch."""
     return plugins.load("rewards", reward).Options.facts.torch
 
 
-def tiny_judge(fn: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the settings of a reward, on tiny weights if it has any."""
-    return fn | tiny_scorers.settings(fn["name"], folder / fn["name"]) if has_weights(fn["name"]) else fn
+def tiny_judge(fn: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
+    """Return the settings of a reward, on tiny weights if it has any, or behind a service of this machine."""
+    if "url" in fn:
+        return fn | {"url": f"http://127.0.0.1:{inputs.judge_port}/v1"}
+    return fn | tiny_scorers.settings(fn["name"], inputs.folder / fn["name"]) if has_weights(fn["name"]) else fn
 
 
 def settings(changes: Mapping[str, Any]) -> tuple[str, ...]:
