@@ -1,12 +1,16 @@
 """Base of all configuration sections: closed, frozen, without NaN, with an exact identity."""
 
+import json
 import os
 from functools import cache
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
+
+from cosmos_rl_core import plugins
+from cosmos_rl_core.errors import ConfigError
 
 NOT_IDENTITY: dict[str, Any] = {"identity": False}
 """``json_schema_extra`` of a field that decides where or how a run computes, not its result."""
@@ -115,3 +119,25 @@ def as_written(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [as_written(found) for found in value]
     return to_jsonable_python(value)
+
+
+def plugin_options(base: type[Section]) -> BeforeValidator:
+    """Return a validator that builds the ``Options``, a subclass of ``base``, of the plugin that a table names."""
+    kind, key = base.plugin or ("", "")
+
+    def validate(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if key not in value:
+            raise ValueError(f"needs `{key}`; known: {', '.join(plugins.known(kind))}")
+        name = str(value[key])
+        module = plugins.load(kind, name)
+        options = module.Options
+        if not (isinstance(options, type) and issubclass(options, base)):
+            raise ConfigError(f"{module.__file__}: Options must be a subclass of {base.__name__}")
+        if (found := options.model_fields[key].annotation) != Literal[name]:
+            expected = f"Options.{key} must be Literal[{name!r}]"
+            raise ConfigError(f"{module.__file__}: {expected}, found {found}")
+        return options.model_validate_json(json.dumps(value), strict=True)
+
+    return BeforeValidator(validate)

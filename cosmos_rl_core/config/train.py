@@ -1,37 +1,12 @@
 """Optimizer, average of weights, and bases of plugin options. Field names are cosmos-rl's."""
 
-import json
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveFloat, SerializeAsAny, model_validator
+from pydantic import Field, PositiveFloat, SerializeAsAny, model_validator
 
-from cosmos_rl_core import plugins
-from cosmos_rl_core.config.base import NOT_IDENTITY, Section, written
+from cosmos_rl_core.config.base import NOT_IDENTITY, Section, plugin_options, written
 from cosmos_rl_core.config.reward_facts import Facts
-from cosmos_rl_core.errors import ConfigError
-
-
-def plugin_options(base: type[Section]) -> BeforeValidator:
-    """Return a validator that builds the ``Options``, a subclass of ``base``, of the plugin that a table names."""
-    kind, key = base.plugin or ("", "")
-
-    def validate(value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        if key not in value:
-            raise ValueError(f"needs `{key}`; known: {', '.join(plugins.known(kind))}")
-        name = str(value[key])
-        module = plugins.load(kind, name)
-        options = module.Options
-        if not (isinstance(options, type) and issubclass(options, base)):
-            raise ConfigError(f"{module.__file__}: Options must be a subclass of {base.__name__}")
-        if (found := options.model_fields[key].annotation) != Literal[name]:
-            expected = f"Options.{key} must be Literal[{name!r}]"
-            raise ConfigError(f"{module.__file__}: {expected}, found {found}")
-        return options.model_validate_json(json.dumps(value), strict=True)
-
-    return BeforeValidator(validate)
 
 
 class DatasetOptions(Section):
@@ -85,6 +60,11 @@ class RewardOptions(Section):
     def label(self) -> str:
         """Return the reward's name in slots, tables and metrics, unique within a recipe."""
         return self.name
+
+    @property
+    def uses_references(self) -> Literal["ignored", "taken", "needed"]:
+        """Return whether the reward reads the references of a prompt, and whether it can score without."""
+        return self.facts.references
 
     def reads(self, num_frames: int) -> Literal["media", "latents"]:
         """Return the input of the reward for samples of ``num_frames``: ``media`` (pixels) or ``latents``."""

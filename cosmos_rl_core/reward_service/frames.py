@@ -1,6 +1,7 @@
 """Frames: a line of JSON and an array, as clients of cosmos-rl's protocol send them.
 
-Nothing of a frame is unpickled: the header of the ``.npy`` bytes is read by itself, and their data is mapped.
+Nothing of a frame is unpickled: the header of the ``.npy`` bytes is read by itself, and their data is mapped. Arrays of
+references of the prompts may follow, which cosmos-rl's protocol does not have.
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
+from cosmos_rl_core.datasets._references import MOST
 from cosmos_rl_core.rewards._base import STORED_FPS
 from cosmos_rl_core.rewards._base.answers import brief, finite
 
@@ -25,8 +27,10 @@ MAX_DEPTH = 32
 MAX_SAMPLES = 4096
 LATENT_CHANNELS = (16, 48)
 """Channels of latents of Wan 2.1 and Wan 2.2."""
-SCORERS = "scorers"
-"""Key of the digests of the scorers that a client expects, by name."""
+SCORERS, REFERENCES = "scorers", "references"
+"""Keys of the digests of the scorers that a client expects, by name, and of the numbers of each sample's references
+among the arrays that follow the samples.
+"""
 Media = Literal["image", "video", "latent"]
 
 _MAGIC = b"\x93NUMPY\x01\x00"
@@ -42,18 +46,31 @@ class FrameError(ValueError):
 
 
 @dataclass(frozen=True)
+class Stored:
+    """An array in the file of a frame."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    order: Literal["C", "F"]
+    offset: int
+    """Byte of the file at which its data begins."""
+
+    def mapped(self, path: Path) -> np.ndarray:
+        """Return the array of the file, mapped, read-only."""
+        return np.memmap(path, self.dtype, "r", self.offset, self.shape, self.order)
+
+
+@dataclass(frozen=True)
 class Frame:
-    """Facts of a frame; its array stays in the file."""
+    """Facts of a frame; its arrays stay in the file."""
 
     prompts: tuple[str, ...]
     rewards: tuple[str, ...]
     """Names of the rewards that are asked for, in their order."""
     media: Media
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    order: Literal["C", "F"]
-    offset: int
-    """Byte of the file at which the array's data begins."""
+    samples: Stored
+    references: tuple[tuple[Stored, ...], ...]
+    """Of each sample: the references of its prompt, uint8 ``[frames, height, width, 3]`` each."""
     metadata: tuple[Mapping[str, Any], ...]
     """Of each sample: the JSON values of its prompt."""
     video_infos: tuple[Mapping[str, Any], ...] | None
@@ -63,35 +80,46 @@ class Frame:
     """Digest of the scorer that the client expects, by the name of the reward."""
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        """Return the type of the samples' numbers."""
+        return self.samples.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of all samples."""
+        return self.samples.shape
+
+    @property
     def kind(self) -> str:
         """Return what frames have in common that can be scored together."""
         return f"{self.media} {self.dtype} {self.shape[1:]}"
 
     def array(self, path: Path) -> np.ndarray:
-        """Return the array of the file, mapped, read-only."""
-        return np.memmap(path, self.dtype, "r", self.offset, self.shape, self.order)
+        """Return the samples of the file, mapped, read-only."""
+        return self.samples.mapped(path)
 
 
 def read(path: Path) -> Frame:
     """Read what a file says about itself. Raises :class:`FrameError` unless it is exactly one frame."""
     with path.open("rb") as file:
-        about = _about(file.readline(MAX_LINE_BYTES + 1))
-        dtype, shape, order = _header(file)
-        offset, size = file.tell(), path.stat().st_size
-    data, expected = size - offset, math.prod(shape) * dtype.itemsize
-    if data != expected:
-        raise FrameError(f"{data} bytes after the array's header; its shape {shape} of {dtype} takes {expected}")
-    media = _media(about)
-    _check_array(media, dtype, shape)
+        about, size = _about(file.readline(MAX_LINE_BYTES + 1)), path.stat().st_size
+        numbers = _numbers(about)
+        count = len({one for row in numbers for one in row})
+        samples = _stored(file, size, last=count == 0)
+        pictures = [_stored(file, size, last=i == count - 1) for i in range(count)]
+    media, shape = _media(about), samples.shape
+    _check_array(media, samples.dtype, shape)
+    for one in pictures:
+        _check_reference(one)
     prompts = _prompts(about, shape[0])
+    if numbers and len(numbers) != shape[0]:
+        raise FrameError(f"{REFERENCES}: {len(numbers)} lists for {shape[0]} samples")
     return Frame(
         prompts=tuple(prompts),
         rewards=_rewards(about),
         media=media,
-        dtype=dtype,
-        shape=shape,
-        order=order,
-        offset=offset,
+        samples=samples,
+        references=tuple(tuple(pictures[i] for i in row) for row in numbers or [()] * shape[0]),
         metadata=tuple(_metadata(about, shape[0])),
         video_infos=_rows(about, "video_infos", shape[0]),
         fps=tuple(_fps(about, shape[0])),
@@ -134,6 +162,20 @@ def _is_deeper(value: Any, levels: int) -> bool:
         return False
     parts = value.values() if isinstance(value, dict) else value
     return levels == 0 or any(_is_deeper(part, levels - 1) for part in parts)
+
+
+def _stored(file: BinaryIO, size: int, *, last: bool) -> Stored:
+    """Return the array that begins here and go to its end. Raises :class:`FrameError` unless its bytes are there.
+
+    After the last one the file, of ``size`` bytes, ends.
+    """
+    dtype, shape, order = _header(file)
+    offset = file.tell()
+    data, expected = size - offset, math.prod(shape) * dtype.itemsize
+    if data < expected or (last and data != expected):
+        raise FrameError(f"{data} bytes after the array's header; its shape {shape} of {dtype} takes {expected}")
+    file.seek(offset + expected)
+    return Stored(dtype, shape, order, offset)
 
 
 def _header(file: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
@@ -184,6 +226,29 @@ def _check_array(media: Media, dtype: np.dtype[Any], shape: tuple[int, ...]) -> 
         raise FrameError(f"{media} as {dtype} {list(shape)}; expected {_EXPECTED[media]}")
     if shape[0] > MAX_SAMPLES:
         raise FrameError(f"{shape[0]} samples, at most {MAX_SAMPLES}")
+
+
+def _numbers(about: Mapping[str, Any]) -> list[list[int]]:
+    """Return the numbers of each sample's references among the arrays that follow, from 0 on; no lists if it is absent.
+
+    Raises :class:`FrameError` unless every array up to the largest number has one.
+    """
+    rows = about.get(REFERENCES, [])
+    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) <= MOST for row in rows):
+        raise FrameError(f"{REFERENCES}: expected a list of lists, one a sample, of at most {MOST} numbers each")
+    found = [one for row in rows for one in row]
+    if not all(isinstance(one, int) and not isinstance(one, bool) for one in found):
+        raise FrameError(f"{REFERENCES}: expected whole numbers, each the place of a picture after the samples")
+    if {*found} != {*range(len({*found}))}:
+        raise FrameError(f"{REFERENCES}: expected every number from 0 to the largest, found {brief(sorted({*found}))}")
+    return rows
+
+
+def _check_reference(found: Stored) -> None:
+    shape = found.shape
+    if found.dtype != np.uint8 or len(shape) != 4 or shape[-1] != 3 or 0 in shape:
+        expected = "expected uint8 [frames, height, width, 3]"
+        raise FrameError(f"{REFERENCES}: a picture as {found.dtype} {list(shape)}; {expected}")
 
 
 def _prompts(about: Mapping[str, Any], count: int) -> Sequence[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import cosmos_rl_core
 from cosmos_rl_core.canonical import digest
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ConfigError, counted
 from cosmos_rl_core.outside_plugins import named_by
 from cosmos_rl_core.reward_service import frames
 from cosmos_rl_core.reward_service.config import KEY, TOKEN, Config, DecodeArgs, RewardArgs, Served
@@ -24,6 +24,8 @@ DECODE_TIMEOUT_S = 1800.0
 """Seconds within which the latents of a request must be decoded."""
 WORKER = "cosmos_rl_core.reward_service.worker"
 DECODER = "cosmos_rl_core.reward_service.decoder"
+NO_REFERENCES = 'give the prompts some, and set references = "needed" in the recipe'
+"""What to do about a request without references."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,15 @@ class Scorer:
             "input": facts.input,
             "media": self.media,
             "metadata": True,
+            "references": self.served.options.uses_references,
             "batching": self.pool.batching or self.served.args.batching,
             "ready": self.pool.ready > 0,
         }
         return told | ({"error": self.pool.fault} if self.pool.fault else {})
+
+
+def _named(samples: Sequence[int]) -> str:
+    return f"{counted(len(samples), 'sample')} ({brief(', '.join(map(str, samples)))})"
 
 
 class RefusedError(Exception):
@@ -102,6 +109,10 @@ class Offer:
                 raise RefusedError(422, f"unknown reward {brief(repr(name))}; known: {', '.join(sorted(self.scorers))}")
             if frame.media not in scorer.media:
                 raise RefusedError(422, f"{name} takes {' or '.join(scorer.media)}, not {frame.media}")
+            bare = [i for i, shown in enumerate(frame.references) if not shown]
+            if bare and scorer.served.options.uses_references == "needed":
+                found = f"{name} compares with references, and {_named(bare)} of the request"
+                raise RefusedError(422, f"{found} {'has' if len(bare) == 1 else 'have'} none; {NO_REFERENCES}")
             if scorer.pool.broken:
                 raise RefusedError(503, scorer.pool.fault)
             self._check_expected(name, frame.scorers.get(name), scorer)

@@ -50,6 +50,7 @@ class Scoring:
         module = plugins.load("rewards", setup["plugin"])
         options = module.Options.model_validate(setup["options"])
         self._groupwise, alone = options.facts.groupwise, False
+        self._references = options.uses_references != "ignored"
         if options.facts.torch:
             settle(setup)
         if setup["batching"] == "exact" and batch_sizes(options):
@@ -65,7 +66,7 @@ class Scoring:
     def answers(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the entries of each request, scored in one call, and what was scored."""
         started_s = time.perf_counter()
-        read = [_read(request) for request in requests]
+        read = [_read(request, references=self._references) for request in requests]
         try:
             found = self._entries([sample for samples, _ in read for sample in samples])
         except UNAVAILABLE as error:
@@ -128,19 +129,29 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, np.number) else brief(value)
 
 
-def _read(request: Mapping[str, Any]) -> tuple[list[Sample], dict[str, Any]]:
-    """Return the samples of a request, and what its result says of its array."""
+def _read(request: Mapping[str, Any], *, references: bool) -> tuple[list[Sample], dict[str, Any]]:
+    """Return the samples of a request, with references of their prompts or without, and what its result says of its
+    array.
+    """
     path, decoded = Path(request["frame"]), request.get("decoded")
     frame = frames.read(path)
     array = np.load(decoded["pixels"], mmap_mode="r") if decoded else frame.array(path)
     about = decoded["input"] if decoded else described(array.shape, "uint8", array.min(), array.max())
     if frame.video_infos is not None:
         about = {**about, "video_infos": [dict(info) for info in frame.video_infos]}
+    # Samples of a prompt have the same references, which are in memory once.
+    pictures = {one: np.array(one.mapped(path), order="C") for row in frame.references for one in row if references}
     samples = [
-        Sample(f"{path.name}-{i}", sha256(prompt.encode()), prompt, _pixels(each, frame.media), metadata=known, fps=fps)
-        for i, (prompt, each, known, fps) in enumerate(
-            zip(frame.prompts, array, frame.metadata, frame.fps, strict=True)
+        Sample(
+            f"{path.name}-{i}",
+            sha256(prompt.encode()),
+            prompt,
+            _pixels(each, frame.media),
+            metadata=frame.metadata[i],
+            fps=frame.fps[i],
+            references=tuple(pictures[one] for one in frame.references[i] if references),
         )
+        for i, (prompt, each) in enumerate(zip(frame.prompts, array, strict=True))
     ]
     return samples, about
 

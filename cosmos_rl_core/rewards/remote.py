@@ -72,6 +72,11 @@ class Options(RewardOptions):
     media: Literal["latents", "pixels"] = "latents"
     """Form in which videos are sent: final latents in float16, or uint8 pixels, over 20 times larger. Latents are
     for models with Wan's VAE, such as Cosmos-Predict2.5. Evaluations keep no latents and send pixels."""
+    references: Literal["ignored", "taken", "needed"] = Field(
+        default="ignored", json_schema_extra={"neutral": "ignored"}
+    )
+    """Whether the service's reward reads the references of prompts, and whether it can score without. They are sent if
+    it does, to services of this package only; cosmos-rl's protocol has none."""
     batch_size: int = Field(default=8, ge=1)
     """Maximum number of samples in one request."""
     timeout_s: float = Field(default=1800.0, gt=0, json_schema_extra=NOT_IDENTITY)
@@ -81,6 +86,11 @@ class Options(RewardOptions):
     def label(self) -> str:
         """Return a name that is unique among rewards of one service: ``remote-dance_grpo-overall_reward``."""
         return "-".join(filter(None, ["remote", self.reward_fn, self.score_key]))
+
+    @property
+    def uses_references(self) -> Literal["ignored", "taken", "needed"]:
+        """Return the option ``references``."""
+        return self.references
 
     def reads(self, num_frames: int) -> Literal["media", "latents"]:
         """Return ``latents`` for videos that are sent as latents, else ``media``."""
@@ -119,16 +129,31 @@ class Reward:
     def scorer(self) -> ServedScorer | None:
         """Ask the service what scores, and wait until it has loaded; None if it does not tell.
 
-        Raises :class:`UnavailableError` if it has not loaded in time.
+        Raises :class:`UnavailableError` if it has not loaded in time, and :class:`ConfigError` if it uses references in
+        another way than the options say.
         """
         name, timeout_s, why = self._options.reward_fn, self._options.timeout_s, ""
         with Client(Service.from_environment(), timeout_s) as client:
             for _ in tries(time.monotonic() + timeout_s, RETRY_DELAYS_S):
                 told = client.scorers()
                 if (why := why_loading(told, name)) is None:
-                    return named(told, name)
+                    return self._checked(named(told, name))
         reason = f": {why}" if why else ""
         raise UnavailableError(f"the reward service did not load {name} within {timeout_s:g} s{reason}; see its log")
+
+    def _checked(self, scorer: ServedScorer | None) -> ServedScorer | None:
+        """Return the scorer of a service, which may ignore the references that it takes.
+
+        Raises :class:`ConfigError` if it needs references that the options do not send, or reads none of those sent.
+        """
+        label, said, told = self._options.label, self._options.references, scorer.references if scorer else None
+        if said != "ignored" and told is None:
+            found = f"references = {said!r}, and the reward service does not say that it reads any"
+            raise ConfigError(f'{label}: {found}; use a service of this package, or set references = "ignored"')
+        if said != told and (told == "needed" or (told == "ignored" and said != "ignored")):
+            found = f"references = {said!r}, and for {self._options.reward_fn} of the reward service they are {told}"
+            raise ConfigError(f'{label}: {found}; set references = "{told}"')
+        return scorer
 
     def hold_to(self, scorer: ServedScorer | None) -> None:
         """Take scores of this scorer only. Others raise :class:`ScorerChangedError`."""
@@ -205,7 +230,10 @@ class Reward:
         prompts = [sample.prompt for sample in samples]
         held = self._held
         metadata = [sample.metadata for sample in samples] if held and held.metadata else []
-        return frame(prompts, self._options.reward_fn, kind, arrays, fps, held.digest if held else "", metadata)
+        sends = self._options.references != "ignored"
+        references = [sample.references for sample in samples] if sends else []
+        digest = held.digest if held else ""
+        return frame(prompts, self._options.reward_fn, kind, arrays, fps, digest, metadata, references)
 
     def _enqueue(self, client: Client, body: bytes, deadline_s: float | None = None) -> Ticket:
         try:

@@ -23,7 +23,7 @@ def check(recipe: Recipe, prompts: Sequence[Prompt], media: Sequence[Sequence[Pr
     if not mistakes:
         mistakes += [*_of_sizes(path, every), *_of_data_term(recipe, path, media[0])]
     if not all(prompt.references for prompt in prompts):
-        needing = [one.fn.label for one in recipe.rewards if one.fn.facts.references == "needed"]
+        needing = [one.fn.label for one in recipe.rewards if one.fn.uses_references == "needed"]
         mistakes += [f"{label} compares with references; the prompts have none" for label in needing]
     if mistakes:
         raise ConfigError("\n  ".join(mistakes))
@@ -72,6 +72,6 @@ def _of_sizes(path: str, prompts: Sequence[Prompt]) -> Iterator[str]:
 def unread(recipe: Recipe, prompts: Sequence[Prompt]) -> Iterator[str]:
     """Yield a warning if nothing that trains looks at the references of the prompts."""
     trained = [one.fn for one in recipe.rewards if one.role == "train"]
-    if any(prompt.references for prompt in prompts) and all(one.facts.references == "ignored" for one in trained):
+    if any(prompt.references for prompt in prompts) and all(one.uses_references == "ignored" for one in trained):
         labels = ", ".join(one.label for one in trained)
         yield f"no reward that trains looks at the prompts' references ({labels} ignore them)"

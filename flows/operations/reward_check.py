@@ -76,10 +76,12 @@ def _scored(asking: Client, reward: str, scorer: Mapping[str, Any]) -> dict[str,
     kind = "image" if "image" in scorer.get("media", ["image"]) else "video"
     shape = (SIZE, SIZE, 3) if kind == "image" else (3, NUM_FRAMES, SIZE, SIZE)
     pixels = np.random.default_rng(0).integers(0, 256, (1, *shape), np.uint8)
+    picture = (pixels if kind == "image" else pixels[:, :, 0].transpose(0, 2, 3, 1)).copy()
     fps = None if kind == "image" else float(media.FPS)
     metadata = [METADATA] if scorer.get("metadata") is True else []
+    references = [[picture]] if scorer.get("references") in ("taken", "needed") else []
     try:
-        ticket = asking.enqueue(frame([PROMPT], reward, kind, pixels, fps, metadata=metadata))
+        ticket = asking.enqueue(frame([PROMPT], reward, kind, pixels, fps, metadata=metadata, references=references))
     except RefusedError as error:
         raise ConfigError(f"{reward} was refused: {error}") from error
     try:

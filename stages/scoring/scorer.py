@@ -198,7 +198,7 @@ class Scorer:
         except Exception as error:  # decoders raise whatever they like
             what = f"sample {stored.sample_id}: its {stored.extension or 'latents'}"
             raise ArtifactError(f"{what} cannot be decoded: {error}") from error
-        taken = self.config.reward.facts.references != "ignored"
+        taken = self.config.reward.uses_references != "ignored"
         facts = {
             "metadata": row["metadata"],
             "references": self._pictures.of(row.get("references", ())) if taken else (),

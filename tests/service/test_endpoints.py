@@ -60,6 +60,7 @@ def test_every_answer_names_its_scorer(service: UpstreamClient):
         "input": "any",
         "media": ["image", "video"],
         "metadata": True,
+        "references": "ignored",
         "batching": "exact",
         "ready": True,
     }

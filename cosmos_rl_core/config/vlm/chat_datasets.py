@@ -4,8 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, SerializeAsAny
 
-from cosmos_rl_core.config.base import NOT_IDENTITY, Section, UserPath
-from cosmos_rl_core.config.train import plugin_options
+from cosmos_rl_core.config.base import NOT_IDENTITY, Section, UserPath, plugin_options
 
 
 class ChatDatasetOptions(Section):

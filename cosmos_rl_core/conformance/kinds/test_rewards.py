@@ -40,7 +40,7 @@ class Subject:
             latents = generator.normal(size=(4, 4, *([frames] if frames > 1 else []), 4, 8)).astype(np.float32)
             return [LatentSample(*one, latents=values) for one, values in zip(ids, latents, strict=True)]
         pixels = generator.integers(0, 256, (4, frames, 32, 64, 3), dtype=np.uint8)
-        shown = () if self.options.facts.references == "ignored" else (pixels[0, :1],)
+        shown = () if self.options.uses_references == "ignored" else (pixels[0, :1],)
         return [Sample(*one, pixels=values, references=shown) for one, values in zip(ids, pixels, strict=True)]
 
     @cached_property

@@ -21,6 +21,9 @@ class ServedScorer:
     """Digest of the plugin, its settings, its version and its weights."""
     metadata: bool = field(default=False, compare=False)
     """Whether frames for it may have the metadata of prompts."""
+    references: str | None = field(default=None, compare=False)
+    """Whether references of prompts are ``ignored``, ``taken`` or ``needed``. None if it does not tell, so that frames
+    may have none."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.version} ({self.digest[:12]})"
@@ -30,7 +33,9 @@ class ServedScorer:
         """Return the scorer that a service tells of; None if what it tells is none."""
         if not isinstance(told, Mapping) or not isinstance(digest := told.get("digest"), str) or not digest:
             return None
-        return cls(name, brief(told.get("version", "")), digest, told.get("metadata") is True)
+        uses = told.get("references")
+        references = uses if isinstance(uses, str) else None
+        return cls(name, brief(told.get("version", "")), digest, told.get("metadata") is True, references)
 
 
 class ScorerChangedError(ConfigError):

@@ -15,9 +15,16 @@ METADATA: dict[str, Any] = {"tag": "single_object", "include": [{"class": "stop 
 
 
 def trial_samples(kind: str, count: int) -> list[Sample]:
-    """Return samples of one size and unlike contents, which show nothing; videos if ``kind`` is ``video``."""
+    """Return samples of one size and unlike contents, which show nothing; videos if ``kind`` is ``video``.
+
+    Each has the next one's first frame as a reference; scorers that take none do not read it.
+    """
     rng, frames = np.random.default_rng(0), FRAMES if kind == "video" else 1
     blocks = rng.integers(0, 256, (count, frames, BLOCKS, BLOCKS, 3), np.uint8)
     pictures = blocks.repeat(SIDE // BLOCKS, axis=2).repeat(SIDE // BLOCKS, axis=3)
     texts = [f'a sign that says "test {i}"' + " in red" * (i % 3) for i in range(count)]
-    return [Sample(f"test-{i}", f"test-{i}", text, pictures[i], metadata=METADATA) for i, text in enumerate(texts)]
+    names = [f"test-{i}" for i in range(count)]
+    return [
+        Sample(names[i], names[i], texts[i], pictures[i], metadata=METADATA, references=(pictures[i - count + 1, :1],))
+        for i in range(count)
+    ]
