@@ -4,6 +4,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,25 @@ _PAGE = re.compile(r"\s*<(!doctype\s+html|html)\b", re.IGNORECASE)
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
     """Return the prompts of a file. Raises like :func:`prompts_in`, and if there is no file."""
+    return prompts_in(path, _bytes(path))
+
+
+def read_rows(path: Path) -> tuple[list[tuple[str, Prompt]], list[str]]:
+    """Return the place and the prompt of each row of a file, in file order, equal ones too, and all mistakes in others.
+
+    Raises like :func:`read_prompts` if it cannot be read at all.
+    """
+    mistakes: list[str] = []
+    with _named(path):
+        rows = _rows(path, _values(path.suffix.lower(), _text(path, _bytes(path))), mistakes)
+        return [(place, prompt) for place, prompt, _ in rows], mistakes
+
+
+def _bytes(path: Path) -> bytes:
     if path.suffix.lower() not in FORMATS or not path.is_file():
         raise ConfigError(f"no prompt file at {path}; expected one of {', '.join(FORMATS)}")
     try:
-        return prompts_in(path, path.read_bytes())
+        return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
@@ -31,15 +47,26 @@ def prompts_in(path: Path, data: bytes) -> tuple[Prompt, ...]:
 
     Raises one :class:`ConfigError` with every mistake in the file.
     """
+    with _named(path):
+        return prompts_of(path, _values(path.suffix.lower(), _text(path, data)))
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turn errors of what is no text or no JSON into a :class:`ConfigError` that names the file."""
     try:
-        text = io.StringIO(data.decode("utf-8-sig"), newline=None).read()
-        if _PAGE.match(text):
-            raise ConfigError(f"{path} is a web page, as a download that failed leaves it; expected prompts")
-        return prompts_of(path, _values(path.suffix.lower(), text))
+        yield
     except ConfigError:
         raise
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def _text(path: Path, data: bytes) -> str:
+    text = io.StringIO(data.decode("utf-8-sig"), newline=None).read()
+    if _PAGE.match(text):
+        raise ConfigError(f"{path} is a web page, as a download that failed leaves it; expected prompts")
+    return text
 
 
 def prompts_of(source: str | Path, values: Iterable[tuple[str, Any]]) -> tuple[Prompt, ...]:
@@ -51,8 +78,24 @@ def prompts_of(source: str | Path, values: Iterable[tuple[str, Any]]) -> tuple[P
     :class:`ConfigError` with every mistake.
     """
     mistakes: list[str] = []
-    pictures = References(source.parent if isinstance(source, Path) else None)
     prompts: dict[str, Prompt] = {}
+    for _, prompt, longer in _rows(source, values, mistakes):
+        known = prompts.get(prompt.id)
+        if known is not None and known.metadata != prompt.metadata:
+            prompts.setdefault(longer, prompt.model_copy(update={"id": longer}))
+        prompts.setdefault(prompt.id, prompt)
+    if not mistakes and not prompts:
+        mistakes.append("holds no prompt")
+    if mistakes:
+        raise mistakes_in(source, mistakes)
+    return tuple(prompts.values())
+
+
+def _rows(
+    source: str | Path, values: Iterable[tuple[str, Any]], mistakes: list[str]
+) -> Iterator[tuple[str, Prompt, str]]:
+    """Yield the place and the prompt of each object, and the id of a prompt of other metadata; note mistakes."""
+    pictures = References(source.parent if isinstance(source, Path) else None)
     for place, value in values:
         try:
             text, metadata, places = _taken_apart(value)
@@ -62,15 +105,7 @@ def prompts_of(source: str | Path, values: Iterable[tuple[str, Any]]) -> tuple[P
         except (ValueError, RecursionError) as error:  # also NaN, or half a surrogate pair
             mistakes.append(f"{place}: {error}")
             continue
-        known = prompts.get(name)
-        if known is not None and known.metadata != metadata:
-            name = longer
-        prompts.setdefault(name, Prompt(id=name, text=text, metadata=metadata, references=references))
-    if not mistakes and not prompts:
-        mistakes.append("holds no prompt")
-    if mistakes:
-        raise mistakes_in(source, mistakes)
-    return tuple(prompts.values())
+        yield place, Prompt(id=name, text=text, metadata=metadata, references=references), longer
 
 
 def _taken_apart(value: Any) -> tuple[str, dict[str, Any], Any]:

@@ -13,11 +13,13 @@ from typer.testing import CliRunner, Result
 
 from cosmos_rl_core import outside_plugins
 from cosmos_rl_core.datasets import rendered_text
+from cosmos_rl_core.rewards import pixel_similarity
+from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards.aesthetic import HEAD
 from cosmos_rl_core.storage import media
 from flows.cli.app import app
 from tests.outside import REWARD
-from tests.running_service import PROBE
+from tests.running_service import PROBE, in_thread, name_to_clients, settings, write
 from tests.tiny_scorers.aesthetic import perceptron
 
 
@@ -130,3 +132,72 @@ def test_files_of_a_prompt_are_never_compared_in_parts(pictures: list[Path], tmp
     ended = run("score", *given, "--plugin", PROBE.replace("probe.py", "probe_group.py"))
     assert ended.exit_code == 65
     assert ended.stdout.count("FAILED") == ended.stdout.count("not this one") == 2
+
+
+@pytest.fixture
+def edits(tmp_path: Path) -> list[Path]:
+    """Two results, and two pictures that they were made of."""
+    files = [tmp_path / name for name in ("result-a.png", "result-b.png", "a.png", "b.png")]
+    for seed, file in enumerate(files):
+        pixels = np.random.default_rng(seed).integers(0, 256, (12 + seed, 16, 3), np.uint8)
+        Image.fromarray(pixels).save(file)
+    return files
+
+
+def rows(folder: Path, *values: Any) -> Path:
+    file = folder / "edits.jsonl"
+    file.write_text("".join(f"{json.dumps(value)}\n" for value in values), encoding="utf-8")
+    return file
+
+
+def test_files_are_compared_with_the_references_of_their_rows(edits: list[Path], tmp_path: Path):
+    given = rows(tmp_path, {"prompt": "x", "references": ["a.png", "b.png"]}, {"prompt": "x", "references": ["b.png"]})
+    ended = run("score", *edits[:2], "--reward", "pixel_similarity", "--prompts", given, "--json")
+    assert ended.exit_code == 0, ended.stderr
+    pixels = [np.asarray(Image.open(file))[None] for file in edits]
+    shown = [(pixels[2], pixels[3]), (pixels[3],)]
+    samples = [Sample(f"{i}", "p", "x", pixels[i], references=shown[i]) for i in range(2)]
+    expected = pixel_similarity.Reward(pixel_similarity.Options()).score(samples)
+    assert [one["scores"] for one in json.loads(ended.stdout)["files"]] == expected
+
+
+def test_all_rows_that_cannot_be_compared_are_named_at_once(edits: list[Path], tmp_path: Path):
+    given = rows(tmp_path, {"prompt": "x", "references": ["gone.png"]}, {"prompt": "y"}, {"references": ["a.png"]})
+    ended = run("score", *edits[:3], "--reward", "pixel_similarity", "--prompts", given)
+    assert ended.exit_code == 64
+    for sentence in (
+        f"line 1: no file at {tmp_path / 'gone.png'}",
+        "line 2: no references, which pixel_similarity compares with; name them in a file: --prompts FILE.jsonl",
+        'line 3: expected an object with the text "prompt"',
+    ):
+        assert sentence in " ".join(ended.stderr.split())
+    (tmp_path / "lines.txt").write_text("a\nb\n")
+    for arguments in (["--prompt", "x"], ["--prompts", tmp_path / "lines.txt"], []):
+        ended = run("score", *edits[:2], "--reward", "pixel_similarity", *arguments)
+        assert (ended.exit_code, "name them in a file: --prompts" in ended.stderr) == (64, True), ended.stderr
+    ended = run("score", edits[0], "--reward", "jpeg", "--prompts", rows(tmp_path, {"prompt": "x"}, {"prompt": "y"}))
+    assert "has 2 lines for 1 files" in ended.stderr
+
+
+def test_rewards_that_ignore_references_score_the_same_with_and_without(edits: list[Path], tmp_path: Path):
+    found: list[Any] = []
+    for more in ({}, {"references": ["a.png"]}):
+        given = rows(tmp_path, {"prompt": "x"} | more, {"prompt": "x"} | more)
+        ended = run("score", *edits[:2], "--reward", "jpeg", "--prompts", given, "--json")
+        found.append([one["scores"] for one in json.loads(ended.stdout)["files"]])
+    assert found[0] == found[1]
+
+
+def test_a_reward_of_a_service_compares_files_too(edits: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    given = rows(tmp_path, {"prompt": "x", "references": ["a.png", "b.png"]}, {"prompt": "x", "references": ["b.png"]})
+    own = run("score", *edits[:2], "--reward", "pixel_similarity", "--prompts", given, "--json")
+    values = settings(tmp_path, {"reward_type": "pixel_similarity"}, {"reward_type": "jpeg", "name": "jpeg"})
+    with in_thread(write(tmp_path, values)) as client:
+        name_to_clients(client, monkeypatch)
+        remote = ("--reward", "remote", "--set", "reward_fn=pixel_similarity", "--prompts", given, "--json")
+        ended = run("score", *edits[:2], *remote, "--set", "references=needed")
+        refused = run("score", *edits[:2], *remote, "--set", "references=needed", "--set", "reward_fn=jpeg")
+    assert ended.exit_code == 0, ended.stderr
+    scores = [[one["scores"]["pixel_similarity"] for one in json.loads(each.stdout)["files"]] for each in (ended, own)]
+    assert scores[0] == scores[1]
+    assert (refused.exit_code, 'set references = "ignored"' in refused.stderr) == (64, True)

@@ -75,7 +75,7 @@ def plugin(tmp_path: Path) -> Iterator[str]:
 def test_the_command_scores_files_without_tf32(tmp_path: Path):
     Image.new("RGB", (4, 4)).save(tmp_path / "black.png")
     scorer = FileScorer("rounding")
-    (found,) = scorer.score([str(tmp_path / "black.png")], ["x"])
+    (found,) = scorer.score([str(tmp_path / "black.png")], [Prompt(id="p", text="x")])
     assert (scorer.version, found.scores) == ("rounding 1", {"rounding": 0.0})
 
 

@@ -3,17 +3,22 @@
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.reading import validated, with_changes
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import ItemError, Prompt, prompt_id
 from cosmos_rl_core.datasets._files import kind_of
-from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.rewards._base import Sample, ServedReward
+from cosmos_rl_core.datasets._prompt_files import read_rows
+from cosmos_rl_core.datasets._references import decoded
+from cosmos_rl_core.errors import ConfigError, mistakes_in
+from cosmos_rl_core.rewards._base import NamedReward, Sample, ServedReward
 from cosmos_rl_core.rewards._base.answers import entries, scored, words
 from cosmos_rl_core.rewards._base.names import plugin_of
 from cosmos_rl_core.rewards._batches.exact import exact, named
@@ -22,6 +27,14 @@ from cosmos_rl_core.vlms import _media
 
 TOGETHER = 16
 """Files that are read and scored at once, unless the reward compares samples of a prompt."""
+HELD = 16
+"""Decoded references in memory: files of a prompt have the same."""
+OBJECTS = (".jsonl", ".json")
+"""Endings of files of prompts whose rows are objects."""
+REFERENCES = (
+    'name them in a file: --prompts FILE.jsonl, a line {"prompt": "...", "references": ["a.png"]} for each file'
+)
+"""What to do about a prompt without references."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +55,20 @@ class FileScorer:
 
         Raises :class:`ConfigError` for unknown names and settings, missing weights, and a service that is not named.
         """
-        name = plugin_of(name)
-        module = plugins.load("rewards", name)
-        values = with_changes({"name": name}, Path(), settings, None)
-        self.options: RewardOptions = validated(module.Options, values, f"reward {name}")
+        self.options = options_of(name, settings)
+        self._refers = self.options.uses_references != "ignored"
         if self.options.facts.torch:
             import_module("cosmos_rl_core.parallel.precision").score_in_float32()
-        self._reward, alone = exact(module.Reward, self.options, lambda why: print(why, file=sys.stderr))
+        make = plugins.load("rewards", self.options.name).Reward
+        self._reward, alone = exact(make, self.options, lambda why: print(why, file=sys.stderr))
         if isinstance(self._reward, ServedReward):
             self._reward.check_service()
+        if isinstance(self._reward, NamedReward) and self._refers:
+            self._reward.hold_to(self._reward.scorer())
         self.version = named(self._reward.version, alone=alone)
+        self._picture = lru_cache(HELD)(_picture)
 
-    def score(self, files: Sequence[str], prompts: Sequence[str]) -> Iterator[FileScores]:
+    def score(self, files: Sequence[str], prompts: Sequence[Prompt]) -> Iterator[FileScores]:
         """Yield the scores of each file with its prompt, in order."""
         size = max(1, len(files)) if self.options.facts.groupwise else TOGETHER
         pairs = [*zip(files, prompts, strict=True)]
@@ -65,15 +80,15 @@ class FileScorer:
         label = self.options.label
         return agreement(label, self.version, [one.scores.get(label) for one in found], labels)
 
-    def _together(self, pairs: Sequence[tuple[str, str]]) -> Iterator[FileScores]:
+    def _together(self, pairs: Sequence[tuple[str, Prompt]]) -> Iterator[FileScores]:
         read = [self._sample(file, prompt) for file, prompt in pairs]
         found = iter(self._scored([sample for sample in read if isinstance(sample, Sample)]))
         for (file, prompt), sample in zip(pairs, read, strict=True):
             outcome = next(found) if isinstance(sample, Sample) else sample
             if isinstance(outcome, Exception):
-                yield FileScores(file, prompt, error=words(outcome))
+                yield FileScores(file, prompt.text, error=words(outcome))
             else:
-                yield FileScores(file, prompt, outcome)
+                yield FileScores(file, prompt.text, outcome)
 
     def _scored(self, samples: list[Sample]) -> list[dict[str, Any] | Exception]:
         """Return scores or an error for each sample. If the reward raises for all, each is scored alone; of a groupwise
@@ -89,36 +104,72 @@ class FileScorer:
             return [one for sample in samples for one in self._scored([sample])]
         return [scored(one, self.options.label) for one in found]
 
-    def _sample(self, file: str, prompt: str) -> Sample | Exception:
-        asked = Prompt(id=prompt_id(prompt), text=prompt)
+    def _sample(self, file: str, prompt: Prompt) -> Sample | Exception:
         if not Path(file).is_file():
             return FileNotFoundError(f"there is no file {file}")
-        if (reason := self._reward.check_prompt(asked)) is not None:
+        if (reason := self._reward.check_prompt(prompt)) is not None:
             return ValueError(reason)
         try:
             clip = _media.video(file, None, lambda total, _: range(total)) if kind_of(file) == "video" else None
             found = clip or _media.image(file)
-        except (ItemError, OSError) as error:
+            shown = tuple(self._picture(one.source) for one in prompt.references if self._refers)
+        except (ItemError, OSError, ValueError) as error:
             return error
-        return Sample(file, asked.id, prompt, found.pixels, fps=found.fps)
+        facts = {"fps": found.fps, "metadata": prompt.metadata, "references": shown}
+        return Sample(file, prompt.id, prompt.text, found.pixels, **facts)
 
 
-def prompts_of(file: Path | None, text: str, count: int) -> list[str]:
-    """Return a prompt for each of ``count`` files: a line of ``file`` each, or ``text`` for all.
+def options_of(name: str, settings: Sequence[str] = ()) -> RewardOptions:
+    """Return the options of a reward, by its name or another one, with settings ``option=value``.
 
-    Raises :class:`ConfigError` if the file has another number of lines, or both are given.
+    Raises :class:`ConfigError` for unknown names and settings.
     """
+    name = plugin_of(name)
+    values = with_changes({"name": name}, Path(), settings, None)
+    return validated(plugins.load("rewards", name).Options, values, f"reward {name}")
+
+
+def prompts_of(file: Path | None, text: str, count: int, options: RewardOptions) -> list[Prompt]:
+    """Return a prompt for each of ``count`` files: a row of ``file`` each, or ``text`` for all.
+
+    A row is a line of text, or an object as in prompt files, with references and metadata, of ``.jsonl`` and ``.json``.
+
+    Raises one :class:`ConfigError` with all mistakes: both are given, the file has another number of rows or cannot be
+    read, or the reward needs references that a prompt lacks.
+    """
+    label, needs = options.label, options.uses_references == "needed"
     if file is None:
-        return [text] * count
+        if needs:
+            raise ConfigError(f"{label} compares with references, which --prompt has none of; {REFERENCES}")
+        return [_prompt(text)] * count
     if text:
         raise ConfigError("--prompt and --prompts are both given; give one of them")
+    rows, mistakes = read_rows(file) if file.suffix.lower() in OBJECTS else _lines(file)
+    if needs:
+        lacking = [place for place, prompt in rows if not prompt.references]
+        mistakes += [f"{place}: no references, which {label} compares with; {REFERENCES}" for place in lacking]
+    if not mistakes and len(rows) != count:
+        kind = "entries" if file.suffix.lower() == ".json" else "lines"
+        raise ConfigError(f"{file} has {len(rows)} {kind} for {count} files; give one, its prompt, for each file")
+    if mistakes:
+        raise mistakes_in(file, mistakes)
+    return [prompt for _, prompt in rows]
+
+
+def _lines(file: Path) -> tuple[list[tuple[str, Prompt]], list[str]]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
-    if len(lines) != count:
-        raise ConfigError(f"{file} has {len(lines)} lines for {count} files; give a line, its prompt, for each file")
-    return lines
+    return [(f"line {number}", _prompt(line)) for number, line in enumerate(lines, 1)], []
+
+
+def _prompt(text: str) -> Prompt:
+    return Prompt(id=prompt_id(text), text=text)
+
+
+def _picture(source: str) -> np.ndarray:
+    return decoded(Path(source).read_bytes())
 
 
 def prepare(name: str, source: Path, target: Path) -> None:

@@ -19,7 +19,7 @@ def score(
     files: Annotated[list[str], Argument(help="Pictures and videos")],
     reward: Annotated[str, Option(help="The reward: ocr, pixel_statistics, clip_score, ..., or one of --plugin")],
     prompt: Annotated[str, Option(help="The prompt of all files")] = "",
-    prompts: Annotated[Path | None, Option(help="A text file with the prompt of each file on a line")] = None,
+    prompts: Annotated[Path | None, Option(help="A text file with a prompt a line, or .jsonl with references")] = None,
     settings: Annotated[list[str] | None, Option("--set", help="A setting: option=value; may be repeated")] = None,
     plugin: Annotated[list[str] | None, Option(help="A file with a reward of your own; may be repeated")] = None,
     labels: Annotated[Path | None, Option(help="A text file with the right score of each file on a line")] = None,
@@ -44,7 +44,7 @@ def score(
         if labels is None
         else import_module("cosmos_rl_core.rewards._files.agreement").labels_of(labels, len(files))
     )
-    asked = core.prompts_of(prompts, prompt, len(files))
+    asked = core.prompts_of(prompts, prompt, len(files), core.options_of(reward, settings or ()))
     with redirect_stdout(sys.stderr):  # what scorers print is no part of the JSON
         scorer = core.FileScorer(reward, settings or ())
         found = [*scorer.score(files, asked)]
