@@ -14,7 +14,8 @@ from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._clip.scorers import L14, Clip, ClipOptions, unit
+from cosmos_rl_core.rewards._clip.scorers import L14, Clip, ClipOptions
+from cosmos_rl_core.rewards._embeddings import unit
 from cosmos_rl_core.storage.file_digests import Remembered
 
 HEAD = "head.safetensors"

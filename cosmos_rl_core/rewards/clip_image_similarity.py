@@ -5,11 +5,10 @@ Source: CLIP-I of DreamBooth, arXiv:2208.12242, section 4.2.
 
 from typing import Literal
 
-import numpy as np
-
 from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._clip.scorers import ClipOptions, ClipReward, unit
+from cosmos_rl_core.rewards._clip.scorers import ClipOptions, ClipReward
+from cosmos_rl_core.rewards._embeddings import similarities
 
 
 class Options(ClipOptions):
@@ -31,19 +30,5 @@ class Reward(ClipReward):
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
         """Return the scores of each sample, in order, or why it has none."""
-        pictures = [Sample(s.sample_id, s.prompt_id, s.prompt, one) for s in samples for one in s.references]
-        generated, shown = self._clip.images(samples), iter(self._clip.images(pictures))
-        references = [[next(shown) for _ in sample.references] for sample in samples]
-        return [_compared(*each) for each in zip(samples, generated, references, strict=True)]
-
-
-def _compared(
-    sample: Sample, frames: np.ndarray | Exception, references: list[np.ndarray | Exception]
-) -> dict[str, float] | Exception:
-    found = [frames, *references]
-    if (wrong := next((one for one in found if isinstance(one, Exception)), None)) is not None:
-        return wrong
-    if not references:
-        return ValueError(f"prompt {sample.prompt_id} has no reference to compare with")
-    own, *others = (unit(one) for one in found if not isinstance(one, Exception))
-    return {"clip_image_similarity": float(np.mean([own @ other.T for other in others]))}
+        found = similarities(self._clip, samples)
+        return [one if isinstance(one, Exception) else {"clip_image_similarity": one} for one in found]

@@ -22,7 +22,8 @@ from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._base.pixels import frames_of
 from cosmos_rl_core.rewards._batches import each, in_batches
-from cosmos_rl_core.rewards._clip.scorers import CONFIG, IMAGES, L14, Clip, ClipOptions, unit
+from cosmos_rl_core.rewards._clip.scorers import CONFIG, IMAGES, L14, Clip, ClipOptions
+from cosmos_rl_core.rewards._embeddings import unit
 from cosmos_rl_core.rewards._geneval import rule
 from cosmos_rl_core.rewards._geneval.rule import COLORS, Detection, Tags
 from cosmos_rl_core.storage.file_digests import files_digest

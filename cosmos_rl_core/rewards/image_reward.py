@@ -18,7 +18,8 @@ from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._base.packages import version
 from cosmos_rl_core.rewards._base.pixels import frames_of
 from cosmos_rl_core.rewards._batches import each, in_batches
-from cosmos_rl_core.rewards._clip.scorers import CONFIG, packages
+from cosmos_rl_core.rewards._clip.scorers import CONFIG
+from cosmos_rl_core.rewards._embeddings import packages
 from cosmos_rl_core.storage.file_digests import files_digest
 from cosmos_rl_core.vlms import _folders
 

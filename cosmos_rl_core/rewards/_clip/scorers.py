@@ -16,17 +16,17 @@ from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._base.packages import version
-from cosmos_rl_core.rewards._base.pixels import frames_of
-from cosmos_rl_core.rewards._batches import each, in_batches
+from cosmos_rl_core.rewards._batches import in_batches
+from cosmos_rl_core.rewards._embeddings import Embeddings, embedded, packages, resolve, unit
 from cosmos_rl_core.storage.file_digests import files_digest
 from cosmos_rl_core.vlms import _folders
 
 CONFIG, IMAGES = "config.json", "preprocessor_config.json"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json")
 """Files of which a tokenizer of CLIP has some."""
+WHAT = "a CLIP model of transformers"
+"""Contents of the folders, for errors."""
 H14 = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 L14 = "openai/clip-vit-large-patch14"
 
@@ -61,7 +61,7 @@ class Clip:
     def folders(self) -> tuple[str, str]:
         """Return the absolute paths of the model, and of tokenizer and settings of images."""
         options = self._options
-        return resolve(options.model), resolve(options.processor or options.model)
+        return resolve(options.model, WHAT), resolve(options.processor or options.model, WHAT)
 
     @cached_property
     def version(self) -> str:
@@ -79,15 +79,9 @@ class Clip:
             raise ConfigError(f"{processor} has no tokenizer; expected some of {', '.join(TOKENIZER)}")
         return f"{packages()}, sha256:{files_digest(files)[:16]}"
 
-    def images(self, samples: Sequence[Sample]) -> list[np.ndarray | Exception]:
+    def images(self, samples: Sequence[Sample]) -> list[Embeddings]:
         """Return the embeddings of each sample's frames, ``[frames, dimensions]``, or why it has none."""
-        checked = each(samples, frames_of)
-        flat = [frame for frames in checked if not isinstance(frames, Exception) for frame in frames]
-        found = iter(in_batches(flat, self._options.batch_size, self._embedded))
-        return [
-            frames if isinstance(frames, Exception) else np.stack([np.asarray(next(found)) for _ in frames])
-            for frames in checked
-        ]
+        return embedded(samples, self._options.batch_size, self._embedded)
 
     def texts(self, prompts: Sequence[str]) -> dict[str, np.ndarray]:
         """Return the embedding of each prompt, ``[dimensions]``; a prompt that comes again is computed once."""
@@ -146,23 +140,6 @@ class ClipReward:
         raise NotImplementedError
 
 
-def resolve(name: str) -> str:
-    """Return the absolute path of a folder, or of a repository of the Hugging Face hub in the local cache."""
-    path = Path(name)
-    return str((path if path.is_dir() else directories.cached_path(name, "a CLIP model of transformers")).resolve())
-
-
-def packages() -> str:
-    """Return the packages that compute embeddings. Builds of one version of torch are not told apart."""
-    torch = version("torch").partition("+")[0]
-    return f"transformers {version('transformers')}, torch {torch}, pillow {version('pillow')}"
-
-
 def _cosine(frames: np.ndarray, text: np.ndarray) -> float:
     """Return the mean cosine of embeddings ``[frames, dimensions]`` and one ``[dimensions]``."""
     return float(np.mean([float((row * text).sum()) for row in unit(frames)]) / np.sqrt(float((text * text).sum())))
-
-
-def unit(embeddings: np.ndarray) -> np.ndarray:
-    """Return embeddings ``[n, dimensions]`` divided by their lengths."""
-    return embeddings / np.sqrt((embeddings * embeddings).sum(axis=1, keepdims=True))

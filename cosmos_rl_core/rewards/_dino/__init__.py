@@ -1,0 +1,1 @@
+"""Scorers by DINOv2 models."""
