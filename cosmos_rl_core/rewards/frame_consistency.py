@@ -48,6 +48,6 @@ def _consistency(sample: Sample, frames: Embeddings) -> dict[str, float] | Excep
     if isinstance(frames, Exception):
         return frames
     if len(frames) < 2:
-        return ValueError(f"sample {sample.sample_id} has 1 frame; frame_consistency compares those of a video")
+        return ValueError(f"sample {sample.sample_id} has 1 frame; frame_consistency compares the frames of a video")
     found = unit(frames)
     return {"frame_consistency": float(np.mean((found[:-1] * found[1:]).sum(axis=1)))}

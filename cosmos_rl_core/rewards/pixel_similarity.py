@@ -13,6 +13,7 @@ from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._base.packages import version
+from cosmos_rl_core.rewards._base.pixels import no_reference
 
 
 class Options(RewardOptions):
@@ -45,7 +46,7 @@ class Reward:
 
     def _score(self, sample: Sample) -> dict[str, float] | Exception:
         if not sample.references:
-            return ValueError(f"prompt {sample.prompt_id} has no reference to compare with")
+            return no_reference(sample)
         frames = sample.pixels[:1] if self.options.frames == "first" else sample.pixels
         differences = [
             np.abs(frames.astype(np.float64) - _scaled(reference[0], frames.shape[1:3])).mean() / 255

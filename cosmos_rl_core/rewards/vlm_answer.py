@@ -5,6 +5,7 @@ service or ``cosmos-flows score`` loads the model. Each sample is a forward of i
 no answer depends on other samples.
 """
 
+from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
 from typing import Any, Literal, Self
@@ -19,7 +20,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._base.answers import brief
 from cosmos_rl_core.rewards._base.packages import version
-from cosmos_rl_core.rewards._base.pixels import frames_of
+from cosmos_rl_core.rewards._base.pixels import frames_of, no_reference
 from cosmos_rl_core.rewards._batches.ahead import Prepared
 from cosmos_rl_core.rewards._files import agreement
 from cosmos_rl_core.rewards._judge.rubric import RubricOptions
@@ -134,16 +135,15 @@ class Reward:
         return Prepared(lambda sample: self._vlm.prepare([self._asked(sample)]))
 
     def _asked(self, sample: Sample) -> list[dict[str, Any]]:
-        """Return the conversation about a sample."""
-        frames = frames_of(sample)
-        shown = (
-            {"type": "image", "image": frames}
-            if len(frames) == 1
-            else {"type": "video", "video": frames, "fps": sample.fps}
-        )
+        """Return the conversation about a sample. Raises ``ValueError`` if it needs references and there are none."""
+        uses = self._options.uses_references
+        if uses == "needed" and not sample.references:
+            raise no_reference(sample)
+        before = () if uses == "ignored" else sample.references
+        shown = [_part(replace(sample, pixels=one)) for one in (*before, sample.pixels)]
         question = {"type": "text", "text": self._options.rubric.replace(PROMPT, sample.prompt)}
         system = [] if self._options.system is None else [{"role": "system", "content": self._options.system}]
-        return [*system, {"role": "user", "content": [shown, question]}]
+        return [*system, {"role": "user", "content": [*shown, question]}]
 
     @cached_property
     def _folder(self) -> str:
@@ -154,3 +154,11 @@ class Reward:
         # Imported here, so that planning never loads torch.
         vlms, options = import_module("cosmos_rl_core.vlms._model"), self._options
         return vlms.load(self._folder, *device_and_dtype(options.param_dtype), options.changes, options.max_side)
+
+
+def _part(sample: Sample) -> dict[str, Any]:
+    """Return the part of a message that shows a sample."""
+    frames = frames_of(sample)
+    if len(frames) == 1:
+        return {"type": "image", "image": frames}
+    return {"type": "video", "video": frames, "fps": sample.fps}

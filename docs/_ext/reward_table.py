@@ -9,6 +9,7 @@ from cosmos_rl_core.config.reward_facts import Facts
 
 MARK = "<!-- table of rewards -->"
 COLUMNS = ("reward", "input", "runs in", "scores and their scales", "source", "ran on", "names checked")
+REFERENCES = {"ignored": "", "taken": ", with references or without", "needed": ", with references"}
 EVIDENCE = {
     "real weights": "what it needs: real weights, or none",
     "tiny weights": "tiny random weights of its architecture",
@@ -38,7 +39,7 @@ def markdown() -> str:
 def _cells(name: str, facts: Facts) -> Iterator[str]:
     served = f" (served also as {', '.join(map(_code, facts.also))})" if facts.also else ""
     yield f"[{_code(name)}](recipe-fields.md#rewards){served}"
-    yield "images and videos" if facts.input == "any" else f"{facts.input}s"
+    yield ("images and videos" if facts.input == "any" else f"{facts.input}s") + REFERENCES[facts.references]
     yield "`judge`" if facts.torch else "`reward`"
     told = [f"{_code(score)}{_wired(score, facts)}: {scale}" for score, scale in facts.scores.items()]
     yield "; ".join(told) or "those of the service"

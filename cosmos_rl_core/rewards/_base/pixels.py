@@ -12,3 +12,8 @@ def frames_of(sample: Sample) -> np.ndarray:
         found = f"{pixels.dtype} {list(pixels.shape)}"
         raise ValueError(f"expected uint8 pixels [frames, height, width, 3], got {found}")
     return pixels
+
+
+def no_reference(sample: Sample) -> ValueError:
+    """Return the error of a sample that would be compared with references, whose prompt has none."""
+    return ValueError(f"prompt {sample.prompt_id} has no reference to compare with")

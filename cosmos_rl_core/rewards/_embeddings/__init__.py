@@ -1,4 +1,4 @@
-"""Embeddings of pictures by any model, those of frames and of references, and their cosines. Without torch."""
+"""Embeddings of pictures by any model, of frames and of references, and their cosines. Without torch."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ import numpy as np
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._base.packages import version
-from cosmos_rl_core.rewards._base.pixels import frames_of
+from cosmos_rl_core.rewards._base.pixels import frames_of, no_reference
 from cosmos_rl_core.rewards._batches import each, in_batches
 
 Embeddings = np.ndarray | Exception
@@ -53,7 +53,7 @@ def _compared(sample: Sample, frames: Embeddings, references: Sequence[Embedding
     if (wrong := next((one for one in found if isinstance(one, Exception)), None)) is not None:
         return wrong
     if not references:
-        return ValueError(f"prompt {sample.prompt_id} has no reference to compare with")
+        return no_reference(sample)
     own, *others = (unit(one) for one in found if not isinstance(one, Exception))
     return float(np.mean([own @ other.T for other in others]))
 

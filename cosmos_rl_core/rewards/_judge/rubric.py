@@ -1,7 +1,7 @@
 """Rubrics: what a judge is asked in words, and how the number is read in its answer."""
 
 import re
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -28,6 +28,12 @@ class RubricOptions(RewardOptions):
     highest: float
     """Highest score of the rubric. An answer above it counts as unreadable."""
 
+    references: Literal["ignored", "taken", "needed"] = Field(
+        default="ignored", json_schema_extra={"neutral": "ignored"}
+    )
+    """Whether the references of the prompt are shown before the sample. With ``needed`` a prompt without some is
+    refused; with ``taken`` its sample is shown alone. The rubric has to say which pictures are what."""
+
     @field_validator("pattern")
     @classmethod
     def _check_pattern(cls, pattern: str | None) -> str | None:
@@ -50,6 +56,11 @@ class RubricOptions(RewardOptions):
         return self
 
     @property
+    def uses_references(self) -> Literal["ignored", "taken", "needed"]:
+        """Return the option ``references``."""
+        return self.references
+
+    @property
     def label(self) -> str:
         """Return a name that is unique among judges with other criteria: ``vlm_judge-anatomy``."""
         return "-".join(filter(None, [self.name, self.criterion]))
@@ -58,7 +69,8 @@ class RubricOptions(RewardOptions):
     def parser(self) -> str:
         """Return how an answer is read, in words that change when it is read differently."""
         how = f"pattern {self.pattern}" if self.key is None else f"key {self.key}"
-        return f"{how}, {self.lowest} to {self.highest}"
+        shown = "" if self.references == "ignored" else f", references {self.references}"
+        return f"{how}, {self.lowest} to {self.highest}{shown}"
 
     def read(self, answer: str) -> dict[str, float]:
         """Return the number that an answer states, under the label.

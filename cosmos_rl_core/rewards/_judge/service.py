@@ -4,7 +4,8 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._base.answers import brief, finite
 from cosmos_rl_core.rewards._base.packages import version
-from cosmos_rl_core.rewards._base.pixels import frames_of
+from cosmos_rl_core.rewards._base.pixels import frames_of, no_reference
 
 PROMPT = "{prompt}"
 """What stands in a rubric for the prompt of the sample."""
@@ -84,10 +85,35 @@ class JudgeReward:
         except UnreadableError as error:
             return error
 
+    def shown(self, sample: Sample) -> list[np.ndarray]:
+        """Return the pictures ``[height, width, 3]`` that are sent about a sample: references, if it takes some, and
+        then its own, of each that is a video some frames.
+
+        Raises ``ValueError`` if they are none, or if it needs references and there are none.
+        """
+        return [*self.before(sample), *self.chosen(sample)]
+
+    def before(self, sample: Sample) -> list[np.ndarray]:
+        """Return the pictures of references that are sent. Raises ``ValueError`` if it needs some and has none."""
+        uses = self._settings.uses_references
+        if uses == "needed" and not sample.references:
+            raise no_reference(sample)
+        shown = () if uses == "ignored" else sample.references
+        return [frame for one in shown for frame in self.chosen(replace(sample, pixels=one))]
+
+    def asked(self, sample: Sample) -> str:
+        """Return the text that is sent after them."""
+        return self.rubric.replace(PROMPT, sample.prompt)
+
+    def chosen(self, sample: Sample) -> list[np.ndarray]:
+        """Return the middles of equal parts of the sample's frames. Raises ``ValueError`` if they are none."""
+        pixels = frames_of(sample)
+        total, count = len(pixels), min(self._settings.num_frames, len(pixels))
+        return [pixels[(2 * part + 1) * total // (2 * count)] for part in range(count)]
+
     def _content(self, sample: Sample) -> Content:
-        frames = _chosen(sample, self._settings.num_frames)
-        images = [picture_part(_png(frame, self._settings.max_side), "png") for frame in frames]
-        return [*images, text_part(self.rubric.replace(PROMPT, sample.prompt))]
+        images = [picture_part(_png(frame, self._settings.max_side), "png") for frame in self.shown(sample)]
+        return [*images, text_part(self.asked(sample))]
 
 
 def by_pattern(answer: str, pattern: str) -> float:
@@ -132,13 +158,6 @@ def number(text: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
-
-
-def _chosen(sample: Sample, count: int) -> Iterator[np.ndarray]:
-    """Yield the middles of ``count`` equal parts of the sample's frames. Raises ``ValueError`` if they are none."""
-    pixels = frames_of(sample)
-    total, count = len(pixels), min(count, len(pixels))
-    return (pixels[(2 * part + 1) * total // (2 * count)] for part in range(count))
 
 
 def _png(frame: np.ndarray, max_side: int) -> bytes:

@@ -1,6 +1,7 @@
 """Judges behind a real HTTP service: what they are sent, how answers become scores, and when they become none."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,21 @@ def test_of_a_video_evenly_spaced_frames_are_judged(server: CaptionServer):
     given = sample(frames=10)
     judge(server, num_frames=2).score([given])
     assert [np.asarray(picture).tolist() for picture in server.asked[0].pictures] == given.pixels[[2, 7]].tolist()
+
+
+def test_references_are_sent_before_the_sample(server: CaptionServer):
+    shown = [sample(height=height).pixels for height in (5, 6)]
+    given = replace(sample(), references=shown)
+    taking, needing = judge(server, references="taken"), judge(server, references="needed")
+    for one in (taking, needing, judge(server)):
+        assert one.score([given]) == [{"vlm_judge": 5.0}]
+    assert taking.score([sample()]) == [{"vlm_judge": 5.0}]
+    pictures = [[np.asarray(one).tolist() for one in asked.pictures] for asked in server.asked]
+    alone, before = [given.pixels[0].tolist()], [one[0].tolist() for one in shown]
+    assert pictures == [before + alone, before + alone, alone, alone]
+    (failed,) = needing.score([sample()])
+    assert "prompt p has no reference to compare with" in str(failed)
+    assert len({one.version for one in (taking, needing, judge(server))}) == 3
 
 
 def test_scores_come_in_order(server: CaptionServer):

@@ -1,4 +1,4 @@
-"""Scorers that compare embeddings of pictures, beside the stock forward of transformers on the same weights."""
+"""Scorers that compare embeddings of pictures, and the stock forward of transformers on the same weights."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -135,7 +135,7 @@ def test_a_picture_has_no_consistency(tmp_path: Path):
     scored, failed = reward.score([video, picture])
     assert [scored] == reward.score([video])
     assert isinstance(failed, ValueError)
-    assert "sample s0 has 1 frame; frame_consistency compares those of a video" in str(failed)
+    assert "sample s0 has 1 frame; frame_consistency compares the frames of a video" in str(failed)
 
 
 def test_files_that_dino_lacks_are_named(tmp_path: Path):

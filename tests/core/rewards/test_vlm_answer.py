@@ -1,6 +1,7 @@
 """A judge whose model lies in a folder: what it says of a sample, and what becomes of what it says."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ def reward(settings: dict[str, Any], **changes: Any) -> vlm_answer.Reward:
     return vlm_answer.Reward(vlm_answer.Options.model_validate(settings | changes))
 
 
-def sample(frames: int = 1, prompt: str = "a dog") -> Sample:
-    pixels = np.random.default_rng(0).integers(0, 256, (frames, 16, 24, 3), dtype=np.uint8)
+def sample(frames: int = 1, prompt: str = "a dog", seed: int = 0) -> Sample:
+    pixels = np.random.default_rng(seed).integers(0, 256, (frames, 16, 24, 3), dtype=np.uint8)
     return Sample("s", "p", prompt, pixels)
 
 
@@ -76,3 +77,30 @@ def test_its_version_is_that_of_files_and_question_not_of_their_place(settings: 
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any]):
     with pytest.raises(ConfigError, match="num_frames and fps are both set"):
         validated(vlm_answer.Options, settings | {"name": "vlm_answer", "fps": 2.0}, "reward")
+
+
+@pytest.mark.parametrize(("frames", "seeds"), [(1, (3, 4)), (8, (4, 2))])
+def test_references_are_shown_in_order_before_the_sample(settings: dict[str, Any], frames: int, seeds: tuple[int, int]):
+    shown = [sample(seed=seed).pixels for seed in seeds]
+    one = replace(sample(frames), references=shown)
+    vlm = _model.load(settings["model"], torch.device("cpu"), torch.float32, {"video": {"num_frames": 4}})
+    parts: list[dict[str, Any]] = [{"type": "image", "image": picture[0]} for picture in (*shown, one.pixels)]
+    if frames > 1:
+        parts[-1] = {"type": "video", "video": one.pixels, "fps": float(media.FPS)}
+    asked = {"type": "text", "text": "does it show a dog?"}
+    batches = [vlm.prepare([[{"role": "user", "content": [*some, asked]}]]) for some in (parts, parts[-1:])]
+    said, alone = (int(vlm.generate(batch, 12)[0]) for batch in batches)
+    compares, takes = (reward(settings, references=uses) for uses in ("needed", "taken"))
+    bare = replace(one, references=())
+    # Of other pictures the tiny model says the same whatever it is shown.
+    assert said != alone
+    assert compares.score([replace(one, references=shown[::-1])]) != [{"vlm_answer": float(said)}]
+    assert compares.score([one]) == takes.score([one]) == [{"vlm_answer": float(said)}]
+    assert reward(settings).score([one]) == takes.score([bare]) == [{"vlm_answer": float(alone)}]
+    scored, failed = compares.score([one, bare])
+    assert (scored, str(failed)) == (
+        {"vlm_answer": float(said)},
+        "prompt p has no reference to compare with",
+    )
+    assert compares.score([bare, one, bare])[1] == scored
+    assert len({each.version for each in (compares, takes, reward(settings))}) == 3
