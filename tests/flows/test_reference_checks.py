@@ -61,5 +61,7 @@ def test_rows_with_unequal_numbers_and_too_small_pictures_are_refused(recipe, tm
 
 
 def test_a_reward_that_compares_with_references_needs_them(recipe):
-    message = mistakes_of(recipe(('name = "ocr", line_width = 96', 'name = "pixel_similarity"')))
-    assert "pixel_similarity compares with references; the prompts have none" in message
+    served = 'name = "remote", reward_fn = "x", references = "needed"'
+    for reward, label in (('name = "pixel_similarity"', "pixel_similarity"), (served, "remote-x")):
+        message = mistakes_of(recipe(('name = "ocr", line_width = 96', reward)))
+        assert f"{label} compares with references; the prompts have none" in message

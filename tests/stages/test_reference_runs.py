@@ -16,12 +16,13 @@ from PIL import Image
 
 from cosmos_rl_core import seeds
 from cosmos_rl_core.canonical import sha256
+from cosmos_rl_core.config.train import RewardConfig
 from cosmos_rl_core.conformance.kinds.hf_folder import media, save
 from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.errors import ArtifactError, DatasetError
 from cosmos_rl_core.models._base import Model, guided_velocity
 from cosmos_rl_core.models._conditioning import Conditioning, stack
-from cosmos_rl_core.rewards import pixel_similarity
+from cosmos_rl_core.rewards import pixel_similarity, remote
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.solvers import kernel_of
@@ -38,6 +39,7 @@ from stages.formats.policies import read_part
 from stages.formats.samples import read_samples
 from stages.formats.tables import read_table
 from stages.training.loading import load_model
+from tests import running_service
 from tests.hand_made import rewards
 from tests.stages.conftest import make, make_on_ranks, make_run
 from tests.stages.test_sharding import aside, require_close
@@ -188,6 +190,22 @@ def test_the_report_shows_each_sample_after_its_picture(run: Run, tmp_path: Path
     for thumb, seed in found:
         pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(thumb))))
         assert np.array_equal(pixels, pixels_of(number_of[prompt_of[seed]], run)[0])
+
+
+def test_a_reward_service_gets_them_too_and_gives_the_same_scores(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = running_service.write(tmp_path, running_service.settings(tmp_path, {"reward_type": "pixel_similarity"}))
+    served = remote.Options(reward_fn="pixel_similarity", references="needed")
+    rollout = run.slots.iteration(0, "rollout")
+    with running_service.in_thread(path) as client:
+        running_service.name_to_clients(client, monkeypatch)
+        made = make(requests.reward(run, RewardConfig(fn=served), rollout, 0), tmp_path)
+    own = Artifact(input_of(run.slots.iteration(0, "reward-pixel_similarity")))
+    tables = [read_table(one, "scores.parquet") for one in (own, Artifact(input_of(made.slot)))]
+    columns = [[*zip(table["sample_id"], table["score"], strict=True)] for table in tables]
+    assert columns[0] == columns[1]
+    assert len(columns[0]) == 12
 
 
 def test_two_ranks_make_the_same_samples_and_take_the_same_steps(run: Run, tmp_path: Path):
