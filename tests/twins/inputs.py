@@ -15,6 +15,7 @@ from cosmos_rl_core.conformance.kinds import hf_folder
 from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.storage import media
 from cosmos_rl_core.tiny import qwen3_vl, shapes
+from tests import tiny_scorers
 from tests.running_service import free_port
 
 SIZE = [32, 64]
@@ -88,6 +89,16 @@ class Inputs:
             rows = [{"prompt": f"number {n}", "references": [f"before/{before[n]}"]} for n in numbers]
             file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
         return file
+
+    def scorer(self, name: str) -> dict[str, Any]:
+        """Return the settings of a reward that name its tiny weights."""
+        if name not in self._scorers:
+            self._scorers[name] = tiny_scorers.settings(name, self.folder / name)
+        return self._scorers[name]
+
+    @cached_property
+    def _scorers(self) -> dict[str, dict[str, Any]]:
+        return {}
 
     @cached_property
     def judge_port(self) -> int:

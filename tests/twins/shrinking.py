@@ -12,7 +12,6 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.reading import Values
 from cosmos_rl_core.config.vlm.recipe import VLM_SFT
 from cosmos_rl_core.recipes.reading import launch_of, read_values
-from tests import tiny_scorers
 from tests.test_rules import ROOT
 from tests.twins.inputs import HELD_OUT, SIZE, VIDEO_FRAMES, Inputs
 
@@ -212,7 +211,7 @@ def tiny_judge(fn: dict[str, Any], inputs: Inputs) -> dict[str, Any]:
     """Return the settings of a reward, on tiny weights if it has any, or behind a service of this machine."""
     if "url" in fn:
         return fn | {"url": f"http://127.0.0.1:{inputs.judge_port}/v1"}
-    return fn | tiny_scorers.settings(fn["name"], inputs.folder / fn["name"]) if has_weights(fn["name"]) else fn
+    return fn | inputs.scorer(fn["name"]) if has_weights(fn["name"]) else fn
 
 
 def settings(changes: Mapping[str, Any]) -> tuple[str, ...]:
