@@ -236,6 +236,8 @@ def _numbers(about: Mapping[str, Any]) -> list[list[int]]:
     rows = about.get(REFERENCES, [])
     if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) <= MOST for row in rows):
         raise FrameError(f"{REFERENCES}: expected a list of lists, one a sample, of at most {MOST} numbers each")
+    if len(rows) > MAX_SAMPLES:
+        raise FrameError(f"{REFERENCES}: {len(rows)} lists, at most {MAX_SAMPLES}")
     found = [one for row in rows for one in row]
     if not all(isinstance(one, int) and not isinstance(one, bool) for one in found):
         raise FrameError(f"{REFERENCES}: expected whole numbers, each the place of a picture after the samples")

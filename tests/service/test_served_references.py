@@ -14,6 +14,7 @@ from cosmos_rl_core.reward_service import frames
 from cosmos_rl_core.rewards import jpeg, pixel_similarity, remote
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._remote.frame import frame
+from flows.operations import reward_check
 from tests import running_service as running
 from tests.reward_server import used_reward_server
 from tests.upstream_client import UpstreamClient
@@ -116,6 +117,14 @@ def test_a_service_that_does_not_say_that_it_reads_references_gets_none(monkeypa
             remote.Reward(remote.Options.model_validate(given | {"references": "taken"})).scorer()
 
 
+def test_a_check_of_the_service_sends_a_reference_where_one_is_needed(serving: UpstreamClient):
+    names = ["pixel_similarity", "jpeg"]
+    found = [*reward_check.check(serving.url, names, 60.0, {"REMOTE_REWARD_TOKEN": running.TOKEN})]
+    assert [(one.reward, one.works) for one in found] == [("pixel_similarity", True), ("jpeg", True)]
+    # It is the picture itself.
+    assert found[0].found.startswith("pixel_similarity 1;")
+
+
 def test_the_option_is_identity_only_where_references_are_sent():
     without = remote.Options(reward_fn="x")
     assert "references" not in without.identity()
@@ -163,6 +172,7 @@ ABOUT: dict[str, Any] = {"prompts": ["a"], "reward_fn": {"x": 1.0}, "media_type"
         ([[-1]], [PIXELS], "every number from 0 to the largest, found [-1]"),
         ([[0], [0]], [PIXELS], "references: 2 lists for 1 samples"),
         ([[0] * 9], [PIXELS], "of at most 8 numbers each"),
+        ([[0]] * 4097, [PIXELS], "4097 lists, at most 4096"),
         ([[True]], [PIXELS], "expected whole numbers"),
         ([[{}]], [PIXELS], "expected whole numbers"),
         ([0], [PIXELS], "expected a list of lists"),

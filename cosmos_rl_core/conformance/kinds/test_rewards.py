@@ -129,6 +129,8 @@ def test_scoring_leaves_samples_as_they_are(reward: Subject):
         name = "latents" if isinstance(kept, LatentSample) else "pixels"
         same = np.array_equal(getattr(sample, name), getattr(kept, name))
         assert same, f"{reward.file}: score changes the {name} of a sample in place; copy them first"
+        left = all(map(np.array_equal, sample.references, kept.references))
+        assert left, f"{reward.file}: score changes the references of a sample in place; copy them first"
 
 
 def test_no_samples_have_no_scores(reward: Subject):

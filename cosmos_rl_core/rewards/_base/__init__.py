@@ -26,7 +26,8 @@ class Scored:
     fps: float = field(default=STORED_FPS, kw_only=True)
     """Frames per second of a video."""
     references: Sequence[np.ndarray] = field(default=(), kw_only=True)
-    """The prompt's references, uint8 RGB ``[1, height, width, 3]`` each; empty for rewards that do not take them."""
+    """The prompt's references, uint8 RGB ``[frames, height, width, 3]`` each, one frame for a picture. Empty for
+    rewards that do not take them."""
 
 
 @dataclass(frozen=True)
