@@ -1,7 +1,7 @@
 """The bytes of the pictures that prompts refer to, in a pool that all runs of a store share."""
 
 from cosmos_rl_core.canonical import sha256
-from cosmos_rl_core.datasets._base import Reference
+from cosmos_rl_core.datasets._base import ItemError, Reference
 from cosmos_rl_core.datasets._references import bytes_of, decoded
 from cosmos_rl_core.errors import ArtifactError, DatasetError, UnreadableError
 from cosmos_rl_core.storage import store
@@ -49,7 +49,7 @@ def _stored(root: str, reference: Reference) -> FileEntry:
 def _read(reference: Reference) -> bytes:
     try:
         data = bytes_of(reference)
-    except (OSError, UnreadableError) as error:
+    except (OSError, UnreadableError, ItemError) as error:
         raise DatasetError(f"the reference {reference.place} cannot be read: {error}; restore the file") from error
     if sha256(data) != reference.digest:
         raise DatasetError(f"{reference.place} has changed since the run was planned; restore the file, or plan again")

@@ -28,10 +28,14 @@ class Reference(Section):
     """Path or URL of the file that the plan read. The store keeps its bytes once the run has begun."""
     span: tuple[int, int] | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
     """Where its bytes begin and end in the file; None for the whole file."""
+    frame: int | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
+    """Number of the frame of a medium, scaled and cropped to its size, that it is; None for a file of its own."""
 
     @property
     def place(self) -> str:
         """Return where its bytes were read, for people."""
+        if self.frame is not None:
+            return f"{self.source}, frame {self.frame}"
         return self.source if self.span is None else "{}, bytes {} to {}".format(self.source, *self.span)
 
 

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
+from cosmos_rl_core.datasets import _clips
 from cosmos_rl_core.datasets._base import Reference
+from cosmos_rl_core.datasets._files import kind_of
 from cosmos_rl_core.errors import UnreadableError
-from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage import media, store
 
 MOST = 8
 """Most references of a prompt."""
@@ -84,9 +86,23 @@ class References:
         return read_reference(self.folder / place)
 
 
+def frame_of(medium: Path, frame: int, size: tuple[int, int]) -> Reference:
+    """Return a frame of a medium, scaled and cropped to a size, as a reference. Raises :class:`ItemError`."""
+    found = Reference(digest="0" * 64, height=size[0], width=size[1], source=str(medium.absolute()), frame=frame)
+    return found.model_copy(update={"digest": hashlib.sha256(bytes_of(found)).hexdigest()})
+
+
 def bytes_of(reference: Reference) -> bytes:
-    """Return the bytes at the place that the plan read, whatever they are now."""
-    return store.read(reference.source, *reference.span or ())
+    """Return the bytes at the place that the plan read, whatever they are now.
+
+    A frame of a medium is a PNG. Raises :class:`ItemError` if the medium is damaged.
+    """
+    if reference.frame is None:
+        return store.read(reference.source, *reference.span or ())
+    with Path(reference.source).open("rb") as file:
+        size = reference.height, reference.width
+        (clip,) = _clips.read(file, kind_of(reference.source), [[reference.frame]], size)
+    return media.encode(clip)[1]
 
 
 def decoded(data: bytes) -> np.ndarray:

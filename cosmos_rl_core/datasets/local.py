@@ -27,7 +27,7 @@ from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _clips, _probe
 from cosmos_rl_core.datasets._base import Item, ItemError, Prompt, Reference, prompt_id
 from cosmos_rl_core.datasets._files import IMAGES, VIDEOS, caption_in, kind_of, parsed
-from cosmos_rl_core.datasets._references import References
+from cosmos_rl_core.datasets._references import References, frame_of
 from cosmos_rl_core.errors import ConfigError, mistakes_in
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.file_digests import files_digest
@@ -52,6 +52,8 @@ class Options(DatasetOptions):
     clips: int = Field(default=1, ge=1, le=100)
     """Number of items that each video gives. The first starts at the beginning, the last ends at the end, the
     others are evenly spaced. 1 takes the beginning only."""
+    first_frame: bool = Field(default=False, json_schema_extra={"neutral": False})
+    """The first frame of each item is its reference, for models that make a video of a picture. Planning decodes it."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,8 @@ def _items(options: Options) -> list[_Item]:
     for item_id in sorted(media.keys() | captions.keys()):
         try:
             item = _item(pictures, folder, item_id, media.get(item_id, []), captions.get(item_id, []))
-            items += [_clip(item, clip, options.clips) for clip in range(options.clips)]
+            clips = [_clip(item, clip, options.clips) for clip in range(options.clips)]
+            items += [_with_first_frame(one, options) for one in clips] if options.first_frame else clips
         except ConfigError as error:
             mistakes += str(error).splitlines()
     if not media and not captions:
@@ -185,6 +188,17 @@ def _items(options: Options) -> list[_Item]:
 
 def _clip(item: _Item, clip: int, clips: int) -> _Item:
     return item if clips == 1 else replace(item, item_id=f"{item.item_id}-{clip:02d}", clip=clip)
+
+
+def _with_first_frame(item: _Item, options: Options) -> _Item:
+    """Return an item with its first frame as its reference. Raises :class:`ItemError` for a damaged medium."""
+    if item.prompt.references:
+        raise ItemError(f"{item.medium.name}: its caption names references; leave first_frame out, or the references")
+    start = _start(item.medium, options, item.clip) if options.clips > 1 else 0
+    with _named(item.medium):
+        reference = frame_of(item.medium, start, options.size)
+    name = prompt_id(item.prompt.text, [reference.digest])
+    return replace(item, prompt=Prompt(id=name, text=item.prompt.text, references=(reference,)))
 
 
 def _find(local_dir: str) -> tuple[Files, Files]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.conformance.models import tiny_pipelines
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ConfigError, DatasetError
 from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.models._conditioning import Conditioning, generated, stack
 from cosmos_rl_core.recipes.reading import check
@@ -24,7 +24,9 @@ from flows.planning.plan import make_plan
 from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
+from stages.formats.embeddings import Embeddings
 from stages.formats.policies import read_part
+from stages.formats.references import Pictures
 from stages.formats.tables import read_table
 from stages.training.loading import load_model
 from tests.flows.prepared import add, prepare
@@ -266,3 +268,35 @@ def test_a_prepared_dataset_of_edits_is_refused_for_a_family_that_takes_referenc
     values["train"]["train_policy"]["dataset"] = {"name": "snapshot", "dataset": "clips"}
     with pytest.raises(ConfigError, match=r"1 items of snapshot 1 of 'clips' name references, e\.g\. 0001; a prepared"):
         make_plan(check(values, "test"), "run", "test.toml", (), str(tmp_path / "store"))
+
+
+@pytest.mark.parametrize("name", ["wan", "wan_i2v"])
+def test_the_first_frame_of_each_clip_can_be_its_reference(name: str, tmp_path: Path):
+    (inputs := tmp_path / "inputs").mkdir()
+    values = supervised(name, inputs)
+    for folder in ("media", "held"):
+        for file in (inputs / folder / "metas").iterdir():
+            file.write_text(json.dumps({"prompt": f"a clip of {folder}"}), encoding="utf-8")
+    for dataset in (values["train"]["train_policy"]["dataset"], values["validation"]["data"]):
+        dataset["first_frame"] = True
+    run = prepared(tmp_path, values)
+    assert len({*(prompt.id for prompt in run.plan.prompts)}) == len(SOURCES)
+    by_hand = ByHand(run, run.recipe.train.train_policy.dataset)
+    embedded = Embeddings([input_of(run.prepared.embed.slot)], [prompt.id for prompt in run.plan.prompts])
+    pictures = Pictures(run.prepared.encode.slot)
+    for index in range(len(by_hand.media)):
+        prompt, (pixels, _) = by_hand.media.prompt_of(index), by_hand.media.item(index)
+        assert np.array_equal(*pictures.of([prompt.references[0].digest]), pixels[:1])
+        own = embedded[prompt.id]
+        if name == "wan":
+            # The VAE is causal: the first latent frame of the clip.
+            given = own["conditional_latents"][:, :1]
+            assert (given - by_hand.latents(index)[:, :1]).abs().max() < 1e-5
+    make(requests.finetune(run, 0), tmp_path)
+    (second := tmp_path / "second").mkdir()
+    other = make_run(second, values)
+    medium = inputs / "media" / "videos" / "0.mkv"
+    medium.write_bytes((inputs / "media" / "videos" / "1.mkv").read_bytes())
+    assert other.prepared.references is not None
+    with pytest.raises(DatasetError, match=r"0\.mkv, frame 0 has changed since the run was planned"):
+        make(other.prepared.references, second)
