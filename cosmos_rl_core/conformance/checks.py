@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-KIND_OF = {"family": "models", "model": "models", "algorithm": "algorithms", "reward": "rewards"} | {
+KIND_OF = {"family": "models", "referring": "models", "model": "models", "algorithm": "algorithms"} | {
+    "reward": "rewards",
     "dataset": "datasets",
     "solver": "solvers",
     "captioner": "captioners",

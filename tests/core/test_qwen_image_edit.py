@@ -8,25 +8,25 @@ from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import calculate
 
 from cosmos_rl_core.conformance.models.adapters import load_model
 from cosmos_rl_core.conformance.models.families import CPU, LENGTH, PICTURES, PROMPTS, SCHEDULERS, SIZE, fed_to
+from cosmos_rl_core.conformance.models.references.referring import Referring, load_referring
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import qwen_image_edit
 from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.models.qwen_image_edit import text_size, vae_size
 from cosmos_rl_core.pipelines import checkpoints, sizes
-from tests.references import Referring, referring
 
 REAL_PIXELS = 1024 * 1024
 
 
 @pytest.fixture(scope="module")
 def edits(tmp_path_factory: pytest.TempPathFactory) -> Referring:
-    return referring("qwen_image_edit", tmp_path_factory.mktemp("edits"))
+    return load_referring("qwen_image_edit", tmp_path_factory.mktemp("edits"))
 
 
 @pytest.fixture(scope="module")
 def timeless(tmp_path_factory: pytest.TempPathFactory) -> Referring:
     """Of a transformer that is told that references are free of noise."""
-    return referring("qwen_image_edit", tmp_path_factory.mktemp("timeless"), zero_cond_t=True)
+    return load_referring("qwen_image_edit", tmp_path_factory.mktemp("timeless"), zero_cond_t=True)
 
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])

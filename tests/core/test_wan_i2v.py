@@ -11,19 +11,19 @@ import torch
 from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.conformance.models.adapters import load_model
 from cosmos_rl_core.conformance.models.families import CPU, PICTURES, SIZE, fed_to
+from cosmos_rl_core.conformance.models.references.referring import Referring, load_referring
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._conditioning import Conditioning, stack
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
 from cosmos_rl_core.models.wan_i2v.model import CONDITION, PICTURE_EMBEDS
 from cosmos_rl_core.pipelines import checkpoints, sizes
-from tests.references import Referring, referring
 
 META = torch.device("meta")
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Referring:
-    return referring("wan_i2v", tmp_path_factory.mktemp("i2v"))
+    return load_referring("wan_i2v", tmp_path_factory.mktemp("i2v"))
 
 
 def test_the_transformer_is_told_what_the_stock_pipeline_tells_it(made: Referring):

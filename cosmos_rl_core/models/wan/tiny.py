@@ -16,6 +16,9 @@ from transformers import (
 from cosmos_rl_core.tiny.autoencoders import wan_vae
 from cosmos_rl_core.tiny.texts import t5_sizes, t5_tokenizer
 
+WITH_REFERENCES = {"expand_timesteps": True}
+"""Arguments with which the pipeline takes a picture."""
+
 
 def save(folder: Path, seed: int = 0, *, expand_timesteps: bool = False) -> Path:
     """Write a WanPipeline: 4 latent channels, 8 x 8 x 4 compression.

@@ -1,7 +1,7 @@
 """Model plugins whose prompts have references, and the stock pipelines that take them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,7 +15,8 @@ from torch import Tensor
 from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.conformance.models import families, tiny_pipelines
-from cosmos_rl_core.conformance.models.families import CPU, PICTURES, PROMPTS, SIZE, Family
+from cosmos_rl_core.conformance.models.families import CPU, PICTURES, SIZE, Family
+from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._base import guided_velocity
 from cosmos_rl_core.models._conditioning import Conditioning, generated, stack
@@ -25,9 +26,9 @@ from cosmos_rl_core.pipelines.spec import CONDITIONAL_LATENTS, References
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.solvers import kernel_of
 
-OPTIONS: dict[str, dict[str, Any]] = {"wan": {"expand_timesteps": True}}
-"""Of tiny pipelines that take references only with them."""
 ABLE = [name for name in plugins.known("models") if plugins.load("models", name).SPEC.references]
+OPTIONS = "WITH_REFERENCES"
+"""Name in ``tiny.py`` of the arguments of ``save`` with which the pipeline takes references; without it none are."""
 
 
 @dataclass(frozen=True)
@@ -39,29 +40,32 @@ class Referring:
 
     @property
     def references(self) -> References:
+        """Return what the pipeline takes."""
         found = directories.spec(self.family.folder).references
         assert found is not None
         return found
 
     @property
     def most(self) -> int:
-        """References of a prompt that are tested."""
+        """Return the most references of a prompt that are tested."""
         return min(self.references.most, len(PICTURES))
 
     @property
     def fewest(self) -> int:
+        """Return the fewest references of a prompt."""
         return self.references.fewest
 
     def noise(self, size: tuple[int, int]) -> Tensor:
+        """Return noise of a medium, in a batch of one."""
         shape = self.family.model.latent_shape(size, self.family.frames)
         return torch.from_numpy(seeds.normal(shape, "references"))[None].to(self.family.device)
 
     def encoded(self, prompt: str, pictures: Sequence[np.ndarray], size: tuple[int, int] = SIZE) -> Conditioning:
-        """The conditioning of a prompt, unbatched."""
+        """Return the conditioning of a prompt, unbatched."""
         return self.family.model.encode_with(prompt, pictures, self.family.length, size, self.family.frames)
 
     def negative(self, pictures: Sequence[np.ndarray]) -> Conditioning:
-        """The model's negative prompt, unbatched."""
+        """Return the conditioning of the model's negative prompt, unbatched."""
         model = self.family.model
         if self.references.read_with_text:
             return model.encode_negative_with(model.negative_prompt, pictures, self.family.length)
@@ -70,7 +74,7 @@ class Referring:
     def sample(
         self, prompt: str, pictures: Sequence[np.ndarray], size: tuple[int, int], scale: float, steps: int
     ) -> Tensor:
-        """What our Euler makes with the stock scheduler's noise levels."""
+        """Return what our Euler makes with the stock scheduler's noise levels."""
         model, frames = self.family.model, self.family.frames
         conditioning, negative = (
             stack([one], self.family.device) for one in (self.encoded(prompt, pictures, size), self.negative(pictures))
@@ -89,7 +93,7 @@ class Referring:
     def run_stock(
         self, prompt: str, pictures: Sequence[np.ndarray], size: tuple[int, int], guidance_scale: float, num_steps: int
     ) -> Tensor:
-        """Latents that the stock pipeline makes; without pictures, where it needs one, that of texts alone."""
+        """Return latents that the stock pipeline makes; without pictures, the stock pipeline of texts alone."""
         family, spec = self.family, directories.spec(self.family.folder)
         stock = self.stock if pictures else family.stock
         given = guidance.stock_arguments(spec, guidance_scale, None, None, 1)
@@ -112,23 +116,22 @@ class Referring:
         return unpack(made, *noise.shape[2:]) if packed else of_output(stock, made) if of_output else made
 
 
-def referring(name: str, root: Path, device: torch.device = CPU, **options: Any) -> Referring:
-    """Write the tiny pipeline of a model plugin that takes references below ``root`` and load it."""
-    folder = str(tiny_pipelines.save(name, root / name, **OPTIONS.get(name, {}), **options))
+def load_referring(name: str, root: Path, device: torch.device = CPU, **options: Any) -> Referring:
+    """Write the tiny pipeline of a model plugin that takes references below ``root`` and load it.
+
+    Raises :class:`ConfigError` if that pipeline takes none.
+    """
+    needed: dict[str, Any] = getattr(tiny_pipelines.module_of(name), OPTIONS, {})
+    folder = str(tiny_pipelines.save(name, root / name, **needed, **options))
+    if (found := directories.spec(folder).references) is None:
+        raise ConfigError(
+            f"{tiny_pipelines.path_of(name)}: save wrote a pipeline for which references.when of the spec is false; "
+            f"assign the arguments with which it takes references: {OPTIONS} = {{...}}"
+        )
     family = families.load_family(name, folder, device)
-    found = directories.spec(folder).references
-    assert found is not None
     stock = family.stock
     if found.pipeline_class != type(stock).__name__:
         stock = getattr(diffusers, found.pipeline_class).from_pretrained(folder, local_files_only=True)
         stock.register_modules(**{part: module for part, module in family.stock.components.items() if module})
         stock.set_progress_bar_config(disable=True)
     return Referring(family, stock)
-
-
-def with_references(made: Referring) -> Family:
-    """The family with the conditioning of :data:`families.PROMPTS` and their references."""
-    pictures = PICTURES[: made.most]
-    conditioning = stack([made.encoded(prompt, pictures) for prompt in PROMPTS], made.family.device)
-    negative = stack([made.negative(pictures)] * len(PROMPTS), made.family.device)
-    return replace(made.family, conditioning=conditioning, negative=conditioning.guided_by(negative))

@@ -1,0 +1,1 @@
+"""Prompts with references, of every model plugin that takes them."""
