@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from cosmos_rl_core.errors import ConfigError
-from flows.checking import plugin_suite
+from flows.plugin_checks import suite
 from tests.flows.cli.test_json import require_keys
 from tests.pages import ROOT, examples, write
 
 OF_PAGES = ("redness.py", "signs.py", "rwr.py", "half_sde.py", "qwen2_vl.py")
-Z_IMAGE = ROOT / "cosmos_rl_core" / "models" / "z_image"
+MODELS = ROOT / "cosmos_rl_core" / "models"
 MIXING = '''
 
 class Mixing(ZImage):
@@ -137,8 +137,66 @@ def test_broken_plugins_fail_and_are_named_with_what_to_do(folder: Path):
     assert f"FAILED {folder / 'redness.py'}" not in said
 
 
+def copied(model: str, folder: Path, *changes: tuple[str, str, str]) -> None:
+    """Copy a shipped model to a folder, with other texts in its files."""
+    shutil.copytree(MODELS / model, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file, old, new in changes:
+        text = (folder / file).read_text(encoding="utf-8")
+        assert old in text
+        (folder / file).write_text(text.replace(old, new), encoding="utf-8")
+
+
+def test_adapters_of_models_outside_the_tree_make_whole_runs(folder: Path):
+    """Z-Image on texts, and FLUX.2 klein on prompts with a reference."""
+    copied("z_image", folder / "my_image")
+    copied("flux2_klein", folder / "my_edits")
+    ended = check_plugin(folder, "my_image", "my_edits", "--only", "every stage (LoRA)", "--json")
+    found = json.loads(ended.stdout)
+    # Policy, embeddings, two exports that are evaluated, scored and shown, rollout, reward, update and report.
+    waves = {"my_image": 14, "my_edits": 15}
+    assert {one["name"]: one["passed"] for one in found["plugins"]} == waves
+    assert found["failed"] == 0
+    assert "policy-0001/evaluate-jpeg " in ended.stderr
+    assert "policy-0001/evaluate-jpeg+evaluate-pixel_similarity " in ended.stderr
+
+
+def test_models_that_make_no_run_fail_with_the_stage_and_its_error(folder: Path):
+    copied("z_image", folder / "shapes", ("model.py", '_embeds": embeds.cpu()', '_embeds": embeds.cpu()[None]'))
+    copied("flux2_klein", folder / "weights", ("tiny.py", "torch.manual_seed(seed)", 'raise ValueError("no weights")'))
+    said = check_plugin(folder, "shapes", "weights", "--only", "every stage (all weights)", expect=1).stdout
+    assert (
+        f"FAILED {folder / 'weights'}: the stock pipeline loads the tiny pipeline\n    ValueError: no weights\n" in said
+    )
+    assert f"FAILED {folder / 'shapes'}: a tiny run goes through every stage (all weights): iteration-0000/rol" in said
+    assert "    iteration-0000/rollout failed (crash): RuntimeError: Number of dimensions of repeat" in said
+    assert "; log: " not in said
+    velocity = next(
+        number
+        for number, line in enumerate((folder / "shapes" / "model.py").read_text(encoding="utf-8").splitlines(), 1)
+        if "self.transformer(" in line
+    )
+    assert f"    {folder / 'shapes' / 'model.py'}:{velocity}\n" in said
+
+
+def test_a_model_that_reads_one_reference_alone_fails(folder: Path):
+    copied(
+        "flux2_klein", folder / "one", ("model.py", "for reference in references:", "for reference in references[:1]:")
+    )
+    said = check_plugin(folder, "one", "--only", "every reference counts", expect=1).stdout
+    assert f"FAILED {folder / 'one'}: every reference counts and so does their order" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "checks"), [("z_image", 100), ("flux2_klein", 115)])
+def test_shipped_models_pass_everything_outside_the_tree(name: str, checks: int, folder: Path):
+    """The suite with half precision and every case, and runs that train adapters and all weights."""
+    copied(name, folder / "mine")
+    found = json.loads(check_plugin(folder, "mine", "--json").stdout)
+    assert (found["passed"] >= checks, found["failed"]) == (True, 0)
+
+
 def test_a_model_whose_velocity_mixes_its_batch_fails(folder: Path):
-    shutil.copytree(Z_IMAGE, folder / "mixing", ignore=shutil.ignore_patterns("__pycache__"))
+    copied("z_image", folder / "mixing")
     with (folder / "mixing" / "model.py").open("a", encoding="utf-8") as file:
         file.write(MIXING)
     said = check_plugin(folder, "mixing", "--only", "depend on its batch", expect=1).stdout
@@ -181,6 +239,6 @@ def test_words_that_no_check_has_are_an_error(folder: Path):
 
 
 def test_without_pytest_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(plugin_suite, "ENGINE", "no_such_package")
+    monkeypatch.setattr(suite, "ENGINE", "no_such_package")
     with pytest.raises(ConfigError, match=r"pip install 'cosmos-rl-flows\[check\]'"):
-        plugin_suite.run_suite(["x.py"], [])
+        suite.run_suite(["x.py"], [], "", print)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from cosmos_rl_core.conformance.models import tiny_pipelines
-from cosmos_rl_core.conformance.models.families import LENGTH, OF_TEXT, SIZE, frames_of, stock_pipeline
-from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.conformance.models.families import OF_TEXT, SIZE
+from cosmos_rl_core.conformance.tiny_bases import media_of
 from flows.planning import requests
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
@@ -25,10 +25,7 @@ def recipe_of(name: str, prompt_dir: str, folder: Path, lora: dict[str, Any] | N
     """NFT on the model's tiny pipeline, which is written below ``folder``."""
     path = str(tiny_pipelines.save(name, folder / "base"))
     values = recipe(path, prompt_dir, lora)
-    media = {"inference_size": list(SIZE), "train_frames": frames_of(stock_pipeline(path)), "max_prompt_length": LENGTH}
-    values["policy"]["diffusers"] |= media
-    if directories.spec(path).guardrail_package:
-        values["policy"]["diffusers"]["guardrail"] = "off"
+    values["policy"]["diffusers"] |= media_of(path)
     return values
 
 

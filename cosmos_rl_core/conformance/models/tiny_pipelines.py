@@ -8,6 +8,9 @@ from typing import Any
 from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ConfigError
 
+OPTIONS = "WITH_REFERENCES"
+"""Name in ``tiny.py`` of the arguments of ``save`` with which the pipeline takes references, if it needs some."""
+
 
 def path_of(name: str) -> Path:
     """Return where the model plugin ``name`` has its tiny pipeline."""
@@ -26,6 +29,11 @@ def module_of(name: str) -> ModuleType | None:
     """Return ``tiny.py`` of the model plugin ``name``; None if its folder has none."""
     module = f"{plugins.load('models', name).__name__}.tiny"
     return importlib.import_module(module) if path_of(name).is_file() else None
+
+
+def with_references(name: str) -> dict[str, Any]:
+    """Return the arguments of ``save`` with which the tiny pipeline takes references."""
+    return getattr(module_of(name), OPTIONS, {})
 
 
 def save(name: str, folder: Path, seed: int = 0, **options: Any) -> Path:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from cosmos_rl_core import numerics, plugins
+from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.imports import Load, is_ready, loads, make_ready, uncollected, without_torchvision_warnings
 from cosmos_rl_core.processes import die_with_parent
 from stages.execution import runner
@@ -177,8 +178,11 @@ def _load(load: Load) -> None:
         return
     try:
         found = getattr(importlib.import_module(load.module), load.function)(*load.arguments)
+    except ConfigError:
+        # A plugin from outside, which forks know alone.
+        return
     except Exception as error:
-        # Files may have gone, and a plugin may be known to the fork alone. Whoever needs it loads it, or says why not.
+        # Files may have gone. Whoever needs it loads it, or says why not.
         print(f"the fork server does not load {load.function} for the next stages: {error}", file=sys.stderr)
         return
     make_ready(load, found)

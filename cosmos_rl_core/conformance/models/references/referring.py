@@ -27,8 +27,6 @@ from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.solvers import kernel_of
 
 ABLE = [name for name in plugins.known("models") if plugins.load("models", name).SPEC.references]
-OPTIONS = "WITH_REFERENCES"
-"""Name in ``tiny.py`` of the arguments of ``save`` with which the pipeline takes references; without it none are."""
 
 
 @dataclass(frozen=True)
@@ -121,12 +119,12 @@ def load_referring(name: str, root: Path, device: torch.device = CPU, **options:
 
     Raises :class:`ConfigError` if that pipeline takes none.
     """
-    needed: dict[str, Any] = getattr(tiny_pipelines.module_of(name), OPTIONS, {})
-    folder = str(tiny_pipelines.save(name, root / name, **needed, **options))
+    options = tiny_pipelines.with_references(name) | options
+    folder = str(tiny_pipelines.save(name, root / name, **options))
     if (found := directories.spec(folder).references) is None:
         raise ConfigError(
             f"{tiny_pipelines.path_of(name)}: save wrote a pipeline for which references.when of the spec is false; "
-            f"assign the arguments with which it takes references: {OPTIONS} = {{...}}"
+            f"assign the arguments with which it takes references: {tiny_pipelines.OPTIONS} = {{...}}"
         )
     family = families.load_family(name, folder, device)
     stock = family.stock

@@ -1,4 +1,4 @@
-"""The conformance suite on plugins outside this package, in a process of its own."""
+"""The conformance suite on plugins outside this package, in a process of its own, and then runs of models."""
 
 import json
 import os
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_rl_core.errors import EXIT_CODES, ConfigError, CosmosRLError
+from flows.plugin_checks import tiny_runs
+from flows.plugin_checks.tiny_runs import Note
 
 SUITE = "cosmos_rl_core.conformance"
 ENGINE = "pytest"
@@ -26,28 +28,41 @@ VARIABLES = {
 """Of the suite: the same on every machine, and without a network. More threads slow tiny models down."""
 
 
-def run_suite(paths: Sequence[str], options: Sequence[str]) -> dict[str, Any]:
-    """Return what the suite found. Progress goes to stderr.
+def run_suite(paths: Sequence[str], options: Sequence[str], only: str, note: Note) -> dict[str, Any]:
+    """Return what the suite and the runs of models found. Progress of the suite goes to stderr, of runs to ``note``.
 
-    Raises :class:`ConfigError` for paths that hold no plugin, and for what a plugin lacks to be checked.
+    Checks are made whose sentence has the words ``only``. Raises :class:`ConfigError` for paths that hold no plugin,
+    for what a plugin lacks to be checked, and if no check has these words.
     """
     if find_spec(ENGINE) is None:
         raise ConfigError(f"the suite needs {ENGINE}: pip install 'cosmos-rl-flows[check]'")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"} | VARIABLES
     with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder) / "results"
-        # -P: a folder of the user that is called like a package of ours is not one.
-        command = [sys.executable, "-P", "-m", SUITE, *paths, "--results", str(results), *options]
-        stderr = 2
-        ended = subprocess.run(command, env=environment, stdout=stderr, check=False)
-        found = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {}
+        found = _of_suite([*paths, *options, "--only", only], Path(folder) / "results")
+        bases = found.pop("bases")
+        for one in found["plugins"]:
+            if one["kind"] == "models" and one["name"] in bases:
+                (runs := Path(folder) / one["name"]).mkdir()
+                tiny_runs.check(one, bases[one["name"]], runs, only, note)
+    totals = {name: sum(one[name] for one in found["plugins"]) for name in ("passed", "failed")}
+    totals["skipped"] = sum(len(one["skipped"]) for one in found["plugins"])
+    if not any(totals.values()):
+        raise ConfigError(f"no check has {only!r} in its sentence")
+    return totals | found
+
+
+def _of_suite(words: Sequence[str], results: Path) -> dict[str, Any]:
+    """Return what the suite wrote to the file ``results``."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"} | VARIABLES
+    # -P: a folder of the user that is called like a package of ours is not one.
+    command = [sys.executable, "-P", "-m", SUITE, *words, "--results", str(results)]
+    stderr = 2
+    ended = subprocess.run(command, env=environment, stdout=stderr, check=False)
+    found = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {}
     if mistake := found.get("mistake"):
         raise ConfigError(mistake) if ended.returncode == EXIT_CODES["config"] else CosmosRLError(mistake)
     if "plugins" not in found:
         raise CosmosRLError(f"the suite ended with exit code {ended.returncode}; its output is above")
-    totals = {name: sum(one[name] for one in found["plugins"]) for name in ("passed", "failed")}
-    skipped = sum(len(one["skipped"]) for one in found["plugins"])
-    return totals | {"skipped": skipped} | found
+    return found
 
 
 def lines_of(found: dict[str, Any]) -> Iterator[str]:
@@ -63,7 +78,8 @@ def lines_of(found: dict[str, Any]) -> Iterator[str]:
             yield from (f"    {line}" for line in message.splitlines())
             if others:
                 yield f"    so did {len(others)} more"
-            yield f"    {first['place']}"
+            if first["place"]:
+                yield f"    {first['place']}"
     yield ""
     yield f"{found['passed']} passed, {found['failed']} failed, {found['skipped']} did not apply"
 

@@ -1,0 +1,1 @@
+"""Checks of plugins outside this package: the suite, and runs of models."""

@@ -1,0 +1,139 @@
+"""Runs of a model plugin on its tiny pipeline, from prompts to evaluations by the stock pipeline.
+
+They are made by the loop and the processes of every run, without Prefect, in a store that is deleted. Each stage that
+ends well is a check that passed.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.config.reading import validated
+from cosmos_rl_core.errors import CosmosRLError, Mistakes, StageError
+from cosmos_rl_core.pipelines import directories
+from cosmos_rl_core.storage import media
+from flows.planning.plan import Settings, freeze, plan_from
+from flows.planning.run import run_of
+from flows.running.display import Display
+from flows.running.wave import Waves
+from flows.session.loop import make
+from stages.artifacts.manifest import Manifest
+from stages.artifacts.request import Request
+from stages.artifacts.slots import standing_manifest
+
+SENTENCES = {kind: f"a tiny run goes through every stage ({kind})" for kind in ("LoRA", "all weights")}
+"""What is checked, by what is trained."""
+LORA = {"r": 4, "lora_alpha": 8.0}
+LAUNCH = {"mode": "warm", "device": "cpu"}
+SAMPLE = {"num_steps": 3, "eval_num_steps": 2, "guidance_scale": 3.0}
+TEXTS, HELD_OUT = ("a red cube", "two"), ("a blue ball",)
+PICTURE = (75, 131)
+"""Height and width of the references."""
+Note = Callable[[str], None]
+_FRAME = re.compile(r'File "(.+?)", line (\d+)')
+"""File and line of a frame in a traceback."""
+
+
+def check(plugin: dict[str, Any], base: dict[str, Any], folder: Path, only: str, note: Note) -> None:
+    """Make the runs whose sentence has the words ``only`` in a folder, and add their checks to those of the plugin.
+
+    ``base`` has its tiny pipelines, as the suite wrote them.
+    """
+    launch = validated(LaunchConfig, LAUNCH, "launch")
+    with Display(note) as display, closing(Waves(str(folder / "waves"), launch, display)) as waves:
+        for kind, sentence in SENTENCES.items():
+            if only not in sentence:
+                continue
+            begun, ended = list[str](), list[str]()
+            try:
+                _make(_values(kind, plugin["path"], base, folder), kind, str(folder), waves, begun, ended)
+            except CosmosRLError as error:
+                where = begun[-1] if begun else "plan"
+                plugin["failed"] += 1
+                told = _told(error, folder, plugin["path"], note)
+                plugin["failures"].append({"check": f"{sentence}: {where}"} | told)
+            plugin["passed"] += len(ended)
+
+
+def _make(values: dict[str, Any], kind: str, store: str, waves: Waves, begun: list[str], ended: list[str]) -> None:
+    """Plan a recipe and take its run through every wave. ``begun`` and ``ended`` get the name of each."""
+    plan = freeze(plan_from(values, Settings("the tiny run", store, kind.replace(" ", "-")), Mistakes()), store)
+
+    def launch(name: str, *requests: Request) -> list[Manifest]:
+        begun.append(name)
+        waves.make(name, requests)
+        manifests = [manifest for request in requests if (manifest := standing_manifest(request)) is not None]
+        waves.display.done(name, manifests, skipped=False)
+        ended.append(name)
+        return manifests
+
+    make(run_of(plan, store), launch)
+
+
+def _told(error: CosmosRLError, folder: Path, path: str, note: Note) -> dict[str, str]:
+    """Return the message of a failure, and the last line of the plugin in the stage's log, which people are shown."""
+    logs = sorted(folder.rglob("logs/*.log"), key=lambda log: log.stat().st_mtime_ns)
+    text = logs[-1].read_text(encoding="utf-8", errors="replace") if isinstance(error, StageError) and logs else ""
+    if text:
+        note(text)
+    own = [f"{file}:{line}" for file, line in _FRAME.findall(text) if Path(file).is_relative_to(path)]
+    # The log is deleted with the store.
+    message = (error.in_full() if isinstance(error, StageError) else error).args[0].partition("; log: ")[0]
+    return {"message": message, "place": own[-1] if own else ""}
+
+
+def _values(kind: str, plugin: str, base: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the recipe of a run, whose prompts and references are written to the folder.
+
+    Prompts have a reference where adapters are trained, if the pipeline takes any, and where it needs one.
+    """
+    adapts = kind == "LoRA"
+    path = base["referring" if adapts else "plain"]
+    policy = {"model_name_or_path": path, "diffusers": base["diffusers"] | {"sample": SAMPLE}}
+    takes = directories.spec(path).references
+    references = 0 if takes is None else max(takes.fewest, int(adapts))
+    (inputs := folder / f"{kind} inputs").mkdir()
+    values = {"plugins": [plugin], "policy": policy | ({"lora": LORA} if adapts else {}), "launch": LAUNCH}
+    return values | _recipe(inputs, references)
+
+
+def _recipe(inputs: Path, references: int) -> dict[str, Any]:
+    """Return NFT on two prompts, in two optimizer steps, with an evaluation before and after them."""
+    names = [_picture(inputs / f"{number}", number) for number in range(references)]
+    for name, texts in (("train", TEXTS), ("held-out", HELD_OUT)):
+        rows = [json.dumps({"prompt": text} | ({"references": names} if names else {})) for text in texts]
+        (inputs / f"{name}.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    rewards = ["jpeg", *(["pixel_similarity"] if references else [])]
+    return {
+        "train": {
+            "num_iterations": 1,
+            "train_batch_per_replica": 4,
+            "optm_lr": 1e-3,
+            "train_policy": {
+                "type": "nft",
+                "mini_batch": 2,
+                "batch_size_per_optimize": 2,
+                "timesteps_fraction": 0.67,
+                "dataset": {"name": "prompts", "path": str(inputs / "train.jsonl")},
+            },
+        },
+        "rollout": {"n_generation": 2, "n_generation_mini_batch": 2, "samples_per_shard": 4},
+        "rewards": [{"fn": {"name": name}} for name in rewards],
+        "early_warning": {"statistics": False},
+        "validation": {"n_generation": 1, "dataset": {"name": "prompts", "path": str(inputs / "held-out.jsonl")}},
+    }
+
+
+def _picture(stem: Path, number: int) -> str:
+    """Write a picture of noise, and return the name of its file."""
+    pixels = np.random.default_rng(number).integers(0, 256, (1, *PICTURE, 3), dtype=np.uint8)
+    extension, data = media.encode(pixels)
+    file = stem.with_suffix(f".{extension}")
+    file.write_bytes(data)
+    return file.name
