@@ -26,7 +26,11 @@ WAN = ModelSpec(
     vaes=WAN_VAE,
     transformer_class="WanTransformer3DModel",
     transformer_defaults={"patch_size": (1, 2, 2), "in_channels": 16, "rope_max_seq_len": 1024, "text_dim": 4096},
-    refused_settings={"boundary_ratio": "a Wan 2.2 pipeline, of two transformers"},
+    refused_settings={
+        "boundary_ratio": "a Wan 2.2 A14B, of two transformers, experts for high and for low noise; one transformer is "
+        "trained here, so take Wan 2.2 TI2V 5B (Wan-AI/Wan2.2-TI2V-5B-Diffusers) or Wan 2.1, such as "
+        "Wan-AI/Wan2.1-T2V-1.3B-Diffusers, or Wan-AI/Wan2.1-I2V-14B-480P-Diffusers for pictures"
+    },
     positions=rope_positions,
     text_width=lambda transformer: transformer["text_dim"],
     unread_padding={"prompt_embeds": None},

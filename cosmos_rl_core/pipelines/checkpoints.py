@@ -14,7 +14,9 @@ def check(path: str) -> None:
     index, transformer = directories.read_json(path, directories.INDEX), directories.settings(path, "transformer")
     for setting, meaning in spec.refused_settings.items():
         if value := index.get(setting, transformer.get(setting)):
-            raise ConfigError(f"{path!r} has {setting} = {value}, so it is {meaning}; that is not supported")
+            kind, semicolon, advice = meaning.partition("; ")
+            refused = f"{path!r} has {setting} = {value}, so it is {kind}; that is not supported"
+            raise ConfigError(f"{refused}{semicolon and ': '}{advice}")
     if (found := transformer.get("_class_name")) != spec.transformer_class:
         raise ConfigError(f"{path!r} has the transformer {found}; supported here: {spec.transformer_class}")
     channels, masks = geometry.channels * spec.packing**2, spec.mask_channels

@@ -133,8 +133,8 @@ class ModelSpec:
     transformer_defaults: Settings = field(default_factory=dict)
     """Defaults of that class for the settings that this spec reads. Older checkpoints leave some out."""
     refused_settings: Mapping[str, str] = field(default_factory=dict)
-    """Settings of the index or the transformer that must be absent or off, each with the kind of model that it means.
-    """
+    """Settings of the index or the transformer that must be absent or off, each with the kind of model that it means,
+    and after "; " what to do instead."""
 
     patch: Callable[[Settings], tuple[int, int, int]] = patch_size
     """Function of the transformer's settings: latent frames, height and width of one token."""
