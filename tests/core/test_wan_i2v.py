@@ -81,12 +81,14 @@ def test_models_that_take_pictures_otherwise_are_refused(
         checkpoints.check(str(folder))
 
 
-def test_a_plan_counts_a_picture_without_having_one(made: Referring):
+def test_a_plan_counts_with_the_shapes_of_a_picture(made: Referring):
     model = load_model(made.family.folder, (EMPTY_TRANSFORMER,), META)
     model.transformer.to(META)
     real = stack([made.encoded("a", PICTURES[:1])], CPU).each(lambda tensor: tensor.to(META))
+    shapes = sizes.reference_shapes(made.family.folder, [PICTURES[0].shape[1:3]], SIZE, made.family.frames)
+    planned = {name: torch.zeros(1, *shape, device=META) for name, shape in shapes.items()}
     x_t, fed_shapes = made.noise(SIZE).to(META), []
-    for conditioning in (real, Conditioning(real.own)):
+    for conditioning in (real, Conditioning(real.own, planned)):
         with torch.no_grad(), fed_to(model.transformer) as fed:
             model.velocity(x_t, torch.zeros(1, device=META), conditioning)
         fed_shapes.append({name: value.shape for name, value in fed[0].items() if isinstance(value, torch.Tensor)})
