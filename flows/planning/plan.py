@@ -247,8 +247,7 @@ def make_plan(
     elif not damages:
         mistakes.append(checks.nothing_to_size(recipe.policy.model_name_or_path))
     if mistakes or mistakes.unreached or model is None:
-        # Weights that a plan does without are nothing to fetch for a model or a recipe that is refused.
-        raise checks.refusal(source, mistakes, () if absent else damages)
+        raise checks.refusal(source, mistakes, () if absent else damages)  # A plan does without absent weights.
     plan = Plan(
         run_id="?",
         recipe=recipe,
