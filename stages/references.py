@@ -52,6 +52,9 @@ def _read(reference: Reference) -> bytes:
     except (OSError, UnreadableError, ItemError) as error:
         raise DatasetError(f"the reference {reference.place} cannot be read: {error}; restore the file") from error
     if sha256(data) != reference.digest:
-        raise DatasetError(f"{reference.place} has changed since the run was planned; restore the file, or plan again")
+        other = "" if reference.frame is None else ", or other versions of PyAV and Pillow decode it"
+        raise DatasetError(
+            f"{reference.place} has changed since the run was planned{other}; restore the file, or plan again"
+        )
     decoded(data)
     return data

@@ -178,6 +178,13 @@ def test_models_that_make_no_run_fail_with_the_stage_and_its_error(folder: Path)
     assert f"    {folder / 'shapes' / 'model.py'}:{velocity}\n" in said
 
 
+def test_a_model_whose_facts_cannot_be_read_fails_with_the_line(folder: Path):
+    copied("z_image", folder / "spec", ("__init__.py", 'transformer["cap_feat_dim"]', 'transformer["wide"]'))
+    said = check_plugin(folder, "spec", "--only", "every stage (all weights)", expect=1).stdout
+    assert "a tiny run goes through every stage (all weights): plan\n    KeyError: 'wide'\n" in said
+    assert f"    {folder / 'spec' / '__init__.py'}:" in said
+
+
 def test_a_model_that_reads_one_reference_alone_fails(folder: Path):
     copied(
         "flux2_klein", folder / "one", ("model.py", "for reference in references:", "for reference in references[:1]:")

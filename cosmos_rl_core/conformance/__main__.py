@@ -1,6 +1,6 @@
 """``python -m cosmos_rl_core.conformance PATH ... --results FILE`` runs the suite on the plugins at these paths.
 
-Writes what it found to the file as JSON, and the tiny pipelines of models, as bases of runs, beside it; progress and
+Writes what it found to the file as JSON, and the tiny pipelines of models, as bases of runs, next to it; progress and
 the output of checks go to stdout. Exits with 0, with 1 if a check failed, with 64 if there is nothing to check.
 """
 

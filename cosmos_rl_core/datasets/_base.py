@@ -72,7 +72,7 @@ class Media(Protocol):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Return frames, height and width of every item. Known from the options: planning opens no medium."""
+        """Return frames, height and width of every item, from the options alone."""
         ...
 
     def __len__(self) -> int: ...

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,10 +56,13 @@ def _reference(source: str, span: tuple[int, int] | None = None) -> Reference:
 
 
 class References:
-    """References by their places: paths relative to a folder, or spans of other files. Each is read once."""
+    """References by their places: paths relative to a folder, or spans of other files. Each is read once.
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
+    With ``inside`` the paths must lie in the folder.
+    """
+
+    def __init__(self, folder: Path | None, *, inside: bool = False) -> None:
+        self.folder, self._inside = folder, inside
         self._known: dict[str | Span, Reference] = {}
 
     def at(self, places: Any) -> tuple[Reference, ...]:
@@ -83,13 +87,22 @@ class References:
                 raise ValueError(f"reference {number}: {error}") from error
         if self.folder is None:
             raise ValueError('"references" are paths, which only prompts in a file of this machine have')
-        return read_reference(self.folder / place)
+        path = self.folder / place
+        if self._inside and not path.resolve().is_relative_to(self.folder.resolve()):
+            raise ValueError(f"the reference {place} is outside the folder {self.folder}; put it in a folder there")
+        return read_reference(path)
 
 
-def frame_of(medium: Path, frame: int, size: tuple[int, int]) -> Reference:
-    """Return a frame of a medium, scaled and cropped to a size, as a reference. Raises :class:`ItemError`."""
-    found = Reference(digest="0" * 64, height=size[0], width=size[1], source=str(medium.absolute()), frame=frame)
-    return found.model_copy(update={"digest": hashlib.sha256(bytes_of(found)).hexdigest()})
+def frames_of(medium: Path, frames: Sequence[int], size: tuple[int, int]) -> list[Reference]:
+    """Return frames of a medium, scaled and cropped to a size, as references, decoding once. Raises ``ItemError``."""
+    with medium.open("rb") as file:
+        clips = _clips.read(file, kind_of(medium.name), [[frame] for frame in frames], size)
+    digests = [hashlib.sha256(media.encode(clip)[1]).hexdigest() for clip in clips]
+    source, (height, width) = str(medium.absolute()), size
+    return [
+        Reference(digest=digest, height=height, width=width, source=source, frame=frame)
+        for digest, frame in zip(digests, frames, strict=True)
+    ]
 
 
 def bytes_of(reference: Reference) -> bytes:

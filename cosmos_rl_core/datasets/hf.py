@@ -69,8 +69,8 @@ def _prompts(folder: "_Folder", references: str | None) -> Iterator[tuple[str, d
             for batch in folder.batches(file):
                 given = batch.lists(references) if references else [[]] * batch.rows.num_rows
                 for (text, about), places in zip(folder.captions(batch), given, strict=True):
-                    spans = {"references": [Span(url, *place or (0, 0)) for place in places]} if places else {}
-                    rows.append(spans | about | {"prompt": text})
+                    spans = {REFERENCES: [Span(url, *place or (0, 0)) for place in places]} if places else {}
+                    rows.append(about | spans | {"prompt": text})
         except ItemError as error:
             raise ConfigError(f"{store.join(folder.url, file)}: {error}") from error
         yield from ((f"{file}, row {number}", row) for number, row in enumerate(rows))
@@ -92,6 +92,11 @@ class Source:
         Raises :class:`ConfigError` if the folder has another layout, or not the columns.
         """
         self._folder = _Folder(self._options)
+        if (column := self._folder.references(self._options.references_column)) is not None:
+            raise ConfigError(
+                f"{self._options.local_dir}: the column {column!r} has references, which a prepared dataset does not "
+                'keep; write edits to a folder and train on it, with name = "local", or remove the column'
+            )
         self._medium = self._folder.medium(self._options.media_column)
         return self._folder.stamps
 

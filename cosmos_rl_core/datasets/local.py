@@ -6,7 +6,7 @@ whose ``prompt`` is the caption. Folders: media in ``images/`` or ``videos/``, c
 folder. The id of an item is its stem, with the number of the clip if videos give several. Items are sorted by id.
 
 An object may have ``references``, a list of pictures that an edit begins with and whose result the medium is: their
-paths, relative to the folder, in a folder of their own. Its other keys are ignored.
+paths, relative to the folder and inside it, in a folder of their own. Its other keys are ignored.
 """
 
 import itertools
@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, Literal
 
@@ -22,12 +23,13 @@ import numpy as np
 from PIL import Image
 from pydantic import Field, PositiveInt
 
+from cosmos_rl_core import canonical
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _clips, _probe
 from cosmos_rl_core.datasets._base import Item, ItemError, Prompt, Reference, prompt_id
 from cosmos_rl_core.datasets._files import IMAGES, VIDEOS, caption_in, kind_of, parsed
-from cosmos_rl_core.datasets._references import References, frame_of
+from cosmos_rl_core.datasets._references import References, frames_of
 from cosmos_rl_core.errors import ConfigError, mistakes_in
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.file_digests import files_digest
@@ -65,7 +67,7 @@ class _Item:
 
 
 def prompts(options: Options) -> tuple[Prompt, ...]:
-    """Return each caption once, in the order of the items. Opens no medium.
+    """Return each caption once, in the order of the items. Opens references, and media for first frames alone.
 
     Raises one :class:`ConfigError` with every mistake: media without caption or the reverse, captions that cannot be
     read, names that cannot be ids.
@@ -74,15 +76,28 @@ def prompts(options: Options) -> tuple[Prompt, ...]:
 
 
 def digest(options: Options) -> str:
-    """Return the digest of names and bytes of all files. Raises :class:`ConfigError` if one cannot be read."""
+    """Return the digest of names and bytes of all media and captions, and of the references that these name.
+
+    Raises :class:`ConfigError` if a file cannot be read.
+    """
     media, captions = _find(options.local_dir)
     files = {n: Path(options.local_dir, n) for n in itertools.chain(*media.values(), *captions.values())}
     try:
-        return files_digest(files)
+        found, named = files_digest(files), _references(options)
+        return canonical.digest({"files": found, "references": named}) if named else found
     except OSError as error:
         raise ConfigError(
             f"{options.local_dir}: {error.filename or 'a file'} cannot be read: {error.strerror}"
         ) from error
+
+
+def _references(options: Options) -> dict[str, list[str]]:
+    """Return the digests of the references of each item that has some. :class:`Media` raises what is wrong with any."""
+    try:
+        items = _items(options)
+    except ConfigError:
+        return {}
+    return {one.item_id: [ref.digest for ref in one.prompt.references] for one in items if one.prompt.references}
 
 
 class Media:
@@ -166,39 +181,52 @@ class Source:
         return [*self._media.get(unit, ()), *self._captions.get(unit, ())]
 
 
-def _items(options: Options) -> list[_Item]:
-    """Return all items by id. Raises :class:`ConfigError` with every mistake."""
+def _items(options: Options) -> tuple[_Item, ...]:
+    """Return all items by id, read again if a file has changed. Raises :class:`ConfigError` with every mistake."""
+    _find(options.local_dir)
+    stamps = tuple(sorted(store.stamps(options.local_dir).items()))
+    return _read(options.model_dump_json(), stamps)
+
+
+@lru_cache(maxsize=4)
+def _read(settings: str, _stamps: tuple[tuple[str, str], ...]) -> tuple[_Item, ...]:
+    """Return all items. ``_stamps`` are of the files, which are opened for references: once for all that ask."""
+    options = Options.model_validate_json(settings)
     media, captions = _find(options.local_dir)
     items: list[_Item] = []
     mistakes: list[str] = []
-    pictures, folder = References(Path(options.local_dir)), options.local_dir
+    pictures, folder = References(Path(options.local_dir), inside=True), options.local_dir
     for item_id in sorted(media.keys() | captions.keys()):
         try:
             item = _item(pictures, folder, item_id, media.get(item_id, []), captions.get(item_id, []))
             clips = [_clip(item, clip, options.clips) for clip in range(options.clips)]
-            items += [_with_first_frame(one, options) for one in clips] if options.first_frame else clips
+            items += _with_first_frames(clips, options) if options.first_frame else clips
         except ConfigError as error:
             mistakes += str(error).splitlines()
     if not media and not captions:
         mistakes.append("no image or video with a caption")
     if mistakes:
         raise mistakes_in(options.local_dir, mistakes)
-    return items
+    return tuple(items)
 
 
 def _clip(item: _Item, clip: int, clips: int) -> _Item:
     return item if clips == 1 else replace(item, item_id=f"{item.item_id}-{clip:02d}", clip=clip)
 
 
-def _with_first_frame(item: _Item, options: Options) -> _Item:
-    """Return an item with its first frame as its reference. Raises :class:`ItemError` for a damaged medium."""
-    if item.prompt.references:
-        raise ItemError(f"{item.medium.name}: its caption names references; leave first_frame out, or the references")
-    start = _start(item.medium, options, item.clip) if options.clips > 1 else 0
-    with _named(item.medium):
-        reference = frame_of(item.medium, start, options.size)
-    name = prompt_id(item.prompt.text, [reference.digest])
-    return replace(item, prompt=Prompt(id=name, text=item.prompt.text, references=(reference,)))
+def _with_first_frames(clips: list[_Item], options: Options) -> list[_Item]:
+    """Return the clips of a medium, each with its first frame as its reference.
+
+    Raises :class:`ItemError` for a damaged medium.
+    """
+    medium, text = clips[0].medium, clips[0].prompt.text
+    if clips[0].prompt.references:
+        raise ItemError(f"{medium.name}: its caption names references; leave first_frame out, or the references")
+    starts = [_first(medium, options, one.clip) for one in clips]
+    with _named(medium):
+        references = frames_of(medium, starts, options.size)
+    prompts = [Prompt(id=prompt_id(text, [one.digest]), text=text, references=(one,)) for one in references]
+    return [replace(clip, prompt=prompt) for clip, prompt in zip(clips, prompts, strict=True)]
 
 
 def _find(local_dir: str) -> tuple[Files, Files]:
@@ -297,7 +325,7 @@ def _caption(local_dir: str, file: str) -> tuple[str, dict[str, Any]]:
 
 def _pictures(file: Path, options: Options, clip: int) -> Iterator[Image.Image]:
     """Yield the RGB pictures of a clip. Raises :class:`ItemError` if there are too few."""
-    start = _start(file, options, clip) if options.clips > 1 else 0
+    start = _first(file, options, clip)
     end, count = start + options.frames, 0
     with _named(file):
         for picture in itertools.islice(_clips.pictures(str(file), kind_of(str(file))), start, end):
@@ -305,6 +333,11 @@ def _pictures(file: Path, options: Options, clip: int) -> Iterator[Image.Image]:
             yield picture
         if start + count < end:
             raise ItemError(f"{start + count} frames, expected at least {end}")
+
+
+def _first(file: Path, options: Options, clip: int) -> int:
+    """Return the first frame of a clip: 0 of a medium of one clip, unopened. Raises like :func:`_start`."""
+    return _start(file, options, clip) if options.clips > 1 else 0
 
 
 def _start(file: Path, options: Options, clip: int) -> int:

@@ -140,7 +140,8 @@ def _read(request: Mapping[str, Any], *, references: bool) -> tuple[list[Sample]
     if frame.video_infos is not None:
         about = {**about, "video_infos": [dict(info) for info in frame.video_infos]}
     # Samples of a prompt have the same references, which are in memory once.
-    pictures = {one: np.array(one.mapped(path), order="C") for row in frame.references for one in row if references}
+    known = {one for row in frame.references for one in row if references}
+    pictures = {one: np.array(one.mapped(path), order="C") for one in known}
     samples = [
         Sample(
             f"{path.name}-{i}",

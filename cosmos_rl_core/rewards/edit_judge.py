@@ -1,8 +1,8 @@
 """Judgement of an edit by a vision-language model behind a service.
 
-The model sees the references of the prompt and then the result. It is asked whether the instruction was followed, and
-whether the rest is as it was, each from 0 to 10, in one answer. The score is the root of
-their product: it is 0 if either is, as for a copy of the reference.
+The model sees the references of the prompt and then the result. It answers whether the instruction was followed, and
+whether the rest is as it was, each from 0 to 10. The score is the root of their product: it is 0 if either is, as for
+a copy of the reference.
 
 Source: VIEScore, arXiv:2312.14867, which asks the same two about edits. It takes the lower one, and the root of the
 product with the quality of the picture, which is not asked here.
@@ -33,7 +33,7 @@ Answer with a JSON object alone: {"followed": NUMBER, "unchanged": NUMBER}"""
 
 
 class Options(JudgeOptions):
-    """The service, its model, and what it is asked."""
+    """The service, its model, and the question."""
 
     facts = Facts(
         scores={

@@ -79,7 +79,7 @@ def check_model(
 ) -> Pictures:
     """Add what the model cannot do and what exceeds the storage budget. ``embedded`` counts the prompts to embed.
 
-    ``prompts`` are trained on and evaluated; ``media`` has the captions of media, trained on beside them and held out.
+    ``prompts`` are trained on and evaluated; ``media`` has the captions of media, trained on next to them and held out.
     Return the sizes of the largest references of a prompt.
     """
     path, diffusers = costs.base_path(recipe), recipe.policy.diffusers

@@ -44,11 +44,11 @@ def _of_numbers(path: str, prompts: Sequence[Prompt]) -> Iterator[str]:
         )
     elif len(numbers := {len(prompt.references) for prompt in prompts}) > 1:
         some = " and ".join(map(str, sorted(numbers)))
-        yield f"prompts have {some} references; expected equally many in all, trained on and held out"
+        yield f"prompts have {some} references; expected equally many in all that are trained on or evaluated together"
 
 
 def _of_data_term(recipe: Recipe, path: str, prompts: Sequence[Prompt]) -> Iterator[str]:
-    """Yield why a loss on media beside rewards cannot take their references: each forward pass has items of any."""
+    """Yield why a loss on media next to rewards cannot take their references: each forward pass has items of any."""
     if not recipe.train.train_policy.rewarded or costs.needs_of(recipe).data_term is None:
         return
     shapes = {sizes.reference_tokens(path, [(one.height, one.width) for one in p.references]) for p in prompts}
@@ -72,6 +72,7 @@ def _of_sizes(path: str, prompts: Sequence[Prompt]) -> Iterator[str]:
 def unread(recipe: Recipe, prompts: Sequence[Prompt]) -> Iterator[str]:
     """Yield a warning if nothing that trains looks at the references of the prompts."""
     trained = [one.fn for one in recipe.rewards if one.role == "train"]
-    if any(prompt.references for prompt in prompts) and all(one.uses_references == "ignored" for one in trained):
+    ignored = trained and all(one.uses_references == "ignored" for one in trained)
+    if ignored and any(prompt.references for prompt in prompts):
         labels = ", ".join(one.label for one in trained)
         yield f"no reward that trains looks at the prompts' references ({labels} ignore them)"

@@ -1,5 +1,6 @@
 """The datasets of a recipe: prompts, and media of the size that the policy is trained on."""
 
+import json
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, NamedTuple, cast
@@ -314,7 +315,7 @@ def _check_items(items: Any, windows: Windows, where: str) -> None:
 
 def _check_no_references(items: Any, where: str) -> None:
     """Raise :class:`ConfigError` for items that name references: a prepared dataset does not keep them."""
-    if (named := items["metadata"].str.contains('"references":[', regex=False)).any():
+    if (named := items["metadata"].map(lambda told: bool(json.loads(told).get("references")))).any():
         raise ConfigError(
             f"{named.sum()} items of {where} name references, e.g. {items.loc[named, 'name'].iloc[0]}; a prepared "
             'dataset does not keep them: train on the folder itself, with name = "local"'

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def check(plugin: dict[str, Any], base: dict[str, Any], folder: Path, only: str,
             begun, ended = list[str](), list[str]()
             try:
                 _make(_values(kind, plugin["path"], base, folder), kind, str(folder), waves, begun, ended)
-            except CosmosRLError as error:
+            except Exception as error:  # Also whatever a plugin's own functions raise while the run is planned.
                 where = begun[-1] if begun else "plan"
                 plugin["failed"] += 1
                 told = _told(error, folder, plugin["path"], note)
@@ -76,16 +77,23 @@ def _make(values: dict[str, Any], kind: str, store: str, waves: Waves, begun: li
     make(run_of(plan, store), launch)
 
 
-def _told(error: CosmosRLError, folder: Path, path: str, note: Note) -> dict[str, str]:
+def _told(error: Exception, folder: Path, path: str, note: Note) -> dict[str, str]:
     """Return the message of a failure, and the last line of the plugin in the stage's log, which people are shown."""
+    if not isinstance(error, CosmosRLError):
+        own = [f"{at.filename}:{at.lineno}" for at in extract_tb(error.__traceback__) if _is_in(at.filename, path)]
+        return {"message": f"{type(error).__name__}: {error}", "place": own[-1] if own else ""}
     logs = sorted(folder.rglob("logs/*.log"), key=lambda log: log.stat().st_mtime_ns)
     text = logs[-1].read_text(encoding="utf-8", errors="replace") if isinstance(error, StageError) and logs else ""
     if text:
         note(text)
-    own = [f"{file}:{line}" for file, line in _FRAME.findall(text) if Path(file).is_relative_to(path)]
+    own = [f"{file}:{line}" for file, line in _FRAME.findall(text) if _is_in(file, path)]
     # The log is deleted with the store.
     message = (error.in_full() if isinstance(error, StageError) else error).args[0].partition("; log: ")[0]
     return {"message": message, "place": own[-1] if own else ""}
+
+
+def _is_in(file: str, path: str) -> bool:
+    return Path(file).is_relative_to(path)
 
 
 def _values(kind: str, plugin: str, base: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Memory of activations and of the VAE in each stage: passes of the recipe's batches, counted without weights."""
 
+import math
 from collections.abc import Iterable
 
 from cosmos_rl_core.config.recipe import Recipe
@@ -90,6 +91,17 @@ def passes(recipe: Recipe, kind: str, basis: Basis) -> tuple[Pass | None, Pass |
         return forward(validation.batch_size * (1 + guided), guided=False), decoding(validation.batch_size)
     if kind == "decode":
         return None, decoding(tile(recipe))
+    if kind == "embed" and basis.pictures:
+        return None, _embedding(recipe, basis.pictures)
     if kind == "encode":
         return None, Pass(kind="encoding", batch=1, **media)
     return None, None
+
+
+def _embedding(recipe: Recipe, pictures: Pictures) -> Pass:
+    """Return the largest pass of the VAE over a reference: at the size of its tokens, else at the media's own."""
+    path, diffusers = costs.base_path(recipe), recipe.policy.diffusers
+    if not (tokens := sizes.reference_tokens(path, pictures)):
+        return Pass(kind="encoding", batch=1, size=diffusers.inference_size, frames=diffusers.train_frames)
+    (height, width), (_, rows, columns) = sizes.multiples(path), max(tokens, key=math.prod)
+    return Pass(kind="encoding", batch=1, size=(rows * height, columns * width), frames=1)

@@ -75,8 +75,13 @@ def reference_bytes(recipe: Recipe, pictures: Pictures) -> int:
 
 
 def embedding_bytes(recipe: Recipe, pictures: Pictures = ()) -> int:
-    """Return the bytes of the conditioning of one prompt with references of these sizes, without masks."""
-    return text_bytes(recipe) + reference_bytes(recipe, pictures)
+    """Return the bytes that are stored of one prompt with references of these sizes, without masks.
+
+    Where texts are read with references, a negative and an empty prompt are stored with each.
+    """
+    takes = directories.spec(base_path(recipe)).references
+    texts = 3 if pictures and takes and takes.read_with_text else 1
+    return texts * text_bytes(recipe) + reference_bytes(recipe, pictures)
 
 
 def embedded_together(recipe: Recipe, num_prompts: int, k: int) -> range | None:

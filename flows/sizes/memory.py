@@ -212,8 +212,8 @@ class _Model:
         return trainable_shapes(self.shapes, self.recipe.policy.lora)
 
     def embed(self) -> Rows:
-        """Count the text encoders."""
-        return self.holding("text_encoder")
+        """Count the text encoders, and with references whatever else reads pictures."""
+        return self.holding("text_encoder", *(("vae", "image_encoder") if self.basis.pictures else ()))
 
     def encode(self) -> Rows:
         """Count the VAE."""

@@ -178,8 +178,8 @@ class Embeddings:
 
     def without_text(self, prompt_id: str) -> Conditioning:
         """Return a prompt's conditioning with the empty text in place of its own, and with its references."""
-        name = with_references(EMPTY, prompt_id)
-        return self[prompt_id].guided_by(self[name if name in self._places else EMPTY])
+        name, own = with_references(EMPTY, prompt_id), self[prompt_id]
+        return own.guided_by(self[name if name in self._places else EMPTY])
 
     def __getitem__(self, prompt_id: str) -> Conditioning:
         """Return a prompt's conditioning. Raises :class:`ArtifactError` if its file is missing or damaged."""

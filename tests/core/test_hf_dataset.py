@@ -290,3 +290,13 @@ def test_where_the_folder_lies_is_no_part_of_what_a_run_is():
     assert json.dumps(hf.Options(local_dir="a").identity()) != json.dumps(
         hf.Options(local_dir="a", split="x").identity()
     )
+
+
+def test_rows_with_references_are_no_prepared_dataset(tmp_path: Path):
+    features = {"image": {"_type": "Image"}, "references": {"_type": "Image"}}
+    columns = {"image": media(PICTURES[:2]), "references": media(PICTURES[2:4]), "text": pa.array(["a", "b"])}
+    save(tmp_path, columns, features)
+    for settings in ({"media_column": "image"}, {"media_column": "image", "references_column": "references"}):
+        with pytest.raises(ConfigError, match="the column 'references' has references, which a prepared dataset does"):
+            source(tmp_path, **settings)
+    assert texts(tmp_path) == ["a", "b"]

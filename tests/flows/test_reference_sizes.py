@@ -11,6 +11,7 @@ from PIL import Image
 from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.datasets._base import Prompt, Reference, prompt_id
 from cosmos_rl_core.pipelines import sizes
+from cosmos_rl_core.weights.shapes import component_shapes, count_elements
 from flows.describing.describe import as_json
 from flows.ledger import predicted
 from flows.planning.plan import Plan, Settings, plan_of
@@ -63,6 +64,9 @@ def test_a_plan_counts_their_tokens(recipe, tmp_path: Path, klein: str):
     batches = [memory.stages(each.settled, ["update"], each.basis)[0].rows[memory.BATCH] for each in (own, without)]
     assert batches[0].device - batches[1].device == micro_batch(own.recipe, ()) * of_largest
     assert predicted.forward_flops(own) > predicted.forward_flops(without)
+    embeds = [memory.stages(each.settled, ["embed"], each.basis)[0].rows[memory.OTHERS] for each in (own, without)]
+    vae = count_elements(component_shapes(klein, "vae"))
+    assert embeds[0].device - embeds[1].device == 4 * vae
 
 
 def test_references_fill_forward_passes(recipe, tmp_path: Path, klein: str):

@@ -18,13 +18,15 @@ from cosmos_rl_core.models._conditioning import Conditioning, generated, stack
 from cosmos_rl_core.recipes.reading import check
 from cosmos_rl_core.storage.media import encode
 from cosmos_rl_core.training.noise_levels import FINE_GRID, DrawKey, sft_time, training_noise
+from flows.checking.references import unread
 from flows.planning import requests
 from flows.planning.datasets import data_of
 from flows.planning.plan import make_plan
 from flows.planning.run import Run
+from flows.sizes import costs
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
-from stages.formats.embeddings import Embeddings
+from stages.formats.embeddings import EMPTY, NEGATIVE, Embeddings, with_references
 from stages.formats.policies import read_part
 from stages.formats.references import Pictures
 from stages.formats.tables import read_table
@@ -171,10 +173,9 @@ def test_held_out_losses_are_those_of_each_item_with_its_reference(name: str, tm
     for item, group in found.groupby("item_id"):
         index = by_hand.media.item_ids.index(item)
         x_0, own = by_hand.latents(index), by_hand.conditioning(index)
-        for level, row in enumerate(group.sort_values("t").itertuples()):
+        for level, row in enumerate(group.sort_values("t").to_dict("records")):
             noise = torch.from_numpy(seeds.normal(tuple(x_0.shape), "validation noise", request.seed, item, level))
-            t: Any = row.t
-            assert row.loss == pytest.approx(by_hand.error(x_0, noise, t, own), rel=1e-4)
+            assert row["loss"] == pytest.approx(by_hand.error(x_0, noise, row["t"], own), rel=1e-4)
 
 
 def test_two_ranks_take_the_step_of_one(tmp_path: Path):
@@ -212,7 +213,7 @@ def test_a_family_that_needs_references_refuses_media_without(tmp_path: Path):
         make_run(tmp_path, values)
 
 
-def beside_rewards(folder: Path, sources: list[tuple[int, int]]) -> dict[str, Any]:
+def next_to_rewards(folder: Path, sources: list[tuple[int, int]]) -> dict[str, Any]:
     """DDRL in one optimizer step, whose prompts have the texts and references of the media."""
     values = supervised("flux2_klein", folder)
     diffusers = values["policy"]["diffusers"] | {"sample": {"num_steps": 3, "solver": "flow_sde"}}
@@ -229,9 +230,9 @@ def beside_rewards(folder: Path, sources: list[tuple[int, int]]) -> dict[str, An
     return values | {"rollout": {"n_generation": 2, "n_generation_mini_batch": 2}, "rewards": [reward]}
 
 
-def test_a_loss_on_media_beside_rewards_takes_the_reference_of_each_medium(tmp_path: Path):
+def test_a_loss_on_media_next_to_rewards_takes_the_reference_of_each_medium(tmp_path: Path):
     (inputs := tmp_path / "inputs").mkdir()
-    run = prepared(tmp_path, beside_rewards(inputs, [(64, 96)] * 4))
+    run = prepared(tmp_path, next_to_rewards(inputs, [(64, 96)] * 4))
     make(requests.rollout(run, 0), tmp_path)
     for request in rewards(run, run.slots.iteration(0, "rollout"), 0):
         make(request, tmp_path)
@@ -255,7 +256,7 @@ def test_a_loss_on_media_beside_rewards_takes_the_reference_of_each_medium(tmp_p
 def test_a_loss_on_media_takes_references_of_one_shape(tmp_path: Path):
     (inputs := tmp_path / "inputs").mkdir()
     with pytest.raises(ConfigError, match=r"references of media in \[train.train_policy.data\] have 2 shapes"):
-        make_run(tmp_path, beside_rewards(inputs, SOURCES))
+        make_run(tmp_path, next_to_rewards(inputs, SOURCES))
 
 
 def test_a_prepared_dataset_of_edits_is_refused_for_a_family_that_takes_references(tmp_path: Path):
@@ -286,7 +287,8 @@ def test_the_first_frame_of_each_clip_can_be_its_reference(name: str, tmp_path: 
     pictures = Pictures(run.prepared.encode.slot)
     for index in range(len(by_hand.media)):
         prompt, (pixels, _) = by_hand.media.prompt_of(index), by_hand.media.item(index)
-        assert np.array_equal(*pictures.of([prompt.references[0].digest]), pixels[:1])
+        (picture,) = pictures.of([prompt.references[0].digest])
+        assert np.array_equal(picture, pixels[:1])
         own = embedded[prompt.id]
         if name == "wan":
             # The VAE is causal: the first latent frame of the clip.
@@ -300,3 +302,37 @@ def test_the_first_frame_of_each_clip_can_be_its_reference(name: str, tmp_path: 
     assert other.prepared.references is not None
     with pytest.raises(DatasetError, match=r"0\.mkv, frame 0 has changed since the run was planned"):
         make(other.prepared.references, second)
+
+
+def test_exchanged_references_are_other_latents_of_a_set_and_no_others_are(tmp_path: Path):
+    """Encoded latents say which prompt each is of. Texts are equal here: only bytes tell the prompts apart."""
+    (inputs := tmp_path / "inputs").mkdir()
+    values = supervised("flux2_klein", inputs)
+    for number, file in enumerate(sorted((inputs / "media" / "metas").iterdir())):
+        file.write_text(json.dumps({"prompt": "edit", "references": [f"sources/{number}.png"]}), encoding="utf-8")
+    first = prepared(tmp_path, values)
+    sources = inputs / "media" / "sources"
+    (sources / "0.png").rename(sources / "x.png")
+    (sources / "1.png").rename(sources / "0.png")
+    (sources / "x.png").rename(sources / "1.png")
+    second = make_run(tmp_path, values, "second")
+    slots = [[one.prepared.encode.slot, one.prepared.held_out.encodes[0].slot] for one in (first, second)]
+    assert slots[0][0] != slots[1][0]
+    assert slots[0][1] == slots[1][1]
+    make(second.prepared.encode, tmp_path)
+    tables = [read_table(Artifact(input_of(one.prepared.encode.slot)), "index.parquet") for one in (first, second)]
+    ids = [dict(zip(table["item_id"], table["prompt_id"], strict=True)) for table in tables]
+    assert (ids[0]["0"], ids[0]["1"]) == (ids[1]["1"], ids[1]["0"])
+    assert [*unread(second.recipe, second.plan.prompts)] == []
+
+
+def test_each_prompt_that_is_read_with_its_reference_has_a_negative_and_an_empty_one_of_its_own(tmp_path: Path):
+    (inputs := tmp_path / "inputs").mkdir()
+    run = prepared(tmp_path, supervised("qwen_image_edit", inputs))
+    ids = [prompt.id for prompt in run.plan.prompts]
+    names = [*ids, *(with_references(one, prompt) for prompt in ids for one in (NEGATIVE, EMPTY))]
+    stored = Embeddings([input_of(run.prepared.embed.slot)], names)
+    # The negative prompt is the empty one, read with each of four pictures.
+    assert len({stored[one]["prompt_embeds"].numpy().tobytes() for one in names}) == 2 * len(ids)
+    texts, references = costs.text_bytes(run.recipe), costs.reference_bytes(run.recipe, [SOURCES[0]])
+    assert costs.embedding_bytes(run.recipe, [SOURCES[0]]) == 3 * texts + references

@@ -68,9 +68,9 @@ def test_every_reference_counts_and_so_does_their_order(referring: Referring):
     velocities = {
         name: referring.family.model.velocity(noise, t, stack([referring.encoded("a", pictures)], device))
         for name, pictures in several.items()
-        if len(pictures) <= referring.most
+        if referring.fewest <= len(pictures) <= referring.most
     }
-    assert len(velocities) == {1: 2, 2: 4}[referring.most]
+    assert len(velocities) >= 2
     for name, velocity in velocities.items():
         assert all((velocity - other).abs().max() > 1e-4 for others, other in velocities.items() if others != name)
 
