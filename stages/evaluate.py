@@ -75,7 +75,7 @@ class _Stock:
         assert takes is not None, "plans refuse references of other models"
         arrays = self.pictures.of([one.digest for one in plan.prompt.references])
         images = [Image.fromarray(array[0]) for array in arrays]
-        return {takes.argument: images if takes.takes_list else images[0]}
+        return {takes.argument: images if takes.takes_list else images[0], **takes.with_argument}
 
     def encodings(self, plans: list[SamplePlan], sampled: list[tuple[np.ndarray | None, bool]]) -> list[Encoding]:
         """Return what encodes each sample."""

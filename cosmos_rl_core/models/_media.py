@@ -1,11 +1,16 @@
 """Pixels of images and videos, and the latents that VAEs of diffusers make of them."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from cosmos_rl_core.models._base import Model
+from cosmos_rl_core.models._conditioning import Entries, given_frames
+from cosmos_rl_core.models._pictures import LANCZOS, scaled
 
 
 class NotFiniteError(ArithmeticError):
@@ -89,6 +94,23 @@ class VideoModel(Model):
         latents = latents.to(self._device, torch.float32) / inverse_std + mean
         pixels = unit_to_pixels(self._vae.decode(latents, return_dict=False)[0])
         return pixels.permute(0, 2, 3, 4, 1).contiguous()
+
+    def _encode_first_frame(
+        self,
+        references: Sequence[np.ndarray],
+        size: tuple[int, int],
+        frames: int,
+        resampling: Image.Resampling = LANCZOS,
+    ) -> Entries:
+        """Encode a picture, stretched to the size of the video, as its first latent frame; without one none is given.
+
+        Prompts with and without a picture fit in one batch.
+        """
+        channels, num_latent_frames, *sides = self.latent_shape(size, frames)
+        if not references:
+            return given_frames(torch.zeros(channels, 0, *sides, device="cpu"), num_latent_frames)
+        picture = torch.from_numpy(scaled(references[0][0], size, resampling))
+        return given_frames(self.encode_media(picture[None, None])[0].cpu(), num_latent_frames)
 
     def _posterior(self, pixels: Tensor) -> Any:
         return self._vae.encode(pixels_to_unit(pixels.to(self._device)).permute(0, 4, 1, 2, 3)).latent_dist

@@ -3,14 +3,16 @@
 import numpy as np
 from PIL import Image
 
+LANCZOS, BILINEAR = Image.Resampling.LANCZOS, Image.Resampling.BILINEAR
 
-def scaled(picture: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return a copy of ``size``, height and width in pixels, made by Pillow's Lanczos filter.
 
-    Source: ``VaeImageProcessor`` of diffusers, whose default filter it is.
+def scaled(picture: np.ndarray, size: tuple[int, int], resampling: Image.Resampling = LANCZOS) -> np.ndarray:
+    """Return a copy of ``size``, height and width in pixels, made by a filter of Pillow.
+
+    Source: ``VaeImageProcessor`` of diffusers, whose default filter is Lanczos'.
     """
     height, width = size
-    return np.array(Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS))
+    return np.array(Image.fromarray(picture).resize((width, height), resampling))
 
 
 def centre(picture: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -103,6 +103,8 @@ class References:
     """Argument of its call that has them."""
     takes_list: bool = True
     """It takes a list of them for one prompt. False: one for each prompt of a batch."""
+    with_argument: Mapping[str, Any] = field(default_factory=dict)
+    """Other arguments of a call that has them."""
     read_with_text: bool = False
     """The text encoder reads them, with the negative prompt too. The model then defines ``_encode_prompt_with``."""
     token_size: Callable[[tuple[int, int]], tuple[int, int]] | None = None

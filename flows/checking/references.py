@@ -22,6 +22,8 @@ def check(recipe: Recipe, prompts: Sequence[Prompt], media: Sequence[Sequence[Pr
     mistakes = [mistake for some in (prompts, *media) for mistake in _of_numbers(path, some)]
     if not mistakes:
         mistakes += [*_of_sizes(path, every), *_of_data_term(recipe, path, media[0])]
+    if recipe.train.train_policy.given_frames[1] and any(prompt.references for prompt in every):
+        mistakes.append("max_num_conditional_frames gives frames of media, and references are given too; take one way")
     if not all(prompt.references for prompt in prompts):
         needing = [one.fn.label for one in recipe.rewards if one.fn.uses_references == "needed"]
         mistakes += [f"{label} compares with references; the prompts have none" for label in needing]

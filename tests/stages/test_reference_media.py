@@ -45,6 +45,10 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "wan": ({"expand_timesteps": True}, {"inference_size": [32, 32], "train_frames": 5, "max_prompt_length": 40}),
     "wan_i2v": ({}, {"inference_size": [32, 32], "train_frames": 5, "max_prompt_length": 512}),
     "qwen_image_edit": ({}, {"inference_size": [32, 32], "max_prompt_length": 400}),
+    "cosmos_predict2_5": (
+        {},
+        {"inference_size": [32, 32], "train_frames": 5, "max_prompt_length": 40, "guardrail": "off"},
+    ),
 }
 """Options of the tiny pipeline, and settings of the recipe."""
 
@@ -271,7 +275,7 @@ def test_a_prepared_dataset_of_edits_is_refused_for_a_family_that_takes_referenc
         make_plan(check(values, "test"), "run", "test.toml", (), str(tmp_path / "store"))
 
 
-@pytest.mark.parametrize("name", ["wan", "wan_i2v"])
+@pytest.mark.parametrize("name", ["wan", "wan_i2v", "cosmos_predict2_5"])
 def test_the_first_frame_of_each_clip_can_be_its_reference(name: str, tmp_path: Path):
     (inputs := tmp_path / "inputs").mkdir()
     values = supervised(name, inputs)
@@ -290,7 +294,7 @@ def test_the_first_frame_of_each_clip_can_be_its_reference(name: str, tmp_path: 
         (picture,) = pictures.of([prompt.references[0].digest])
         assert np.array_equal(picture, pixels[:1])
         own = embedded[prompt.id]
-        if name == "wan":
+        if name != "wan_i2v":
             # The VAE is causal: the first latent frame of the clip.
             given = own["conditional_latents"][:, :1]
             assert (given - by_hand.latents(index)[:, :1]).abs().max() < 1e-5
@@ -336,3 +340,11 @@ def test_each_prompt_that_is_read_with_its_reference_has_a_negative_and_an_empty
     assert len({stored[one]["prompt_embeds"].numpy().tobytes() for one in names}) == 2 * len(ids)
     texts, references = costs.text_bytes(run.recipe), costs.reference_bytes(run.recipe, [SOURCES[0]])
     assert costs.embedding_bytes(run.recipe, [SOURCES[0]]) == 3 * texts + references
+
+
+def test_frames_of_media_and_references_are_not_given_together(tmp_path: Path):
+    (inputs := tmp_path / "inputs").mkdir()
+    values = supervised("cosmos_predict2_5", inputs)
+    values["train"]["train_policy"]["max_num_conditional_frames"] = 1
+    with pytest.raises(ConfigError, match="gives frames of media, and references are given too; take one way"):
+        make_run(tmp_path, values)

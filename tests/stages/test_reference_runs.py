@@ -293,8 +293,9 @@ def test_rows_of_a_dataset_give_the_prompts_and_the_bytes_of_a_file(tmp_path: Pa
         ("wan", {"expand_timesteps": True}, {"inference_size": [64, 32], "train_frames": 9}),
         ("wan_i2v", {}, {"inference_size": [32, 48], "train_frames": 5, "max_prompt_length": 512}),
         ("qwen_image_edit", {}, {"inference_size": [64, 32], "max_prompt_length": 400}),
+        ("cosmos_predict2_5", {}, {"inference_size": [32, 48], "train_frames": 5, "guardrail": "off"}),
     ],
-    ids=["wan", "wan_i2v", "qwen_image_edit"],
+    ids=["wan", "wan_i2v", "qwen_image_edit", "cosmos_predict2_5"],
 )
 def test_other_families_run_from_the_prompt_file_to_an_evaluation(
     name: str, options: dict[str, Any], diffusers: dict[str, Any], tmp_path: Path
@@ -304,7 +305,8 @@ def test_other_families_run_from_the_prompt_file_to_an_evaluation(
     recipe = values(inputs)
     recipe["policy"]["model_name_or_path"] = str(tiny_pipelines.save(name, tmp_path / "pipeline", **options))
     recipe["policy"]["diffusers"] |= diffusers
-    recipe["policy"]["diffusers"]["sample"]["solver"] = "flow_sde"
+    # Cosmos has no guidance of 2: its stock pipeline counts from 1 on.
+    recipe["policy"]["diffusers"]["sample"] |= {"solver": "flow_sde", "guidance_scale": 3.0}
     dataset = recipe["train"]["train_policy"]["dataset"]
     recipe["train"]["train_policy"] = {
         "type": "grpo", "mini_batch": 4, "batch_size_per_optimize": 12, "train_on": [0, 1], "dataset": dataset,

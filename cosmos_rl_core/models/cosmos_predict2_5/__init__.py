@@ -5,7 +5,16 @@ guide up to g = 1. The mask channel marks given frames. The frozen prefix maps 1
 models.
 """
 
-from cosmos_rl_core.pipelines.spec import Geometry, ModelSpec, Settings, Vae, patch_size
+from cosmos_rl_core.pipelines.spec import (
+    CONDITIONAL_LATENTS,
+    CONDITIONAL_MASK,
+    Geometry,
+    ModelSpec,
+    References,
+    Settings,
+    Vae,
+    patch_size,
+)
 
 GUARDRAIL_PACKAGE, FROZEN_PREFIX = "cosmos_guardrail", "crossattn_proj"
 
@@ -57,4 +66,11 @@ SPEC = ModelSpec(
     max_given_frames=2,
     frozen_prefix=FROZEN_PREFIX,
     stock_multiple=16,
+    # The argument `image` needs torchvision.
+    references=References(
+        pipeline_class="Cosmos2_5_PredictBasePipeline",
+        argument="video",
+        with_argument={"num_latent_conditional_frames": 1},
+        entries=lambda _, latents: {CONDITIONAL_LATENTS: latents, CONDITIONAL_MASK: (1, latents[1], 1, 1)},
+    ),
 )

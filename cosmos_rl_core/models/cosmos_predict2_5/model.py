@@ -1,7 +1,7 @@
 """Cosmos-Predict2.5 as a velocity field."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -18,6 +18,7 @@ from cosmos_rl_core.models import _loading
 from cosmos_rl_core.models._conditioning import Conditioning, Entries
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER, GUARDRAIL, PREFIX
 from cosmos_rl_core.models._media import VideoModel
+from cosmos_rl_core.models._pictures import BILINEAR
 from cosmos_rl_core.models._refusals import Refusals
 from cosmos_rl_core.models.cosmos_predict2_5 import FROZEN_PREFIX, GUARDRAIL_PACKAGE
 from cosmos_rl_core.parallel.context_parallel import Peers, SelfAttention
@@ -60,12 +61,31 @@ class CosmosPredict25(VideoModel):
         They are on the CPU; the system prompt is among the tokens. Raises :class:`ConfigError` for prompts that the
         guardrail, if it is loaded, refuses.
         """
-        if self._guardrail is not None:
-            unsafe = [prompt for prompt in prompts if prompt and not self._guardrail.check_text_safety(prompt)]
-            if unsafe:
-                found = ", ".join(unsafe[:5])
-                raise ConfigError(f"the guardrail refuses {len(unsafe)} prompts; take them out: {found}")
+        self._check(prompts)
         return super().encode_prompts(prompts, max_prompt_length)
+
+    def encode_with(
+        self,
+        prompt: str,
+        references: Sequence[np.ndarray],
+        max_prompt_length: int,
+        size: tuple[int, int],
+        frames: int,
+    ) -> Conditioning:
+        """Return the conditioning of a prompt with a picture, its first frame. Raises like :meth:`encode_prompts`."""
+        self._check([prompt])
+        return super().encode_with(prompt, references, max_prompt_length, size, frames)
+
+    def _check(self, prompts: Sequence[str]) -> None:
+        """Raise :class:`ConfigError` for prompts that the guardrail, if it is loaded, refuses."""
+        if self._guardrail is None:
+            return
+        if unsafe := [prompt for prompt in prompts if prompt and not self._guardrail.check_text_safety(prompt)]:
+            found = ", ".join(unsafe[:5])
+            raise ConfigError(f"the guardrail refuses {len(unsafe)} prompts; take them out: {found}")
+
+    def _encode_references(self, references: Sequence[np.ndarray], size: tuple[int, int], frames: int) -> Entries:
+        return self._encode_first_frame(references, size, frames, BILINEAR)
 
     def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Entries:
         embeds, _ = self.pipeline.encode_prompt(

@@ -9,8 +9,7 @@ import torch
 from diffusers import WanPipeline
 from torch import Tensor
 
-from cosmos_rl_core.models._conditioning import Conditioning, Entries, given_frames
-from cosmos_rl_core.models._pictures import scaled
+from cosmos_rl_core.models._conditioning import Conditioning, Entries
 from cosmos_rl_core.models._wan import WanModel
 from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.pipelines.spec import CONDITIONAL_LATENTS, CONDITIONAL_MASK
@@ -30,15 +29,7 @@ class Wan(WanModel):
         return bool(directories.read_json(self._path, directories.INDEX).get("expand_timesteps"))
 
     def _encode_references(self, references: Sequence[np.ndarray], size: tuple[int, int], frames: int) -> Entries:
-        """Encode the picture, stretched to the size of the video, as the first latent frame; without one none is given.
-
-        Prompts with and without a picture fit in one batch.
-        """
-        channels, num_latent_frames, *sides = self.latent_shape(size, frames)
-        if not references:
-            return given_frames(torch.zeros(channels, 0, *sides, device="cpu"), num_latent_frames)
-        picture = torch.from_numpy(scaled(references[0][0], size))
-        return given_frames(self.encode_media(picture[None, None])[0].cpu(), num_latent_frames)
+        return self._encode_first_frame(references, size, frames)
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
         """Predict; the transformer gets ``1000 t`` in float32, never rounded: once, or of each token, 0 if given."""

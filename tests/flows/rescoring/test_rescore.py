@@ -67,7 +67,9 @@ def test_the_reward_of_the_run_is_not_scored_again_and_agrees_with_itself(recipe
     plan = wanted(run, "jpeg", evaluations=True)
     assert cost_of(plan).scored == {"jpeg": 0}
     report = hand.rescore(plan)
-    assert [(part.rank_correlation, part.apart) for part in report.parts] == [(1.0, []), (1.0, [])]
+    # Some CPUs round the mean of ones.
+    assert [part.rank_correlation for part in report.parts] == pytest.approx([1.0, 1.0], rel=1e-15)
+    assert [part.apart for part in report.parts] == [[], []]
     assert manifests(run) == set()
 
 

@@ -99,6 +99,7 @@ class Referring:
         images = [Image.fromarray(picture[0]) for picture in pictures]
         if images:
             given[self.references.argument] = images if self.references.takes_list else images[0]
+            given |= self.references.with_argument
         noise = self.noise(size)
         packed = spec.packing > 1
         made = stock(
