@@ -174,7 +174,8 @@ def test_held_out_losses_are_those_of_each_item_with_its_reference(name: str, tm
     by_hand = ByHand(run, run.recipe.validation.data)
     found = read_table(Artifact(input_of(request.slot)), "losses.parquet")
     assert len(found) == 2 * len({*found["t"]})
-    for item, group in found.groupby("item_id"):
+    for item_id, group in found.groupby("item_id"):
+        item = str(item_id)
         index = by_hand.media.item_ids.index(item)
         x_0, own = by_hand.latents(index), by_hand.conditioning(index)
         for level, row in enumerate(group.sort_values("t").to_dict("records")):
