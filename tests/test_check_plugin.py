@@ -202,6 +202,13 @@ def test_shipped_models_pass_everything_outside_the_tree(name: str, checks: int,
     assert (found["passed"] >= checks, found["failed"]) == (True, 0)
 
 
+@pytest.mark.slow
+def test_a_model_that_needs_three_references_passes(folder: Path):
+    copied("flux2_klein", folder / "three", ("__init__.py", "References(most=8", "References(fewest=3, most=8"))
+    said = check_plugin(folder, "three").stdout
+    assert "121 passed, 0 failed" in said
+
+
 def test_a_model_whose_velocity_mixes_its_batch_fails(folder: Path):
     copied("z_image", folder / "mixing")
     with (folder / "mixing" / "model.py").open("a", encoding="utf-8") as file:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from cosmos_rl_core.conformance.models import tiny_pipelines
-from cosmos_rl_core.conformance.models.families import SIZE, frames_of, length_of, stock_pipeline
+from cosmos_rl_core.conformance.models.families import SIZE, fewest, frames_of, length_of, stock_pipeline
 from cosmos_rl_core.pipelines import directories
 
 
@@ -21,9 +21,13 @@ def media_of(folder: str) -> dict[str, Any]:
 def write(name: str, root: Path) -> dict[str, Any]:
     """Write the tiny pipeline of a model plugin below ``root``, and the one that takes references if it is another.
 
-    Return ``plain`` and ``referring``, the path of each, which may be one, and ``diffusers``: :func:`media_of`.
+    Return ``plain`` and ``referring``, the path of each, which may be one; ``references``, the fewest that a prompt of
+    each needs, and one at least of the second if it takes any; and ``diffusers``: :func:`media_of`.
     """
     plain = referring = str(tiny_pipelines.save(name, root / name))
     if options := tiny_pipelines.with_references(name):
         referring = str(tiny_pipelines.save(name, root / f"{name}-with-references", **options))
-    return {"plain": plain, "referring": referring, "diffusers": media_of(plain)}
+    references = {"plain": fewest(plain), "referring": fewest(referring)}
+    if directories.spec(referring).references:
+        references["referring"] = max(1, references["referring"])
+    return {"plain": plain, "referring": referring, "references": references, "diffusers": media_of(plain)}

@@ -17,7 +17,6 @@ import numpy as np
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.reading import validated
 from cosmos_rl_core.errors import CosmosRLError, Mistakes, StageError
-from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.storage import media
 from flows.planning.plan import Settings, freeze, plan_from
 from flows.planning.run import run_of
@@ -101,14 +100,11 @@ def _values(kind: str, plugin: str, base: dict[str, Any], folder: Path) -> dict[
 
     Prompts have a reference where adapters are trained, if the pipeline takes any, and where it needs one.
     """
-    adapts = kind == "LoRA"
-    path = base["referring" if adapts else "plain"]
-    policy = {"model_name_or_path": path, "diffusers": base["diffusers"] | {"sample": SAMPLE}}
-    takes = directories.spec(path).references
-    references = 0 if takes is None else max(takes.fewest, int(adapts))
+    which = "referring" if kind == "LoRA" else "plain"
+    policy = {"model_name_or_path": base[which], "diffusers": base["diffusers"] | {"sample": SAMPLE}}
     (inputs := folder / f"{kind} inputs").mkdir()
-    values = {"plugins": [plugin], "policy": policy | ({"lora": LORA} if adapts else {}), "launch": LAUNCH}
-    return values | _recipe(inputs, references)
+    values = {"plugins": [plugin], "policy": policy | ({"lora": LORA} if kind == "LoRA" else {}), "launch": LAUNCH}
+    return values | _recipe(inputs, base["references"][which])
 
 
 def _recipe(inputs: Path, references: int) -> dict[str, Any]:

@@ -134,6 +134,11 @@ class Family:
         return velocity
 
 
+def pictures(count: int) -> list[np.ndarray]:
+    """Return so many references: :data:`PICTURES`, then their negatives, and so on."""
+    return [255 - PICTURES[i % 2] if i // 2 % 2 else PICTURES[i % 2] for i in range(count)]
+
+
 def family_of(name: str, root: Path, device: torch.device = CPU) -> Family:
     """Write the tiny pipeline of a model plugin below ``root`` and load it twice."""
     return load_family(name, str(tiny_pipelines.save(name, root / name)), device)
@@ -153,8 +158,8 @@ def load_family(name: str, folder: str, device: torch.device = CPU) -> Family:
 
 def encode(model: Model, folder: str, frames: int, prompt: str, size: tuple[int, int] = SIZE) -> Conditioning:
     """Return the conditioning of a prompt, unbatched, with as few references as can be."""
-    if pictures := PICTURES[: fewest(folder)]:
-        return model.encode_with(prompt, pictures, length_of(folder), size, frames)
+    if shown := pictures(fewest(folder)):
+        return model.encode_with(prompt, shown, length_of(folder), size, frames)
     return model.encode_prompts([prompt], length_of(folder))[0]
 
 
@@ -162,7 +167,7 @@ def encode_negative(model: Model, folder: str, text: str) -> Conditioning:
     """Return the conditioning of a negative prompt, unbatched, read with the same references."""
     references = directories.spec(folder).references
     if references and references.read_with_text:
-        return model.encode_negative_with(text, PICTURES[: references.fewest], length_of(folder))
+        return model.encode_negative_with(text, pictures(references.fewest), length_of(folder))
     return model.encode_negative(text, length_of(folder))
 
 
@@ -214,8 +219,8 @@ def run_stock(stock: Any, noise: Tensor, **options: Any) -> Any:
     given["prompt"] = [*given["prompt"]]  # some stock pipelines change the list
     references = directories.claimant(type(stock).__name__)[1].references
     if references and references.fewest:
-        pictures = [Image.fromarray(one[0]) for one in PICTURES[: references.fewest]]
-        given.setdefault(references.argument, pictures if references.takes_list else pictures[0])
+        shown = [Image.fromarray(one[0]) for one in pictures(references.fewest)]
+        given.setdefault(references.argument, shown if references.takes_list else shown[0])
         if len(given["prompt"]) > 1:
             return _one_by_one(stock, noise, given)
     spec = directories.claimant(type(stock).__name__)[1]

@@ -4,7 +4,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from cosmos_rl_core.conformance.models.adapters import load_model
-from cosmos_rl_core.conformance.models.families import PICTURES, SIZE, Family, fewest
+from cosmos_rl_core.conformance.models.families import SIZE, Family, fewest, pictures
 from cosmos_rl_core.models._loading import EMPTY_TRANSFORMER
 from cosmos_rl_core.pipelines import sizes
 from cosmos_rl_core.weights import counter
@@ -33,5 +33,5 @@ def test_a_forward_pass_is_counted_as_on_encoded_prompts(family: Family):
     with torch.no_grad(), counter.FullTexts(tokens), FlopCounterMode(display=False) as counted:
         model.velocity(x_t, torch.zeros(1, device=META), texts)
     length = tokens - sizes.text_tokens(family.folder, 0)
-    pictures = [one.shape[1:3] for one in PICTURES[: fewest(family.folder)]]
-    assert counter.forward_flops(family.folder, SIZE, family.frames, length, pictures) == counted.get_total_flops()
+    shown = [one.shape[1:3] for one in pictures(fewest(family.folder))]
+    assert counter.forward_flops(family.folder, SIZE, family.frames, length, shown) == counted.get_total_flops()

@@ -46,7 +46,7 @@ class Referring:
     @property
     def most(self) -> int:
         """Return the most references of a prompt that are tested."""
-        return min(self.references.most, len(PICTURES))
+        return max(min(self.references.most, len(PICTURES)), self.fewest)
 
     @property
     def fewest(self) -> int:
