@@ -74,8 +74,8 @@ class _Stock:
         takes = directories.spec(directories.resolve_path(self.config.model.path)).references
         assert takes is not None, "plans refuse references of other models"
         arrays = self.pictures.of([one.digest for one in plan.prompt.references])
-        images = [Image.fromarray(array[0]) for array in arrays]
-        return {takes.argument: images if takes.takes_list else images[0], **takes.with_argument}
+        images = [Image.fromarray(frame) for array in arrays for frame in array]
+        return {takes.argument: images if takes.takes_list else images[0], **takes.with_argument(len(arrays[0]))}
 
     def encodings(self, plans: list[SamplePlan], sampled: list[tuple[np.ndarray | None, bool]]) -> list[Encoding]:
         """Return what encodes each sample."""

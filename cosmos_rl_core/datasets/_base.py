@@ -17,13 +17,15 @@ from cosmos_rl_core.errors import ConfigError
 
 
 class Reference(Section):
-    """A picture that a prompt refers to."""
+    """A picture or a clip that a prompt refers to."""
 
     digest: str = Field(pattern="^[0-9a-f]{64}$")
     """Of the bytes of its file, in sha256."""
     height: int
     """In pixels, as it is shown."""
     width: int
+    frames: int = Field(default=1, json_schema_extra={"neutral": 1})
+    """1 for a picture. Of a clip, the number of frames at its end that models and rewards get."""
     source: str = Field(default="", json_schema_extra=NOT_IDENTITY)
     """Path or URL of the file that the plan read. The store keeps its bytes once the run has begun."""
     span: tuple[int, int] | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
@@ -49,7 +51,7 @@ class Prompt(Section):
     metadata: dict[str, Any] = {}
     """JSON values for rewards, e.g. the objects and counts that geneval looks for."""
     references: tuple[Reference, ...] = Field(default=(), json_schema_extra={"neutral": []})
-    """Pictures that the model conditions on, in order."""
+    """Pictures or clips that the model conditions on, in order."""
 
     def __hash__(self) -> int:
         return hash((self.id, self.text))

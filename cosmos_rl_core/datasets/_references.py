@@ -1,16 +1,17 @@
-"""Pictures that prompts refer to: read when a run is planned, and decoded from the store when it runs."""
+"""Pictures and clips that prompts refer to: read when a run is planned, and decoded from the store when it runs."""
 
 import hashlib
 import io
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from cosmos_rl_core.datasets import _clips
-from cosmos_rl_core.datasets._base import Reference
+from cosmos_rl_core.datasets._base import ItemError, Reference
 from cosmos_rl_core.datasets._files import kind_of
 from cosmos_rl_core.errors import UnreadableError
 from cosmos_rl_core.storage import media, store
@@ -18,11 +19,13 @@ from cosmos_rl_core.storage import media, store
 MOST = 8
 """Most references of a prompt."""
 MOST_BYTES, MOST_PIXELS = 64 * 2**20, 2**26
-"""Of a file, and of its picture."""
+"""Of a file, and of its picture or one frame of its clip."""
+CLIP_FRAMES = 5
+"""Frames at the end of a clip that are read: two latent frames of VAEs that make one of each four after the first."""
 
 
 class Span(NamedTuple):
-    """Bytes of a picture in a file that holds more, on a disk or in S3."""
+    """Bytes of a picture or a clip in a file that holds more, on a disk or in S3."""
 
     url: str
     start: int
@@ -32,7 +35,7 @@ class Span(NamedTuple):
 def read_reference(place: Path | Span) -> Reference:
     """Return the reference in a file, or in a part of one.
 
-    Raises ``ValueError`` for bytes that are not one whole picture of usual size.
+    Raises ``ValueError`` for bytes that are not one whole picture or clip of usual size.
     """
     if isinstance(place, Span):
         if place.start == place.end:
@@ -50,9 +53,9 @@ def read_reference(place: Path | Span) -> Reference:
 
 def _reference(source: str, span: tuple[int, int] | None = None) -> Reference:
     data = store.read(source, *span or ())
-    height, width = decoded(data).shape[1:3]
+    frames, height, width, _ = decoded(data).shape
     digest = hashlib.sha256(data).hexdigest()
-    return Reference(digest=digest, height=height, width=width, source=source, span=span)
+    return Reference(digest=digest, height=height, width=width, frames=frames, source=source, span=span)
 
 
 class References:
@@ -71,7 +74,7 @@ class References:
         Raises ``ValueError`` for another value, for too many, and for one that cannot be used.
         """
         if not isinstance(places, list) or not all(isinstance(one, str | Span) and one for one in places):
-            raise ValueError(f'expected "references" to be a list of paths of pictures, found {places!r:.80}')
+            raise ValueError(f'expected "references" to be a list of paths of pictures or clips, found {places!r:.80}')
         if len(places) > MOST:
             raise ValueError(f"expected at most {MOST} references, found {len(places)}")
         for number, place in enumerate(places, 1):
@@ -119,9 +122,10 @@ def bytes_of(reference: Reference) -> bytes:
 
 
 def decoded(data: bytes) -> np.ndarray:
-    """Return the picture in the bytes of a file, as it is shown: uint8 RGB ``[1, height, width, 3]``.
+    """Return the picture or the end of the clip in the bytes of a file: uint8 RGB ``[frames, height, width, 3]``.
 
-    Transparent parts are white. Raises ``ValueError`` unless it is one whole picture of usual size.
+    It is turned as it is shown, and transparent parts are white. A picture is one frame; of a clip the last
+    :data:`CLIP_FRAMES` are read. Raises ``ValueError`` unless it is one whole picture or clip of usual size.
     """
     if len(data) > MOST_BYTES:
         raise ValueError(f"{len(data) / 2**20:.0f} MiB, at most {MOST_BYTES // 2**20} are taken; make the file smaller")
@@ -129,12 +133,33 @@ def decoded(data: bytes) -> np.ndarray:
         with Image.open(io.BytesIO(data)) as picture:
             if (frames := getattr(picture, "n_frames", 1)) > 1:
                 raise ValueError(f"an animation of {frames} pictures; expected one picture, such as PNG")
-            if picture.width * picture.height > MOST_PIXELS:
-                size = f"{picture.height} x {picture.width} pixels"
-                raise ValueError(f"{size}, at most {MOST_PIXELS} are taken; make the picture smaller")
+            _check_size(picture)
             return np.asarray(_opaque(ImageOps.exif_transpose(picture)))[None]
+    except UnidentifiedImageError:
+        return _end_of_clip(data)
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"no picture that can be decoded: {error}") from error
+
+
+def _end_of_clip(data: bytes) -> np.ndarray:
+    last, count = deque[Image.Image](maxlen=CLIP_FRAMES), 0
+    try:
+        with _clips.damage():
+            for frame in _clips.pictures(io.BytesIO(data), "video"):
+                _check_size(frame)
+                last.append(frame)
+                count += 1
+    except ItemError as error:
+        raise ValueError(f"no picture or clip that can be decoded: {error}") from error
+    if count < CLIP_FRAMES:
+        raise ValueError(f"a clip of {count} frames; expected {CLIP_FRAMES} or more, of which the last are taken")
+    return np.stack([np.asarray(frame) for frame in last])
+
+
+def _check_size(picture: Image.Image) -> None:
+    if picture.width * picture.height > MOST_PIXELS:
+        size = f"{picture.height} x {picture.width} pixels"
+        raise ValueError(f"{size}, at most {MOST_PIXELS} are taken; make it smaller")
 
 
 def _opaque(picture: Image.Image) -> Image.Image:

@@ -95,22 +95,22 @@ class VideoModel(Model):
         pixels = unit_to_pixels(self._vae.decode(latents, return_dict=False)[0])
         return pixels.permute(0, 2, 3, 4, 1).contiguous()
 
-    def _encode_first_frame(
+    def _encode_first_frames(
         self,
         references: Sequence[np.ndarray],
         size: tuple[int, int],
         frames: int,
         resampling: Image.Resampling = LANCZOS,
     ) -> Entries:
-        """Encode a picture, stretched to the size of the video, as its first latent frame; without one none is given.
+        """Encode a picture or a clip, stretched to the size of the video, as its first latent frames.
 
-        Prompts with and without a picture fit in one batch.
+        Without one none is given. Prompts with and without them fit in one batch.
         """
         channels, num_latent_frames, *sides = self.latent_shape(size, frames)
         if not references:
             return given_frames(torch.zeros(channels, 0, *sides, device="cpu"), num_latent_frames)
-        picture = torch.from_numpy(scaled(references[0][0], size, resampling))
-        return given_frames(self.encode_media(picture[None, None])[0].cpu(), num_latent_frames)
+        first = np.stack([scaled(frame, size, resampling) for frame in references[0]])
+        return given_frames(self.encode_media(torch.from_numpy(first)[None])[0].cpu(), num_latent_frames)
 
     def _posterior(self, pixels: Tensor) -> Any:
         return self._vae.encode(pixels_to_unit(pixels.to(self._device)).permute(0, 4, 1, 2, 3)).latent_dist

@@ -89,7 +89,7 @@ def linear_shift(max_shift: float) -> Shift:
 
 @dataclass(frozen=True, kw_only=True)
 class References:
-    """Pictures that a prompt of a family refers to. The model then defines ``_encode_references``."""
+    """Pictures or clips that a prompt of a family refers to. The model then defines ``_encode_references``."""
 
     when: Callable[[Settings], bool] = lambda _: True
     """Function of the pipeline's index: whether this one takes them.
@@ -103,8 +103,10 @@ class References:
     """Argument of its call that has them."""
     takes_list: bool = True
     """It takes a list of them for one prompt. False: one for each prompt of a batch."""
-    with_argument: Mapping[str, Any] = field(default_factory=dict)
-    """Other arguments of a call that has them."""
+    with_argument: Callable[[int], Mapping[str, Any]] = lambda _: {}
+    """Function of the frames of a prompt's reference, 1 for a picture: other arguments of a call that has it."""
+    clips: bool = False
+    """It takes clips too, of which a video continues the last frames. The argument then is a list of frames."""
     read_with_text: bool = False
     """The text encoder reads them, with the negative prompt too. The model then defines ``_encode_prompt_with``."""
     token_size: Callable[[tuple[int, int]], tuple[int, int]] | None = None

@@ -30,7 +30,10 @@ class Options(RewardOptions):
 
 
 class Reward:
-    """Score ``pixel_similarity``: the mean over frames and references, each scaled to the size of the sample."""
+    """Score ``pixel_similarity``: the mean over frames and references, each scaled to the size of the sample.
+
+    Of a clip the first frame is compared that models get.
+    """
 
     def __init__(self, options: Options) -> None:
         self.options = options

@@ -4,6 +4,7 @@ import difflib
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config import early_warning
@@ -72,14 +73,14 @@ def check_training(recipe: Recipe, prompts: Sequence[Prompt], mistakes: Mistakes
 
 def check_model(
     recipe: Recipe,
-    prompts: Sequence[Prompt],
+    trained: Sequence[Prompt],
+    evaluated: Sequence[Prompt],
     media: Sequence[Sequence[Prompt]],
-    embedded: int,
     mistakes: Mistakes,
 ) -> Pictures:
-    """Add what the model cannot do and what exceeds the storage budget. ``embedded`` counts the prompts to embed.
+    """Add what the model cannot do and what exceeds the storage budget.
 
-    ``prompts`` are trained on and evaluated; ``media`` has the captions of media, trained on next to them and held out.
+    ``trained`` and ``evaluated`` are prompts; ``media`` has the captions of media, trained on and held out.
     Return the sizes of the largest references of a prompt.
     """
     path, diffusers = costs.base_path(recipe), recipe.policy.diffusers
@@ -96,8 +97,10 @@ def check_model(
     for check in (_check_given_frames, _check_posterior, buckets_of, costs.policy_parts, _check_shared_videos):
         mistakes.catch(check, recipe)
     mistakes.catch(_check_decoded, recipe)
-    pictures = mistakes.catch(references.check, recipe, prompts, media) or ()
+    pictures = mistakes.catch(references.check, recipe, trained, evaluated, media) or ()
     mistakes.catch(_check_joined_inputs, recipe)
+    others = {prompt.id for prompt in chain(*media)} - {prompt.id for prompt in trained}
+    embedded = costs.embedded_prompts(recipe, len(trained)) + len(others)
     size = partial(costs.embedding_bytes, pictures=pictures)
     mistakes.catch(costs.check_budget, recipe, "text embeddings", embedded, size, "take fewer prompts")
     if recipe.train.train_policy.rewarded:

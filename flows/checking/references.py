@@ -1,4 +1,4 @@
-"""Checks of the pictures that prompts refer to, against the model and the rewards."""
+"""Checks of the pictures and clips that prompts refer to, against the model and the rewards."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -8,21 +8,27 @@ from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError, counted
 from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.pipelines.sizes import Pictures
+from cosmos_rl_core.pipelines.spec import CONDITIONAL_LATENTS
 from flows.sizes import costs
 from flows.sizes.basis import largest
 
 
-def check(recipe: Recipe, prompts: Sequence[Prompt], media: Sequence[Sequence[Prompt]]) -> Pictures:
+def check(
+    recipe: Recipe, trained: Sequence[Prompt], evaluated: Sequence[Prompt], media: Sequence[Sequence[Prompt]]
+) -> Pictures:
     """Return the sizes of the references of the prompt whose references have the most tokens.
 
-    ``prompts`` are trained on and evaluated; ``media`` has the captions of media, trained on and held out. Raises
-    :class:`ConfigError` with all reasons why the model or a reward cannot take the references.
+    ``media`` has the captions of media, trained on and held out. Raises :class:`ConfigError` with all reasons why the
+    model or a reward cannot take the references.
     """
-    path, every = costs.base_path(recipe), [*prompts, *chain(*media)]
-    mistakes = [mistake for some in (prompts, *media) for mistake in _of_numbers(path, some)]
+    path, prompts, is_given = costs.base_path(recipe), [*trained, *evaluated], recipe.train.train_policy.given_frames[1]
+    every = [*prompts, *chain(*media)]
+    # Where media give frames, evaluated prompts alone have references, and begin their videos alike.
+    together = (trained, evaluated, *media) if is_given else (prompts, *media)
+    mistakes = [mistake for some in together for mistake in _of_numbers(path, some)]
     if not mistakes:
-        mistakes += [*_of_sizes(path, every), *_of_data_term(recipe, path, media[0])]
-    if recipe.train.train_policy.given_frames[1] and any(prompt.references for prompt in every):
+        mistakes += [*_of_kinds(recipe, path, every), *_of_sizes(path, every), *_of_data_term(recipe, path, media[0])]
+    if is_given and any(prompt.references for prompt in (*trained, *chain(*media))):
         mistakes.append("max_num_conditional_frames gives frames of media, and references are given too; take one way")
     if not all(prompt.references for prompt in prompts):
         needing = [one.fn.label for one in recipe.rewards if one.fn.uses_references == "needed"]
@@ -47,6 +53,25 @@ def _of_numbers(path: str, prompts: Sequence[Prompt]) -> Iterator[str]:
     elif len(numbers := {len(prompt.references) for prompt in prompts}) > 1:
         some = " and ".join(map(str, sorted(numbers)))
         yield f"prompts have {some} references; expected equally many in all that are trained on or evaluated together"
+
+
+def _of_kinds(recipe: Recipe, path: str, prompts: Sequence[Prompt]) -> Iterator[str]:
+    """Yield clips where the model takes pictures alone, and references that leave it nothing to generate."""
+    known = {one.digest: one for prompt in prompts for one in prompt.references}
+    if not known:
+        return
+    takes = directories.spec(path).references
+    assert takes is not None, "numbers of references are checked before"
+    clips = [reference.place for reference in known.values() if reference.frames > 1]
+    if clips and not takes.clips:
+        yield f"{clips[0]} is a clip; {directories.pipeline_class(path)} takes pictures as references"
+        return
+    size, frames = recipe.policy.diffusers.inference_size, recipe.policy.diffusers.train_frames
+    given = max(reference.frames for reference in known.values())
+    entries = takes.entries(directories.settings(path, "transformer"), sizes.latent_shape(path, size, frames))
+    if frames <= given and CONDITIONAL_LATENTS in entries:
+        what = f"a clip gives the first {given} frames" if given > 1 else "a picture is the first frame"
+        yield f"policy.diffusers.train_frames = {frames}: {what}, which leaves none to generate; raise it"
 
 
 def _of_data_term(recipe: Recipe, path: str, prompts: Sequence[Prompt]) -> Iterator[str]:

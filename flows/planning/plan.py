@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -238,11 +237,10 @@ def make_plan(
         begins = mistakes.catch(inits.resolve, recipe, model, partial(_origin, store_url))
     init, init_inputs = begins or (None, ())
     datasets, checkpointing = read_datasets(recipe, store_url, mistakes), None
-    checks.check_training(recipe, prompts := (*datasets.prompts, *datasets.validation_prompts), mistakes)
+    checks.check_training(recipe, (*datasets.prompts, *datasets.validation_prompts), mistakes)
     if model is not None:
-        others = {p.id for p in chain(*datasets.captions)} - {p.id for p in datasets.prompts}
-        embedded = costs.embedded_prompts(recipe, len(datasets.prompts)) + len(others)
-        pictures = checks.check_model(recipe, prompts, datasets.captions, embedded, mistakes)
+        prompts = datasets.prompts, datasets.validation_prompts, datasets.captions
+        pictures = checks.check_model(recipe, *prompts, mistakes)
         checkpointing = room.decide(recipe, Basis(inits.below(recipe, init), pictures), mistakes)
     elif not damages:
         mistakes.append(checks.nothing_to_size(recipe.policy.model_name_or_path))

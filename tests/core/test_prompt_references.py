@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from cosmos_rl_core.datasets._prompt_files import prompts_of, read_prompts
 from cosmos_rl_core.datasets._references import bytes_of, decoded
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.media import encode
 
 
 def picture(path: Path, seed: int, size: tuple[int, int] = (20, 30)) -> Path:
@@ -58,6 +59,36 @@ def test_references_are_paths_next_to_the_file_and_part_of_the_prompt(tmp_path: 
     assert "references" not in bare.identity()
 
 
+def test_a_clip_is_a_reference_of_its_last_frames(tmp_path: Path):
+    frames = np.random.default_rng(0).integers(0, 256, (7, 20, 30, 3), dtype=np.uint8)
+    (tmp_path / "clip.mkv").write_bytes(data := encode(frames)[1])
+    picture(tmp_path / "a.png", 0)
+    one, still = read_prompts(
+        written(tmp_path, {"prompt": "x", "references": ["clip.mkv"]}, {"prompt": "x", "references": ["a.png"]})
+    )
+    (clip,) = one.references
+    assert (clip.frames, clip.height, clip.width, clip.digest) == (5, 20, 30, hashlib.sha256(data).hexdigest())
+    assert np.array_equal(decoded(bytes_of(clip)), frames[2:])
+    assert one.identity()["references"][0]["frames"] == 5
+    assert "frames" not in still.identity()["references"][0]
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [(lambda data: data[:-200], "decoded|damaged|frames"), (lambda _: b"0" * 99, "no picture or clip")],
+)
+def test_a_clip_that_is_cut_off_or_none_at_all_is_refused(kept: Callable[[bytes], bytes], said: str):
+    frames = np.random.default_rng(0).integers(0, 256, (5, 20, 30, 3), dtype=np.uint8)
+    with pytest.raises(ValueError, match=said):
+        decoded(kept(encode(frames)[1]))
+
+
+def test_a_clip_of_too_few_frames_is_refused():
+    frames = np.random.default_rng(0).integers(0, 256, (4, 20, 30, 3), dtype=np.uint8)
+    with pytest.raises(ValueError, match="a clip of 4 frames; expected 5 or more"):
+        decoded(encode(frames)[1])
+
+
 def test_the_same_picture_elsewhere_is_the_same_prompt(tmp_path: Path):
     found: list[str] = []
     for name in ("here", "there"):
@@ -85,8 +116,8 @@ def test_all_references_that_cannot_be_used_are_named_at_once(tmp_path: Path, mo
     assert "moving.gif: an animation of 2 pictures; expected one picture" in lines
     assert "huge.png: 101 x 100 pixels, at most 10000 are taken" in lines
     assert "cut.png: no picture that can be decoded" in lines
-    assert "text.png: no picture that can be decoded" in lines
-    assert "line 6: expected \"references\" to be a list of paths of pictures, found 'whole.png'" in lines
+    assert "text.png: no picture or clip that can be decoded" in lines
+    assert "line 6: expected \"references\" to be a list of paths of pictures or clips, found 'whole.png'" in lines
     assert "line 7: expected at most 8 references, found 9" in lines
 
 

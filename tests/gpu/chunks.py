@@ -31,6 +31,7 @@ CHUNKS: dict[str, tuple[str, ...]] = {
     ),
     "models": (
         "core/test_every_model_conforms.py",
+        "core/test_conformance_clips.py",
         "core/test_conformance_references.py",
         "core/test_wan22.py",
         "core/test_z_image.py",

@@ -70,7 +70,8 @@ SPEC = ModelSpec(
     references=References(
         pipeline_class="Cosmos2_5_PredictBasePipeline",
         argument="video",
-        with_argument={"num_latent_conditional_frames": 1},
+        with_argument=lambda frames: {"num_latent_conditional_frames": 1 + (frames - 1) // 4},
+        clips=True,
         entries=lambda _, latents: {CONDITIONAL_LATENTS: latents, CONDITIONAL_MASK: (1, latents[1], 1, 1)},
     ),
 )

@@ -72,7 +72,7 @@ class CosmosPredict25(VideoModel):
         size: tuple[int, int],
         frames: int,
     ) -> Conditioning:
-        """Return the conditioning of a prompt with a picture, its first frame. Raises like :meth:`encode_prompts`."""
+        """Return the conditioning of a prompt with its first frames. Raises like :meth:`encode_prompts`."""
         self._check([prompt])
         return super().encode_with(prompt, references, max_prompt_length, size, frames)
 
@@ -85,7 +85,7 @@ class CosmosPredict25(VideoModel):
             raise ConfigError(f"the guardrail refuses {len(unsafe)} prompts; take them out: {found}")
 
     def _encode_references(self, references: Sequence[np.ndarray], size: tuple[int, int], frames: int) -> Entries:
-        return self._encode_first_frame(references, size, frames, BILINEAR)
+        return self._encode_first_frames(references, size, frames, BILINEAR)
 
     def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Entries:
         embeds, _ = self.pipeline.encode_prompt(

@@ -29,7 +29,7 @@ class Wan(WanModel):
         return bool(directories.read_json(self._path, directories.INDEX).get("expand_timesteps"))
 
     def _encode_references(self, references: Sequence[np.ndarray], size: tuple[int, int], frames: int) -> Entries:
-        return self._encode_first_frame(references, size, frames)
+        return self._encode_first_frames(references, size, frames)
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
         """Predict; the transformer gets ``1000 t`` in float32, never rounded: once, or of each token, 0 if given."""

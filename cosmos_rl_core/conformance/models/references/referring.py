@@ -35,6 +35,8 @@ class Referring:
 
     family: Family
     stock: Any
+    frames: int
+    """Of the generated media."""
 
     @property
     def references(self) -> References:
@@ -55,12 +57,12 @@ class Referring:
 
     def noise(self, size: tuple[int, int]) -> Tensor:
         """Return noise of a medium, in a batch of one."""
-        shape = self.family.model.latent_shape(size, self.family.frames)
+        shape = self.family.model.latent_shape(size, self.frames)
         return torch.from_numpy(seeds.normal(shape, "references"))[None].to(self.family.device)
 
     def encoded(self, prompt: str, pictures: Sequence[np.ndarray], size: tuple[int, int] = SIZE) -> Conditioning:
         """Return the conditioning of a prompt, unbatched."""
-        return self.family.model.encode_with(prompt, pictures, self.family.length, size, self.family.frames)
+        return self.family.model.encode_with(prompt, pictures, self.family.length, size, self.frames)
 
     def negative(self, pictures: Sequence[np.ndarray]) -> Conditioning:
         """Return the conditioning of the model's negative prompt, unbatched."""
@@ -73,7 +75,7 @@ class Referring:
         self, prompt: str, pictures: Sequence[np.ndarray], size: tuple[int, int], scale: float, steps: int
     ) -> Tensor:
         """Return what our Euler makes with the stock scheduler's noise levels."""
-        model, frames = self.family.model, self.family.frames
+        model, frames = self.family.model, self.frames
         conditioning, negative = (
             stack([one], self.family.device) for one in (self.encoded(prompt, pictures, size), self.negative(pictures))
         )
@@ -95,11 +97,11 @@ class Referring:
         family, spec = self.family, directories.spec(self.family.folder)
         stock = self.stock if pictures else family.stock
         given = guidance.stock_arguments(spec, guidance_scale, None, None, 1)
-        given |= _loading.stock_arguments(stock, size, family.frames)
-        images = [Image.fromarray(picture[0]) for picture in pictures]
+        given |= _loading.stock_arguments(stock, size, self.frames)
+        images = [Image.fromarray(frame) for picture in pictures for frame in picture]
         if images:
             given[self.references.argument] = images if self.references.takes_list else images[0]
-            given |= self.references.with_argument
+            given |= self.references.with_argument(len(pictures[0]))
         noise = self.noise(size)
         packed = spec.packing > 1
         made = stock(
@@ -133,4 +135,4 @@ def load_referring(name: str, root: Path, device: torch.device = CPU, **options:
         stock = getattr(diffusers, found.pipeline_class).from_pretrained(folder, local_files_only=True)
         stock.register_modules(**{part: module for part, module in family.stock.components.items() if module})
         stock.set_progress_bar_config(disable=True)
-    return Referring(family, stock)
+    return Referring(family, stock, family.frames)
