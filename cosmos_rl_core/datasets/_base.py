@@ -125,10 +125,20 @@ class Item(NamedTuple):
     """JSON values beside the caption."""
 
 
+class Picture(NamedTuple):
+    """A picture that a caption refers to, as a source reads it."""
+
+    name: str
+    """For messages."""
+    data: bytes
+
+
 class Source(Protocol):
     """Files of media and captions, in units that change as a whole: the files of an item, or a shard of items.
 
-    A source whose units are shards of many items may say so by ``many = True``: few of them are read at once.
+    A source whose units are shards of many items may say so by ``many = True``: few of them are read at once. One whose
+    captions refer to pictures has a method ``references``, which takes an item that it has just listed and returns a
+    :class:`Picture` each, in order. It raises :class:`ItemError` if one cannot be read.
     """
 
     def stamps(self) -> dict[str, str]:

@@ -11,6 +11,8 @@ IMAGES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 VIDEOS = frozenset({".mp4", ".mkv", ".mov", ".webm"})
 PROMPT = "prompt"
 """The key of the caption in an object."""
+REFERENCES = "references"
+"""The key of the pictures that a caption refers to."""
 
 
 def kind_of(name: str) -> Literal["image", "video"]:

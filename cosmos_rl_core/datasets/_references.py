@@ -5,12 +5,12 @@ import io
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from cosmos_rl_core.datasets import _clips
+from cosmos_rl_core.datasets import _clips, _copies
 from cosmos_rl_core.datasets._base import ItemError, Reference
 from cosmos_rl_core.datasets._files import kind_of
 from cosmos_rl_core.errors import UnreadableError
@@ -52,10 +52,22 @@ def read_reference(place: Path | Span) -> Reference:
 
 
 def _reference(source: str, span: tuple[int, int] | None = None) -> Reference:
-    data = store.read(source, *span or ())
+    return reference_of(store.read(source, *span or ()), source=source, span=span)
+
+
+def reference_of(data: bytes, **place: Any) -> Reference:
+    """Return the reference whose bytes these are. Raises ``ValueError`` unless they are a whole picture or clip."""
     frames, height, width, _ = decoded(data).shape
-    digest = hashlib.sha256(data).hexdigest()
-    return Reference(digest=digest, height=height, width=width, frames=frames, source=source, span=span)
+    return Reference(digest=hashlib.sha256(data).hexdigest(), height=height, width=width, frames=frames, **place)
+
+
+def places_in(value: Any) -> list[Any]:
+    """Return the places of references that a value names. Raises ``ValueError`` for another value and for too many."""
+    if not isinstance(value, list) or not all(isinstance(one, str | Span) and one for one in value):
+        raise ValueError(f'expected "references" to be a list of paths of pictures or clips, found {value!r:.80}')
+    if len(value) > MOST:
+        raise ValueError(f"expected at most {MOST} references, found {len(value)}")
+    return value
 
 
 class References:
@@ -73,11 +85,7 @@ class References:
 
         Raises ``ValueError`` for another value, for too many, and for one that cannot be used.
         """
-        if not isinstance(places, list) or not all(isinstance(one, str | Span) and one for one in places):
-            raise ValueError(f'expected "references" to be a list of paths of pictures or clips, found {places!r:.80}')
-        if len(places) > MOST:
-            raise ValueError(f"expected at most {MOST} references, found {len(places)}")
-        for number, place in enumerate(places, 1):
+        for number, place in enumerate(places_in(places), 1):
             if place not in self._known:
                 self._known[place] = self._read(number, place)
         return tuple(self._known[place] for place in places)
@@ -111,13 +119,22 @@ def frames_of(medium: Path, frames: Sequence[int], size: tuple[int, int]) -> lis
 def bytes_of(reference: Reference) -> bytes:
     """Return the bytes at the place that the plan read, whatever they are now.
 
-    A frame of a medium is a PNG. Raises :class:`ItemError` if the medium is damaged.
+    A frame of a medium is a PNG; a medium in a part of a file is a video. Raises :class:`ItemError` if it is damaged.
     """
+    size = reference.height, reference.width
     if reference.frame is None:
         return store.read(reference.source, *reference.span or ())
+    if reference.span is not None:
+        return frame_in(io.BytesIO(store.read(reference.source, *reference.span)), "video", reference.frame, size)
     with Path(reference.source).open("rb") as file:
-        size = reference.height, reference.width
-        (clip,) = _clips.read(file, kind_of(reference.source), [[reference.frame]], size)
+        return frame_in(file, kind_of(reference.source), reference.frame, size)
+
+
+def frame_in(file: BinaryIO, kind: str, frame: int, size: tuple[int, int]) -> bytes:
+    """Return a frame of a medium, scaled and cropped to a size, as PNG. Raises :class:`ItemError`."""
+    copy, _, _ = _copies.copied(file)
+    with copy:
+        (clip,) = _clips.read(copy, kind, [[frame]], size)
     return media.encode(clip)[1]
 
 

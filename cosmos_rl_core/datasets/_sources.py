@@ -1,13 +1,14 @@
 """The sources of one dataset: plugins that list files of media and captions, and their units under one name each."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import BinaryIO, cast
 
 from cosmos_rl_core import canonical, plugins
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _copies
-from cosmos_rl_core.datasets._base import Source
+from cosmos_rl_core.datasets._base import Item, ItemError, Picture, Reference, Source
+from cosmos_rl_core.datasets._references import reference_of
 from cosmos_rl_core.errors import ConfigError, DatasetError
 
 CHANGED = "has changed since it was indexed; prepare the dataset again"
@@ -37,6 +38,21 @@ def place_of(sources: Mapping[str, Source], unit: str) -> tuple[Source, str]:
     """Return the source of a unit, and the unit's name there."""
     name, _, there = unit.partition("/")
     return sources[name], there
+
+
+def references_of(source: Source, item: Item) -> list[tuple[Reference, bytes]]:
+    """Return the references of an item that its source has just listed, each with its bytes; most items have none.
+
+    Raises :class:`ItemError` for one that cannot be used.
+    """
+    read: Callable[[Item], list[Picture]] | None = getattr(source, "references", None)
+    found: list[tuple[Reference, bytes]] = []
+    for name, data in read(item) if read else ():
+        try:
+            found.append((reference_of(data), data))
+        except ValueError as error:
+            raise ItemError(f"{name}: {error}") from error
+    return found
 
 
 def opened(sources: Mapping[str, Source], unit: str, name: str, medium: str) -> BinaryIO:

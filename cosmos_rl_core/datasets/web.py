@@ -2,30 +2,28 @@
 
 A sample is the files of a tar whose paths are equal up to the first dot of the name: ``000017.mp4``, ``000017.txt``.
 Its medium is the file with the extension of an image or video. Its caption is ``.txt``, or ``prompt`` in ``.json``.
-With an index of upstream's layout, a sample is in two tars of one name, in ``metas/`` and ``video/``; its caption is
-that of its first window, and all windows are kept as metadata. Nothing of a tar is extracted.
+The object may have ``references``, a list of pictures that the caption refers to: other files of the sample by their
+extensions, such as ``source.png`` for ``000017.source.png``. With an index of upstream's layout, a sample is in two
+tars of one name, in ``metas/`` and ``video/``; its caption is that of its first window, and all windows are kept as
+metadata. Nothing of a tar is extracted.
 """
 
-import os
-import re
 import threading
-from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from io import BufferedReader, RawIOBase
-from pathlib import PurePath
-from tempfile import TemporaryFile
-from typing import IO, Any, BinaryIO, Literal, NamedTuple, cast
+from typing import Any, BinaryIO, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.train import DatasetOptions
-from cosmos_rl_core.datasets import _shard_urls
-from cosmos_rl_core.datasets._base import Item, ItemError, Prompt, prompt_id
-from cosmos_rl_core.datasets._files import IMAGES, PROMPT, VIDEOS, caption_in, checked, kind_of, parsed
-from cosmos_rl_core.errors import DatasetError, mistakes_in
-from cosmos_rl_core.storage import http, store, tars
+from cosmos_rl_core.datasets import _shard_urls, _sources
+from cosmos_rl_core.datasets._base import Item, ItemError, Picture, Prompt, Reference, prompt_id
+from cosmos_rl_core.datasets._files import IMAGES, PROMPT, REFERENCES, VIDEOS, caption_in, checked, kind_of, parsed
+from cosmos_rl_core.datasets._references import MOST_BYTES, frame_in, places_in
+from cosmos_rl_core.datasets._shard import Place, Sample, Shard, stamp_of
+from cosmos_rl_core.errors import mistakes_in
+from cosmos_rl_core.storage import store
 
 MAX_CAPTION_BYTES = 2**20
 """Largest file of a caption that is read."""
@@ -34,11 +32,7 @@ SHARDS_KEPT = 8
 WINDOWS, WINDOW_CAPTION = "t2w_windows", "qwen2p5_7b_caption"
 """Names in the captions of upstream's layout: the windows of a video, and the caption of a window."""
 
-_SAMPLE = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)")
-_ABOUT_THE_TAR = re.compile(r"__[^/]*__(/|$)")
 _LOOKED_UP_AT_ONCE = 16
-_SHORTER = "a shard became shorter while it was read; start again"
-_COPIED_BYTES = 2**25
 
 
 class Options(DatasetOptions):
@@ -55,6 +49,10 @@ class Options(DatasetOptions):
     """Extension of the caption, such as ``caption.txt``; by default ``txt``, or ``json`` where there is none."""
     caption_key: str | None = None
     """Key of the caption in JSON; by default ``prompt``, in windows ``qwen2p5_7b_caption``."""
+    first_frame: bool = Field(default=False, json_schema_extra={"neutral": False})
+    """The first frame of each medium is its reference, for models that make a video of a picture."""
+    size: tuple[PositiveInt, PositiveInt] = Field(default=(1024, 1024), json_schema_extra={"neutral": [1024, 1024]})
+    """Height and width that first frames are scaled and cropped to: those of the videos that are trained on."""
 
     @field_validator("urls", mode="before")
     @classmethod
@@ -71,23 +69,13 @@ class Options(DatasetOptions):
         return urls
 
 
-class _Place(NamedTuple):
-    """A file in one of the tars of a unit."""
-
-    tar: int
-    file: tars.File
-
-
-_Sample = dict[str, _Place]
-"""Files of a sample by extension, in lower case."""
-
-
 def prompts(options: Options) -> tuple[Prompt, ...]:
-    """Return each caption once, in the order of the samples. Reads all shards, and decodes no medium.
+    """Return each caption once, in the order of the samples. Reads all shards, and decodes media if first frames are
+    references.
 
     Raises one :class:`ConfigError` with every mistake: shards and samples that cannot be used.
     """
-    source, texts, wrong = Source(options), list[str](), list[str]()
+    source, found, wrong = Source(options), dict[str, Prompt](), list[str]()
     for unit in source.stamps():
         try:
             items = source.items(unit)
@@ -97,12 +85,18 @@ def prompts(options: Options) -> tuple[Prompt, ...]:
         for item in items:
             try:
                 source.open(item.name).close()
-                texts.append(checked(item.name, item.caption))
+                prompt = _prompt(source, item)
+                found.setdefault(prompt.id, prompt)
             except ItemError as error:
                 wrong.append(f"{unit}: {error}")
     if wrong:
         raise mistakes_in(", ".join(map(_shard_urls.shown, options.urls)), wrong)
-    return tuple(Prompt(id=prompt_id(text), text=text) for text in dict.fromkeys(texts))
+    return tuple(found.values())
+
+
+def _prompt(source: "Source", item: Item) -> Prompt:
+    text, references = checked(item.name, item.caption), source.spans(item)
+    return Prompt(id=prompt_id(text, [one.digest for one in references]), text=text, references=references)
 
 
 class Source:
@@ -117,7 +111,7 @@ class Source:
         self._options = options
         self._tars: _shard_urls.Places = {}
         self._stamps: dict[str, str] = {}
-        self._kept: dict[str, Future[_Shard]] = {}
+        self._kept: dict[str, Future[Shard]] = {}
         self._lock = threading.Lock()
 
     def stamps(self) -> dict[str, str]:
@@ -126,7 +120,7 @@ class Source:
         found = {url: stamp for tars in self._tars.values() for url, stamp in tars.items()}
         unknown = [url for url, stamp in found.items() if stamp is None]
         with ThreadPoolExecutor(_LOOKED_UP_AT_ONCE) as pool:
-            found |= zip(unknown, pool.map(_stamp, unknown), strict=True)
+            found |= zip(unknown, pool.map(stamp_of, unknown), strict=True)
         self._stamps = {url: stamp for url, stamp in found.items() if stamp is not None}
         if missing := found.keys() - self._stamps.keys():
             raise mistakes_in("no shard at", sorted(map(_shard_urls.shown, missing)))
@@ -147,7 +141,53 @@ class Source:
             self._caption(shard, key)
         return shard.open(self._medium(shard.samples[key], key))
 
-    def _item(self, shard: "_Shard", key: str) -> Item:
+    def references(self, item: Item) -> list[Picture]:
+        """Return the pictures that a caption refers to, or the first frame. Raises :class:`ItemError`."""
+        shard, key = self._of(item.name)
+        pictures = [Picture(one.name, shard.read(one)) for one in self._pictures(shard, key, item)]
+        if not self._options.first_frame:
+            return pictures
+        if pictures:
+            raise ItemError(f"{key}: its caption names references; leave first_frame out, or the references")
+        with self.open(item.name) as file:
+            return [Picture(f"{key}, frame 0", frame_in(file, item.kind, 0, self._options.size))]
+
+    def spans(self, item: Item) -> tuple[Reference, ...]:
+        """Return the references of a sample with their places in the tars.
+
+        Raises :class:`ItemError` if one cannot be used, or lies where no run can read it again.
+        """
+        found = [reference for reference, _ in _sources.references_of(self, item)]
+        if not found:
+            return ()
+        (shard, key), is_frame = self._of(item.name), self._options.first_frame
+        if is_frame and item.kind == "image":
+            raise ItemError(f"{key}: an image; first_frame takes videos here")
+        places = [self._medium(shard.samples[key], key)] if is_frame else self._pictures(shard, key, item)
+        urls = [*self._tars[shard.unit]]
+        if any(_shard_urls.is_http(urls[place.tar]) for place in places):
+            raise ItemError(f"{key}: references in tars at http(s) URLs are kept by cosmos-flows preprocess alone")
+        told = [
+            {"source": store.absolute(urls[tar]), "span": (file.start, file.start + file.size)} for tar, file in places
+        ]
+        frame = {"frame": 0} if is_frame else {}
+        return tuple(one.model_copy(update=place | frame) for one, place in zip(found, told, strict=True))
+
+    def _pictures(self, shard: Shard, key: str, item: Item) -> list[Place]:
+        """Return the files that the caption of a sample refers to."""
+        sample = shard.samples[key]
+        try:
+            names = [name.lower() for name in places_in(item.metadata.get(REFERENCES, []))]
+        except ValueError as error:
+            raise ItemError(f"{key}: {error}") from error
+        for name in names:
+            if name not in sample:
+                raise ItemError(f"{key}: no reference {name} in the sample, only {', '.join(sample)}")
+            if sample[name].file.size > MOST_BYTES:
+                raise ItemError(f"{key}.{name}: {sample[name].file.size} bytes, at most {MOST_BYTES} are taken")
+        return [sample[name] for name in names]
+
+    def _item(self, shard: Shard, key: str) -> Item:
         # One damaged sample is left out alone, when it is opened.
         caption, metadata, kind = None, dict[str, Any](), "image"
         with suppress(ItemError):
@@ -156,7 +196,7 @@ class Source:
             shard.captioned.add(key)
         return Item(f"{shard.unit}/{key}", kind, caption, metadata)
 
-    def _medium(self, sample: _Sample, key: str) -> _Place:
+    def _medium(self, sample: Sample, key: str) -> Place:
         chosen = self._options.medium
         found = [one for one in sample if (one == chosen.lower() if chosen else f".{one}" in IMAGES | VIDEOS)]
         if len(found) > 1:
@@ -165,13 +205,13 @@ class Source:
             raise ItemError(f"{key}: no {chosen or 'image or video'}, only {', '.join(sample)}")
         return sample[found[0]]
 
-    def _caption(self, shard: "_Shard", key: str) -> tuple[str | None, dict[str, Any]]:
+    def _caption(self, shard: Shard, key: str) -> tuple[str | None, dict[str, Any]]:
         """Return caption and metadata of a sample; None if there is no file for it."""
         sample, chosen = shard.samples[key], self._options.caption
         place = next((sample[one] for one in ([chosen.lower()] if chosen else ["txt", "json"]) if one in sample), None)
         if place is None:
             return None, {}
-        name = PurePath(place.file.name).name
+        name = place.name
         if place.file.size > MAX_CAPTION_BYTES:
             raise ItemError(f"{name}: {place.file.size} bytes, expected at most {MAX_CAPTION_BYTES} of a caption")
         value = parsed(name, shard.read(place))
@@ -179,7 +219,7 @@ class Source:
             return _of_windows(name, value, self._options.caption_key or WINDOW_CAPTION), value
         return caption_in(name, value, self._options.caption_key or PROMPT)
 
-    def _of(self, name: str) -> tuple["_Shard", str]:
+    def _of(self, name: str) -> tuple[Shard, str]:
         """Return the shard of an item, and the sample's key there. Raises ``KeyError`` if it is not there."""
         for place, letter in enumerate(name):
             if letter == "/" and name[:place] in self._tars:
@@ -188,114 +228,22 @@ class Source:
                     return shard, key
         raise KeyError(name)
 
-    def _shard(self, unit: str) -> "_Shard":
+    def _shard(self, unit: str) -> Shard:
         """Return a unit's tars, open. Those that were asked for last are kept, for all threads."""
         with self._lock:
             kept = self._kept.pop(unit, None)
-            shard = kept or Future["_Shard"]()
+            shard = kept or Future[Shard]()
             self._kept[unit] = shard
             if len(self._kept) > SHARDS_KEPT:
                 del self._kept[next(iter(self._kept))]
         if kept is None:
             try:
-                shard.set_result(_Shard(unit, self._tars[unit], self._stamps))
+                shard.set_result(Shard(unit, self._tars[unit], self._stamps))
             except BaseException as error:
                 with self._lock:
                     self._kept.pop(unit, None)
                 shard.set_exception(error)
         return shard.result()
-
-
-class _Shard:
-    """The open tars of a unit, and the samples in them."""
-
-    def __init__(self, unit: str, urls: Iterable[str], stamps: dict[str, str]):
-        self.unit = unit
-        self.samples: dict[str, _Sample] = {}
-        self.captioned = set[str]()
-        """Samples whose captions were read and are not damaged."""
-        self._files: list[IO[bytes]] = []
-        try:
-            for number, url in enumerate(urls):
-                self._files.append(_opened(url, stamps[url]))
-                self._add(number, _shard_urls.shown(url))
-            if not self.samples:
-                raise ItemError("no sample in it; expected files such as 000017.mp4 and 000017.txt")
-        except BaseException:
-            self.close()
-            raise
-
-    def _add(self, number: int, url: str) -> None:
-        try:
-            for file in tars.files(cast("BinaryIO", self._files[number])):
-                named = _SAMPLE.fullmatch(file.name)
-                if named is None or _ABOUT_THE_TAR.match(file.name):
-                    continue
-                sample, extension = self.samples.setdefault(named[1], {}), named[2].lower()
-                if extension in sample:
-                    raise tars.TarError(f"{file.name!r} comes twice, in capitals and small letters or in two tars")
-                sample[extension] = _Place(number, file)
-        except tars.TarError as error:
-            raise ItemError(f"{url}: {error}") from error
-
-    def open(self, place: _Place) -> BinaryIO:
-        """Open a file in the tars; it stays open when they are closed."""
-        return cast("BinaryIO", BufferedReader(_Section(self._files[place.tar], place.file)))
-
-    def read(self, place: _Place) -> bytes:
-        """Read a small file in the tars."""
-        data = os.pread(self._files[place.tar].fileno(), place.file.size, place.file.start)
-        if len(data) < place.file.size:
-            raise DatasetError(_SHORTER)
-        return data
-
-    def close(self) -> None:
-        """Close the tars, and delete the copies."""
-        for file in self._files:
-            file.close()
-
-    def __del__(self) -> None:
-        self.close()
-
-
-class _Section(RawIOBase):
-    """A file in a tar, read from its place there."""
-
-    def __init__(self, tar: IO[bytes], file: tars.File):
-        super().__init__()
-        self._tar, self._start, self._size, self._at = os.dup(tar.fileno()), file.start, file.size, 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place in the file."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        if base + offset < 0:
-            raise ValueError(f"cannot go to {base + offset}")
-        self._at = base + offset
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        """Read the next bytes."""
-        wanted = min(len(buffer), max(0, self._size - self._at))
-        data = os.pread(self._tar, wanted, self._start + self._at)
-        if wanted and not data:
-            raise DatasetError(_SHORTER)
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
-
-    def close(self) -> None:
-        """Close the file."""
-        if not self.closed:
-            os.close(self._tar)
-        super().close()
 
 
 def _of_windows(name: str, value: dict[str, Any], key: str) -> str:
@@ -306,31 +254,3 @@ def _of_windows(name: str, value: dict[str, Any], key: str) -> str:
     if key not in windows[0]:
         raise ItemError(f"{name}: no {key} in the first window, only {', '.join(sorted(windows[0]))}")
     return checked(name, windows[0][key], key)
-
-
-def _stamp(url: str) -> str | None:
-    """Return the stamp of a tar, or None if it does not exist."""
-    if not _shard_urls.is_http(url):
-        return store.stamp(url)
-    with suppress(FileNotFoundError):
-        return http.stamp(url)
-    return None
-
-
-def _opened(url: str, stamp: str) -> IO[bytes]:
-    """Open a tar on a disk, or a copy without a name of another. Raises :class:`DatasetError` if it has changed."""
-    file: IO[bytes] = TemporaryFile() if "://" in url else open(url, "rb")  # noqa: SIM115
-    try:
-        if _shard_urls.is_http(url):
-            http.copy(url, cast("BinaryIO", file))
-        elif "://" in url:
-            size = store.size(url) or 0
-            for start in range(0, size, _COPIED_BYTES):
-                file.write(store.read(url, start, min(start + _COPIED_BYTES, size)))
-        file.flush()
-        if _stamp(url) != stamp:
-            raise DatasetError(f"{_shard_urls.shown(url)} has changed since it was listed; start again")
-    except BaseException:
-        file.close()
-        raise
-    return file
