@@ -72,7 +72,7 @@ def prompts(options: Options) -> tuple[Prompt, ...]:
     Raises one :class:`ConfigError` with every mistake: media without caption or the reverse, captions that cannot be
     read, names that cannot be ids.
     """
-    return tuple(dict.fromkeys(item.prompt for item in _items(options)))
+    return _once(_items(options))
 
 
 def digest(options: Options) -> str:
@@ -107,7 +107,7 @@ class Media:
         self._options = options
         self._items = _items(options)
         self.shape = (options.frames, *options.size)
-        self.prompts = tuple(dict.fromkeys(item.prompt for item in self._items))
+        self.prompts = _once(self._items)
         self.item_ids = tuple(item.item_id for item in self._items)
 
     def __len__(self) -> int:
@@ -179,6 +179,14 @@ class Source:
 
     def _files(self, unit: str) -> list[str]:
         return [*self._media.get(unit, ()), *self._captions.get(unit, ())]
+
+
+def _once(items: Iterable[_Item]) -> tuple[Prompt, ...]:
+    """Return each prompt once: equal captions with pictures of equal bytes are one, whichever files hold these."""
+    found: dict[str, Prompt] = {}
+    for item in items:
+        found.setdefault(item.prompt.id, item.prompt)
+    return tuple(found.values())
 
 
 def _items(options: Options) -> tuple[_Item, ...]:

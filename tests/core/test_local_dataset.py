@@ -159,6 +159,16 @@ def test_a_video_gives_its_first_frames_as_they_are(tmp_path):
     np.testing.assert_array_equal(cut, VIDEO[:5, :, 8:24])
 
 
+def test_clips_of_one_caption_and_first_frame_have_one_prompt(tmp_path):
+    for stem, pixels in {"a": VIDEO, "b": VIDEO[[0, 2, 1]], "c": VIDEO[1:]}.items():
+        write_folders(tmp_path, stem, pixels, "noise")
+    chosen = options(tmp_path, (16, 32), 3).model_copy(update={"first_frame": True})
+    a, c = local.prompts(chosen)
+    items = local.Media(chosen)
+    assert items.prompts == (a, c)
+    assert [items.prompt_of(index).id for index in range(3)] == [a.id, a.id, c.id]
+
+
 def test_a_video_is_seen_as_its_camera_was_held(tmp_path):
     pixels = np.zeros((16, 32, 3), np.uint8)
     pixels[:, :16] = 255
