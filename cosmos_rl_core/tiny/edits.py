@@ -72,6 +72,11 @@ def save_model(folder: Path, seed: int) -> None:
     pipeline.save_pretrained(folder)
 
 
+def is_held_out(number: int) -> bool:
+    """Return whether no result shows the pair of colours of this number."""
+    return (number % HELD_OUT - number // HELD_OUT) % HELD_OUT == 3
+
+
 def save_edits(folder: Path) -> None:
     """Write ``edits`` with their references in ``edits/before``, and the prompts ``train`` and ``held-out``."""
     (folder / "edits" / "before").mkdir(parents=True)
@@ -81,7 +86,7 @@ def save_edits(folder: Path) -> None:
         pixels[:, : SIDE // 2], pixels[:, SIDE // 2 :] = left, right
         Image.fromarray(pixels).save(folder / "edits" / "before" / f"{number}.png")
         row = {"prompt": PROMPT, "references": [f"before/{number}.png"]}
-        held_out = (number % HELD_OUT - number // HELD_OUT) % HELD_OUT == 3
+        held_out = is_held_out(number)
         named = row | {"references": [f"edits/before/{number}.png"]}
         rows["held-out" if held_out else "train"].append(json.dumps(named))
         middle = pixels[(SIDE - HEIGHT) // 2 :][:HEIGHT]
