@@ -137,6 +137,14 @@ def test_the_readme_is_short_and_its_links_lead_to_files():
     assert [target for target in targets if not (ROOT / target).is_file()] == []
 
 
+def test_the_core_on_the_readme_has_as_many_lines_as_it_says():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    told = {path: int(lines) for path, lines in re.findall(r"^\| \[`(.*?)`\]\(\1\) \| (\d+) \|", text, re.MULTILINE)}
+    assert len(told) == 12
+    lines = {path: len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in told}
+    assert {path: count for path, count in lines.items() if abs(count - told[path]) > 10} == {}
+
+
 def test_the_table_of_rewards_has_a_row_for_each_and_states_its_evidence():
     rows = [line.removeprefix("| ").split(" | ") for line in reward_table.markdown().splitlines()[2:]]
     cells = {re.findall(r"`(\w+)`", row[0])[0]: row[1:] for row in rows}

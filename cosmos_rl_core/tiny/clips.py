@@ -41,14 +41,14 @@ def block_vae() -> AutoencoderKLWan:
         latents_std=[0.7] * 3,
     )  # fmt: skip
     weights = {name: values.zero_() for name, values in vae.state_dict().items()}
-    colours, large = torch.eye(3), 100.0
+    colours, large = torch.eye(3, device="cpu"), 100.0
     for side in ("encoder", "decoder"):
         _centre(weights[f"{side}.conv_in.weight"])[:6] = torch.cat([colours, -colours])
         weights[f"{side}.conv_in.bias"][6] = large
         weights[f"{side}.norm_out.gamma"].fill_(large * 7**-0.5)
         _centre(weights[f"{side}.conv_out.weight"])[:3, :6] = torch.cat([colours, -colours], dim=1)
     weights["encoder.conv_out.bias"][3:] = -30.0  # logarithms of variances
-    _centre(weights["quant_conv.weight"])[:] = torch.eye(6)
+    _centre(weights["quant_conv.weight"])[:] = torch.eye(6, device="cpu")
     _centre(weights["post_quant_conv.weight"])[:] = colours
     return vae
 

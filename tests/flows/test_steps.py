@@ -85,9 +85,9 @@ def test_a_rollout_beside_an_update_is_the_next_iterations(recipe, tmp_path):
     assert "iteration-0002/update+fragment" in waves
 
 
-def test_the_readme_shows_the_iteration_that_runs():
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    shown = readme.partition("```python\n# flows/post_train.py\n")[2].partition("```")[0]
+def test_the_page_on_architecture_shows_the_iteration_that_runs():
+    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    shown = page.partition("```python\n# flows/post_train.py\n")[2].partition("```")[0]
     assert shown.rstrip() in inspect.getsource(the_list)
     assert shown.count("yield Wave") == 5
 
