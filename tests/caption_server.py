@@ -51,7 +51,7 @@ def size_of_pictures(asked: Asked) -> Reply:
 
 @dataclass
 class CaptionServer:
-    """What the service does, and what it was asked."""
+    """What the service does, and the requests that it got."""
 
     url: str = ""
     token: str = ""

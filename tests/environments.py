@@ -11,7 +11,7 @@ BUILT_FROM = ("flows", "stages", "cosmos_rl_core", "configs", "deployments", "py
 
 
 def build_wheel(folder: Path) -> Path:
-    """Build the wheel of this project in an empty folder, from a copy of the sources: setuptools writes beside them."""
+    """Build the wheel of this project in an empty folder, from a copy of the sources, to which setuptools adds."""
     for name in BUILT_FROM:
         if (ROOT / name).is_file():
             shutil.copy(ROOT / name, folder)

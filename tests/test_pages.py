@@ -115,7 +115,7 @@ def test_commands_run(block: Block, tmp_path: Path):
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def test_the_plan_on_the_page_is_that_of_the_tiny_recipe(monkeypatch: pytest.MonkeyPatch):
+def test_the_plan_on_the_page_is_the_tiny_recipes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(ROOT)
     planned = CliRunner().invoke(cli.app, ["plan", "configs/tiny/nft.toml"]).stdout
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")

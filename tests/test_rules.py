@@ -340,13 +340,13 @@ def test_every_stage_has_its_file_and_every_file_with_a_run_is_a_stage():
 
 
 VLM_RECIPES = sorted((ROOT / "configs/vlm_sft").glob("*.toml"))
-"""Those of vision-language models; tests/flows/test_shipped_vlm_recipes.py plans them on a tiny one."""
+"""Recipes of vision-language models; tests/flows/test_shipped_vlm_recipes.py plans them on a tiny one."""
 MADE = {ROOT / f"configs/tiny/{name}.toml" for name in ("vlm_sft", "edit_sft", "edit_nft", "i2v_sft", "i2v_nft")}
 """Recipes whose model a command writes; tests of their own plan them."""
 OTHER_RECIPES = {*(ROOT / "configs/data").glob("*.toml"), *MADE, *VLM_RECIPES}
 SHIPPED_RECIPES = sorted({*(ROOT / "configs").rglob("*.toml")} - OTHER_RECIPES)
 HUB_RECIPES = [path for path in SHIPPED_RECIPES if '"package:' not in path.read_text(encoding="utf-8")]
-"""Those of models that do not ship with the project; tests/flows/test_shipped_recipes.py plans them on tiny ones."""
+"""Recipes of models that do not ship with the project; tests/flows/test_shipped_recipes.py plans them on tiny ones."""
 
 
 @pytest.mark.parametrize("path", sorted({*SHIPPED_RECIPES} - {*HUB_RECIPES}), ids=lambda path: path.name)

@@ -1,4 +1,4 @@
-"""Rules of words and names, read off the sources like those of :mod:`tests.test_rules`."""
+"""Rules of words and names, read off the sources like :mod:`tests.test_rules`."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ from tests.test_rules import LAYERS, nodes, place, refuse, sources, violations
 pytestmark = pytest.mark.xdist_group("sources")
 MAX_METHODS = 20
 FILE_NAME = re.compile(r"[\w-]+\.(parquet|jsonl|html)|(status|orders|request|execution|plan|layout|manifest)\.json")
-"""Names of files that the product writes. Those of diffusers' directories, such as config.json, are theirs."""
+"""Names of files that the product writes. Names in diffusers' directories, such as config.json, are theirs."""
 NO_VERBS = re.compile(
     r"(The|A|An|Of|As|Where|That|Those|These|This|What|Who|Whether|How|Why|When|Which|Whose|One|Only|All|Each|Every|No|"
     r"None|Both|Any|If|For|In|On|By|From|To|With|Without|At|Also|Same|It|Its|Their|Yes|True|False)\b|[`\d(*_]"
@@ -44,7 +44,7 @@ def test_docstrings_of_classes_begin_with_a_noun_or_a_verb():
 
     def begins_with_a_clause(node: ast.AST) -> str | None:
         text = ast.get_docstring(node) if isinstance(node, ast.ClassDef | ast.Module) else None
-        return f"{text.splitlines()[0]!r}; say what it is" if text and clause.match(text) else None
+        return f"{text.splitlines()[0]!r}; name it" if text and clause.match(text) else None
 
     refuse(violations(sources(*LAYERS, "docs"), begins_with_a_clause))
 

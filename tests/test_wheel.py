@@ -196,7 +196,7 @@ def test_the_profile_of_pods_names_the_image_that_the_dockerfile_makes():
 
 
 @pytest.mark.slow
-def test_a_shipped_recipe_trains_beside_packages_of_other_projects(cosmos_flows: Said, tmp_path: Path):
+def test_a_shipped_recipe_trains_next_to_packages_of_other_projects(cosmos_flows: Said, tmp_path: Path):
     for name in command.PACKAGES:
         make_package(tmp_path, name)
     cold = ("--set", "launch.mode=cold", "--set", "launch.processes=2")

@@ -127,7 +127,7 @@ class Deployed(Flows):
         return self.ask("POST", "/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}})
 
     def halt(self, flow_run: str, name: str) -> None:
-        """Suspend or pause a flow run, as the UI does; ``name`` is that of the state."""
+        """Suspend or pause a flow run, as the UI does; ``name`` is the state's name."""
         until = datetime.now(UTC) + timedelta(seconds=TIMEOUT_S)
         details = {"pause_timeout": until.isoformat(), "pause_reschedule": name == "Suspended"}
         state = {"type": "PAUSED", "name": name, "state_details": details}
@@ -167,7 +167,7 @@ class Deployed(Flows):
 
     def environments(self) -> list[Path]:
         """Private folders by which Prefect's worker gives a flow its environment, and which it removes when the flow
-        has ended; those of a worker that was killed stay."""
+        has ended; a worker that was killed leaves its own."""
         found = list(self.temporary.glob("prefect-workspace-attempt-*"))
         assert all(folder.stat().st_mode & 0o077 == 0 for folder in found)
         return found

@@ -124,7 +124,7 @@ class Flows:
         return found
 
     def running(self, word: str) -> list[psutil.Process]:
-        """Those of them that have a word in their command line; forks have their server's."""
+        """Those with a word in their command line; forks have their server's."""
         found = []
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -294,7 +294,7 @@ def require_same_run(flows: Flows, reference: Flows) -> None:
 
 
 def require_untouched(flows: Flows, before: dict[str, bytes]) -> None:
-    """What was committed before stands as it is, and none of those slots has a newer generation."""
+    """What was committed before is unchanged, and none of those slots has a newer generation."""
     after = flows.manifests()
     assert {path: after.get(path) for path in before} == before
     slots = {path.rpartition("/")[0] for path in before}

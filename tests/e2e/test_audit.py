@@ -29,7 +29,7 @@ def files_of(flows: Flows) -> list[Path]:
 
 @contextmanager
 def damaged(files: list[Path], draw: random.Random) -> Iterator[str]:
-    """One file with a bit flipped, cut, lengthened, gone, or with the bytes of another one, and what it was."""
+    """One file with a bit flipped, cut, lengthened, gone, or with the bytes of another one, and its former content."""
     path, kind = draw.choice(files), draw.choice(("flipped", "cut", "longer", "gone", "swapped"))
     data = path.read_bytes()
     others = [other for other in files if other.suffix == path.suffix and other.read_bytes() != data]
@@ -89,7 +89,7 @@ def test_a_thousand_random_damages_are_found(flows: Flows) -> None:
     all_found(flows, 1000)
 
 
-def test_a_number_that_was_changed_with_every_digest_after_it_is_found_by_a_head_that_was_kept(flows: Flows) -> None:
+def test_a_number_changed_with_every_later_digest_is_found_by_a_kept_head(flows: Flows) -> None:
     """Also metrics and heads were written anew, so that nothing in the store contradicts anything else."""
     kept = audit(flows.store, RUN_ID).head.partition(" ")[2]
     assert audit(flows.store, RUN_ID, head=kept).faults == []
@@ -118,7 +118,7 @@ def test_a_run_that_was_copied_elsewhere_is_audited_there(flows: Flows, tmp_path
     assert audit(flows.store, RUN_ID, quick=True).faults == []
 
 
-def test_one_iteration_is_looked_at_with_what_it_was_made_from(flows: Flows) -> None:
+def test_one_iteration_is_audited_with_its_inputs(flows: Flows) -> None:
     (first,) = (flows.root / "iterations" / "0000" / "rollout").rglob("index/00000.json")
     first.write_bytes(first.read_bytes() + b" ")
     (last,) = (flows.root / "iterations" / "0002" / "rollout").rglob("index/00000.json")

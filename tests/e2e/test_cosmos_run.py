@@ -17,7 +17,7 @@ def scores(sent: Frame) -> dict[str, list[float]]:
 
 
 @pytest.mark.slow
-def test_a_run_on_own_videos_asks_the_service_for_every_score_and_keeps_its_token_to_itself(
+def test_a_run_on_own_videos_asks_the_service_for_every_score_and_hides_its_token(
     tmp_path: Path, prefect_environment: dict[str, str]
 ) -> None:
     settings = [word for override in overrides_for(tmp_path / "inputs") for word in ("--set", override)]

@@ -93,7 +93,7 @@ def test_the_file_names_every_deployment_once_and_its_recipes_resolve():
     flows = {"run": "stage", "check": "infra", "what_if": "what-if"}
     found = sorted((flows.get(flow, flow), name) for flow, name in named)
     assert found == sorted((flow, name) for flow, names in NAMES.items() for name in names)
-    # Prefect's page of deployments shows the name alone. Those of all runs are told apart by their descriptions.
+    # Prefect's page of deployments shows the name alone. Deployments of all runs are told apart by their descriptions.
     names = [name for _, name in named if name != "runs"]
     assert len(set(names)) == len(names)
     for entry in entries:
@@ -166,7 +166,7 @@ def test_a_killed_flow_is_retried_where_it_stopped_and_says_what_became_of_it(be
     require_untouched(begun, before)
     require_same_run(begun, reference)
     wait_until(begun, lambda: len(begun.task_names(flow_run, "Skipped")) >= 2)  # told by events
-    # What stands after the wave that was killed, and what stood before it.
+    # Artifacts after the wave that was killed, and before it.
     after, earlier = sorted(begun.task_names(flow_run, "Skipped"))
     assert after.endswith(" to report")
     assert earlier.startswith("policy to ")
@@ -195,9 +195,7 @@ def test_a_cancelled_run_ends_soon_and_goes_on(begun: Deployed):
 
 
 @pytest.mark.slow
-def test_a_suspended_run_ends_its_stage_and_a_paused_one_starts_none_until_they_are_resumed(
-    begun: Deployed, reference: Flows
-):
+def test_a_suspended_run_ends_its_stage_and_a_paused_one_starts_none_until_resumed(begun: Deployed, reference: Flows):
     flow_run = begun.schedule("nft/tiny-nft", begun.parameters())
     wait_until(begun, lambda: begun.markers(REWARD, 0))
     begun.halt(flow_run, "Suspended")
@@ -268,7 +266,7 @@ def test_the_run_of_the_page_is_named_by_its_flow_run_whose_retry_goes_on_with_i
     deployed.prefect("flow-run", "retry", flow_run)
     deployed.wait(flow_run, "COMPLETED")
     assert manifests() - before == {"iterations/0000/reward-ocr/manifest.2.json"}
-    # What stands before the wave of the rewards, and what stands after it.
+    # Artifacts before the wave of the rewards, and after it.
     skipped = 2
     # States of tasks reach the server later than the flow's, by another way.
     wait_until(deployed, lambda: deployed.task_states(flow_run)["Skipped"] == skipped, GONE_TIMEOUT_S)

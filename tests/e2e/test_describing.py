@@ -37,7 +37,7 @@ def captions_of(store: str) -> Manifest:
 
 
 @pytest.mark.slow
-def test_captions_on_two_ranks_that_are_killed_are_those_of_one(tmp_path: Path):
+def test_captions_on_two_ranks_that_are_killed_equal_one_rank(tmp_path: Path):
     write_images(tmp_path / "clips", MEDIA)
     model = tiny.save_talker(tmp_path / "model", QWEN3)
     flows = Flows(tmp_path / "flows", {})

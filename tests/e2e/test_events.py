@@ -60,7 +60,7 @@ def test_a_run_tells_once_of_what_it_made_and_of_its_end(flows: Flows, prefect_e
     (asset,) = told(flows, prefect_environment, MATERIALIZED)
     assert asset["resource"]["prefect.resource.id"] == f"file://{flows.root}/policy"
     assert asset["payload"]["content"] == committed["payload"]["content"]
-    # All of it stands now, and there is no room for more.
+    # All of it is made now, and there is no room for more.
     flows.run()
     flows.run("--iterations", str(ITERATIONS + 1), "--set", "train.max_gpu_hours=1e-9", expect=OVER_BUDGET)
     assert eventually(lambda: told(flows, prefect_environment, events.BUDGET_REACHED), ARRIVES_S)

@@ -79,7 +79,7 @@ def mixed(
     return parts, total / (total[kept].std() + FLOOR)
 
 
-def beside(reference: Flows, folder: Path) -> Flows:
+def second_run(reference: Flows, folder: Path) -> Flows:
     """A store with the embeddings of the reference, which runs share."""
     flows = Flows(folder, {})
     flows.program = NO_PREFECT
@@ -90,7 +90,7 @@ def beside(reference: Flows, folder: Path) -> Flows:
 @pytest.fixture(scope="module")
 def gated(reference: Flows, tmp_path_factory: pytest.TempPathFactory) -> tuple[Flows, float]:
     """A run whose gate holds back two samples, and its bound."""
-    flows, bound = beside(reference, tmp_path_factory.mktemp("gated")), bound_below(reference, 2)
+    flows, bound = second_run(reference, tmp_path_factory.mktemp("gated")), bound_below(reference, 2)
     flows.run(*recipe(bound, 0.9, 1))
     return flows, bound
 
@@ -134,7 +134,7 @@ def test_audit_metrics_and_report_of_the_run_show_gate_and_monitor(gated: tuple[
 
 @pytest.mark.slow
 def test_gated_samples_with_the_worst_rewards_of_their_prompt_train(reference: Flows, tmp_path: Path) -> None:
-    flows, bound = beside(reference, tmp_path), bound_below(reference, 2)
+    flows, bound = second_run(reference, tmp_path), bound_below(reference, 2)
     said = flows.run(*recipe(bound, 0.2, 2, "worst"), expect=65)
     assert "the gate jpeg holds back 2 of 8 samples, more than max_gated_fraction = 0.2" in said
     assert "another attempt follows" not in said

@@ -64,7 +64,7 @@ def nothing() -> None:
     pass
 
 
-def test_a_stage_waits_until_another_run_gives_its_gpus_back_and_gives_back_its_own_when_it_fails(
+def test_a_stage_waits_for_gpus_of_another_run_and_gives_back_its_own_when_it_fails(
     limit: str, work: Work, start: Callable[..., Started]
 ) -> None:
     (work.folder / "fail").touch()

@@ -40,7 +40,7 @@ def test_a_run_that_hacks_its_reward_is_stopped_by_the_statistics_of_its_picture
     assert f"iteration {k} exceeds its limits" in said
     assert "contrast of pixel_statistics fell" in said
     assert not (flows.root / f"iterations/{k:04d}/update").exists()
-    # Nothing but another recipe lets it go on: what it hacks is what it is trained on.
+    # Nothing but another recipe lets it go on: it hacks the reward that trains it.
     assert f"iteration {k} exceeds its limits" in flows.run(*options, expect=65)
     assert judged(flows) == {k: ["stopped"]}
     assert "contrast of pixel_statistics fell" in flows.command("status")

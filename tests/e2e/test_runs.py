@@ -50,7 +50,7 @@ def reward_of(flows: Flows) -> Request:
 def test_the_same_command_again_runs_nothing(flows: Flows, reference: Flows) -> None:
     before, numbers = flows.manifests(), (flows.root / METRICS_FILE).read_bytes()
     said = flows.run()
-    # The embeddings stand too, beside the runs that share them. An update and its fragment are one wave.
+    # The embeddings are current too, next to the runs that share them. An update and its fragment are one wave.
     assert f"policy to report             stands  {len(before) + 1 - ITERATIONS} waves, nothing to do" in said
     require_untouched(flows, before)
     require_same_run(flows, reference)

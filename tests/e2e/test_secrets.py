@@ -28,7 +28,7 @@ def service() -> Iterator[RewardServer]:
 
 @pytest.fixture
 def secret_of() -> dict[str, str]:
-    """Beside the store's and the service's own."""
+    """In addition to the store's and the service's own."""
     return {name: secrets.token_hex(20) for name in ("AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "HF_TOKEN")}
 
 

@@ -47,7 +47,7 @@ def with_device(flows: Flows, program: str) -> list[psutil.Process]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", MODES)
-def test_no_stage_runs_beside_the_other_runs_stage_on_one_device(runs: list[Flows], program: str) -> None:
+def test_no_two_stages_of_two_runs_share_a_device(runs: list[Flows], program: str) -> None:
     seen: list[set[int]] = [set(), set()]
     end_s = time.monotonic() + TIMEOUT_S
     try:

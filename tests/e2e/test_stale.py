@@ -1,4 +1,4 @@
-"""With staleness 1 the next rollout is sampled beside the update: at once, and with the same bytes after kills.
+"""With staleness 1 the next rollout is sampled while the update runs: at once, and with the same bytes after kills.
 
 The run is DDRL with media, so that what is made again has the diffusion loss in it.
 """
@@ -48,7 +48,7 @@ def hold_both(flows: Flows, run: Started) -> dict[str, psutil.Process]:
 
 
 def require_same_bytes(flows: Flows, reference: Flows) -> None:
-    """Every artifact of the run has the reference's bytes, and those of the last policy can be read."""
+    """Every artifact of the run has the reference's bytes, and the last policy can be read."""
     ours, theirs = standing_manifests(flows), standing_manifests(reference)
     assert {slot: m.content for slot, m in ours.items()} == {slot: m.content for slot, m in theirs.items()}
     policy = Artifact(input_of(flows.planned.slots.policy(3)))
@@ -74,12 +74,12 @@ def test_either_side_of_the_overlap_is_killed_and_tried_again_alone(
     assert (ADOPTED in said) == (killed == "rollout")
     tries = {stage: len(list((flows.root / slot / "logs").iterdir())) for stage, slot in SLOTS.items()}
     assert tries == {stage: 2 if stage == killed else 1 for stage in SLOTS}
-    # The same bytes again, so that all that was made of them stands.
+    # The same bytes again, so that all that was made of them is current.
     require_untouched(flows, before)
     require_same_bytes(flows, stale_reference)
 
 
-def test_media_whose_encoding_is_killed_are_encoded_on_and_everything_of_them_stands(
+def test_media_whose_encoding_is_killed_are_encoded_on_and_nothing_is_made_twice(
     stale_reference: Flows, copy_of: Callable[[Flows], Flows]
 ) -> None:
     flows = copy_of(stale_reference)
@@ -118,7 +118,7 @@ def test_the_flow_is_killed_while_both_sides_work(stale_reference: Flows, copy_o
     require_same_bytes(flows, stale_reference)
 
 
-def test_the_rollout_beside_an_update_is_by_the_policy_before_it(stale_reference: Flows) -> None:
+def test_the_rollout_during_an_update_is_by_the_policy_before_it(stale_reference: Flows) -> None:
     plan = stale_reference.planned
     assert plan.recipe.train.staleness == 1
     policies = [

@@ -119,7 +119,7 @@ def test_a_run_stops_at_another_judge_until_it_is_accepted(judge: Judge, flows: 
     assert audit(flows.store, RUN_ID).faults == []
 
 
-def test_another_judge_beside_a_stale_rollout_stops_the_run_at_the_same_place(judge: Judge, flows: Flows) -> None:
+def test_another_judge_during_a_stale_rollout_stops_the_run_at_the_same_place(judge: Judge, flows: Flows) -> None:
     stale = ("--set", "train.staleness=1")
     judge.start(release="1")
     flows.run(*options(2, *stale))

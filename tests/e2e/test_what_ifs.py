@@ -154,7 +154,7 @@ def test_an_absurd_learning_rate_ends_itself(tmp_path: Path) -> None:
         assert isinstance(rows, list)
         assert [bool(row["ended"]) for row in rows] == [False, True]
         assert "ended at policy 1" in rows[1]["ended"]
-        # What it was trained on until then is evaluated.
+        # The policy trained until then is evaluated.
         assert [*rows[1]["runs"][0]["figures"]] == ["0", "1"]
     finally:
         flows.kill_all()

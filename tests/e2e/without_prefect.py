@@ -30,7 +30,7 @@ from stages.artifacts.slots import standing_manifest
 
 
 def missing_of(requests: Sequence[Request]) -> list[Request]:
-    """Return the Requests that no artifact stands for."""
+    """Return the Requests without a current artifact."""
     return [request for request in requests if standing_manifest(request) is None]
 
 

@@ -211,7 +211,7 @@ class Forger:
         seal_anew(self.root / slot / "manifest.1.json", change)
 
     def seal(self, *, metrics: bool = True) -> None:
-        """Compute all digests anew, those of files first, and write metrics and heads that follow from them."""
+        """Compute all digests anew, files first, and write metrics and heads that follow from them."""
         before: dict[Path, bytes] = {}
         while before != (before := {path: path.read_bytes() for path in self.store.rglob("manifest.1.json")}):
             for path in before:

@@ -1,4 +1,4 @@
-"""Transitions that an update was trained on: the means of their drift are those of its optimizer steps."""
+"""Transitions that an update was trained on: the means of their drift agree with its optimizer steps."""
 
 import shutil
 from collections.abc import Callable

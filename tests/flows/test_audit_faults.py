@@ -107,7 +107,7 @@ def test_a_rollout_of_smaller_groups_is_found_although_its_settings_say_so_too(f
 
 
 def score(change: dict[str, Any], place: int) -> Callable[[Forger], None]:
-    """An edit of a row of the scores, beside an answer that stays."""
+    """An edit of a row of the scores, while the answer stays."""
 
     def edit(table: pd.DataFrame) -> pd.DataFrame:
         for name, value in change.items():
@@ -301,7 +301,7 @@ def _size(forger: Forger, slot: str) -> int:
     return body_of(forger.root / slot / "manifest.1.json")["files"]["media/00000.tar"]["size"]
 
 
-def test_an_artifact_in_another_place_stands_for_none_of_the_run(forger: Forger):
+def test_an_artifact_in_another_place_counts_for_none_of_the_run(forger: Forger):
     """A record in the place of a manifest that names it is no manifest."""
     path = forger.root / ROLLOUT / "manifest.1.json"
     made = body_of(path)
@@ -354,7 +354,7 @@ def test_what_a_report_shows_follows_from_scores(forger: Forger):
     assert told(forger) == [f"{name} scores: does not follow from samples, scores and warnings"]
 
 
-def test_the_numbers_of_an_update_are_those_of_its_last_step(forger: Forger):
+def test_the_numbers_of_an_update_agree_with_its_last_step(forger: Forger):
     forger.manifest(UPDATE, lambda body: body["summary"].update(loss=0.001))
     forger.seal()
     assert told(forger) == [f"{UPDATE}/manifest.1.json summary.loss: 0.001, its last optimizer step gives 0.375"]

@@ -1,4 +1,4 @@
-"""Heads and signatures against forgers, and what lies beside heads and runs."""
+"""Heads and signatures against forgers, and files next to heads and runs."""
 
 import shutil
 from pathlib import Path
@@ -32,7 +32,7 @@ def forger(finished: Path, tmp_path: Path) -> Forger:
 
 
 @pytest.mark.parametrize("iteration", [None, 1])
-def test_a_signature_beside_the_chain_says_nothing_of_the_run(forger: Forger, tmp_path: Path, iteration: int | None):
+def test_a_signature_outside_the_chain_says_nothing_of_the_run(forger: Forger, tmp_path: Path, iteration: int | None):
     """The signed head and its signature are kept under another number, or behind a gap; all else is forged."""
     private, file = Ed25519PrivateKey.generate(), tmp_path / "key.pem"
     file.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
@@ -59,7 +59,7 @@ def test_a_signature_beside_the_chain_says_nothing_of_the_run(forger: Forger, tm
     assert found.signed == ""
 
 
-def test_strange_files_beside_heads_end_no_audit(forger: Forger):
+def test_strange_files_next_to_heads_end_no_audit(forger: Forger):
     heads = forger.root / "heads"
     (heads / "x.json").write_bytes(b"{}")
     (heads / "00004.json").mkdir()
@@ -78,7 +78,7 @@ def test_the_flow_leaves_out_what_is_no_run(forger: Forger):
     assert str(audit_flow.fn(store=str(forger.store)).message).startswith("nothing is wrong with 1 run")
 
 
-def test_iterations_without_anything_new_have_no_new_head_and_the_end_names_what_is_beside_them(forger: Forger):
+def test_iterations_without_news_have_no_new_head_and_the_end_names_other_files(forger: Forger):
     run = read_run(str(forger.store), RUN_ID)
     heads, before = Heads(run), list(read_heads(run.url))
     (forger.root / "numerics" / "later.json").write_bytes(b"{}")

@@ -160,7 +160,7 @@ def test_a_page_while_a_process_works_on_the_run_is_said_not_to_be_compared(run:
     assert len(told(run)[0]) == 1
 
 
-def test_settings_that_decide_no_result_may_be_those_of_another_command(run: Run):
+def test_settings_that_decide_no_result_may_come_from_another_command(run: Run):
     _, made = standing(run.slots.report)
     assert made is not None
     change(run, "<dt>train.num_iterations</dt>", "<dt>logging.logger</dt><dd>[]</dd>\n<dt>train.num_iterations</dt>")

@@ -31,7 +31,7 @@ def forger(finished: Path, tmp_path: Path) -> Forger:
 
 
 def change(name: str, value: Callable[[Any], Any]) -> Callable[[Forger], None]:
-    """Change a field of all rows of a unit, and of the rows beside its pictures."""
+    """Change a field of all rows of a unit, and of the rows next to its pictures."""
 
     def edit(rows: Rows) -> None:
         for row in rows:
@@ -105,7 +105,7 @@ def test_a_changed_size_of_samples_is_found(forger: Forger):
     assert any(line.startswith(f"{ROLLOUT}/manifest.1.json summary.kb_per_sample: 1.5, ") for line in told(forger))
 
 
-def test_noise_levels_that_all_samples_of_a_rollout_share_are_those_of_other_rollouts(forger: Forger):
+def test_noise_levels_of_all_samples_of_a_rollout_equal_other_rollouts(forger: Forger):
     for unit in range(len(list((forger.root / ROLLOUT).glob("attempts/*/index/*.json")))):
         forger.rows(ROLLOUT, lambda rows: [row.update(sigmas=[0.95, *row["sigmas"][1:]]) for row in rows], unit)
         forger.rows(ROLLOUT, lambda rows: [row.update(t=[0.95, *row["t"][1:]]) for row in rows], unit)

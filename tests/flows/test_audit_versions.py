@@ -100,8 +100,8 @@ def test_a_version_that_no_record_names_excuses_nothing(forger: Forger):
         assert f"iterations/0001/{name}/manifest.1.json version: {said}" in found
 
 
-def test_what_was_made_before_a_run_went_on_with_other_versions_is_compared_with_what_was_asked_for(forger: Forger):
-    """Until the run goes on, it stands; nothing that its version does not explain is excused."""
+def test_artifacts_from_before_an_upgrade_are_compared_with_their_own_requests(forger: Forger):
+    """Until the run goes on, it is current; nothing that its version does not explain is excused."""
     versions = {name.removesuffix("-ocr"): version for name, version in EARLIER.items()}
     seal_anew(forger.root / "plan.json", lambda body: body["stage_versions"].update(versions))
     newer = {name: stage.version for name, stage in registry.STAGES.items()}
@@ -125,7 +125,7 @@ def test_what_was_made_before_a_run_went_on_with_other_versions_is_compared_with
 
 
 def test_an_ended_input_excuses_no_other_settings(forger: Forger):
-    """What was made from an ended generation is made again; until then its settings are those of the plan."""
+    """What was made from an ended generation is made again; until then its settings are the plan's."""
     slot = str(forger.root / "iterations/0001/rollout")
     forger.manifest(REWARD, lambda body: body["config"]["reward"].update(line_width=12))
     forger.seal()

@@ -97,7 +97,7 @@ def test_sizes_that_it_cannot_do_are_refused(cosmos, settings, said):
         cosmos(f'{settings}, guardrail = "off"')
 
 
-def test_bytes_are_those_of_latents_embeddings_and_adapters(cosmos, base):
+def test_bytes_count_latents_embeddings_and_adapters(cosmos, base):
     recipe = cosmos(f"{VIDEO}, max_prompt_length = 100").recipe
     assert costs.sample_bytes(recipe) == 4 * 4 * 3 * 4 * 8
     assert embedding_elements(str(base), 100) == 100 * 2 * 16

@@ -26,7 +26,7 @@ DERIVED_FIELDS = ("recipe", "fingerprint", "content", "version", "seed", "config
 
 
 class Finished:
-    """A run made by hand to its end, one stage of it twice, and what it is like."""
+    """A run made by hand to its end, one stage of it twice, and a description of it."""
 
     def __init__(self, recipe, tmp_path: Path) -> None:
         self.store = tmp_path / "store"

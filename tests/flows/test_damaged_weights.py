@@ -246,7 +246,7 @@ def test_what_is_absent_on_purpose_or_not_loaded_is_no_damage(base: Path):
     assert damages(str(base)) == []
 
 
-def test_damage_is_reported_beside_mistakes_in_the_recipe(base: Path, recipe):
+def test_damage_is_reported_with_mistakes_in_the_recipe(base: Path, recipe):
     os.truncate(base / WEIGHTS[0], (base / WEIGHTS[0]).stat().st_size - 1)
     with pytest.raises(ConfigError) as error:
         plan_of(

@@ -70,7 +70,7 @@ def test_prompts_of_the_data_are_embedded_once_and_after_those_trained_on(recipe
     texts = [prompt["text"] for prompt in run_of(with_data, tmp_path).prepared.embed.config.model_dump()["prompts"]]
     assert texts == [*(prompt.text for prompt in with_data.prompts), "a cat"]
     assert with_data.prompts == without.prompts
-    # A run without data is what it was before there was any.
+    # A run without data is unchanged since there was none.
     plain = plan_of(Settings(recipe(), overrides=("policy.diffusers.inference_size=[32, 64]",)))
     assert run_of(without, tmp_path).prepared.embed.fingerprint == run_of(plain, tmp_path).prepared.embed.fingerprint
     assert run_of(with_data, tmp_path).prepared.embed.fingerprint != run_of(plain, tmp_path).prepared.embed.fingerprint

@@ -90,7 +90,7 @@ def finished(recipe, tmp_path: Path) -> Resumed:
     return made
 
 
-def test_the_page_says_that_a_run_works_from_its_first_stage_on_also_where_it_was_finished(finished):
+def test_the_page_says_that_a_run_works_from_its_first_stage_on_even_if_it_was_finished(finished):
     assert finished.seen[0] == "Running: 0 of 2"
     assert "" not in finished.seen
     longer = Resumed(finished.run.going_to(3), finished.folder)
@@ -98,7 +98,7 @@ def test_the_page_says_that_a_run_works_from_its_first_stage_on_also_where_it_wa
     assert longer.seen[0] == "Running: 2 of 3"
 
 
-def test_the_command_of_a_finished_run_leaves_page_and_numbers_and_reads_nothing_that_they_are_made_from(finished):
+def test_the_command_of_a_finished_run_leaves_its_page_and_numbers_and_reads_no_artifact(finished):
     paths = (finished.page, finished.metrics, finished.record)
     before = [(path.read_bytes(), path.stat().st_mtime_ns) for path in paths]
     found = finished.read()

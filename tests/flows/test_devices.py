@@ -97,7 +97,7 @@ def test_parts_of_a_device_are_devices(machine):
     assert visible({VISIBLE: "MIG-dddd4444-0000"}) == ["MIG-dddd4444-0000"]
 
 
-def test_stages_of_a_wave_get_devices_of_their_own_and_sets_are_indices_into_what_is_visible(two):
+def test_stages_of_a_wave_get_devices_of_their_own_as_indices_of_visible_ones(two):
     with devices.taken([Need("update", 1), Need("rollout", 1, (0,))], two, Waiting(pytest.fail, refuse)) as (
         update,
         rollout,

@@ -50,7 +50,7 @@ class Loop:
         self.lengths: dict[int, float] = {}
         """Another number that the reward gives for every sample of an iteration, by iteration."""
         self.served = ""
-        """Digest of the scorer of a service, beside every score."""
+        """Digest of the scorer of a service, stored with every score."""
         self.notes: list[str] = []
         self.made: list[str] = []
         self.stop_before = ""
@@ -182,7 +182,7 @@ def test_other_scores_ask_again_and_equal_ones_do_not(loop, main):
     assert suspended.made[:1] == ["iteration-0001/update+fragment"]
 
 
-def test_another_number_beside_equal_scores_asks_again(loop, main, monkeypatch: pytest.MonkeyPatch):
+def test_another_number_with_equal_scores_asks_again(loop, main, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ocr.Options, "facts", Facts(scores={"ocr": "in [0, 1]", "length": "characters"}))
     suspended = loop("suspend")
     suspended.scores.clear()
@@ -204,7 +204,7 @@ def test_another_number_beside_equal_scores_asks_again(loop, main, monkeypatch: 
         else:
             suspended.run(limits)
             assert Warned.of(suspended.warning) is None
-    # The scores that are trained on stayed, so what was made of them stands. The fragment shows the others too.
+    # The scores that are trained on stayed, so what was made of them is current. The fragment shows the others too.
     assert [name for name in suspended.made if name.startswith("iteration-0001")] == [
         "iteration-0001/reward-ocr",
         "iteration-0001/warn",
@@ -383,7 +383,7 @@ def test_the_plan_says_where_iterations_have_too_few_prompts_for_a_verdict(
     assert ("no verdict" in shown) == bool(told)
 
 
-def test_a_run_that_was_planned_before_goes_on_without_warnings_until_its_recipe_names_some(recipe, tmp_path: Path):
+def test_a_run_planned_earlier_goes_on_without_warnings_until_its_recipe_names_some(recipe, tmp_path: Path):
     url = str(tmp_path / "store")
     path = recipe(("[early_warning]\nstatistics = false\n\n", ""))
     plan = plan_of(Settings(path, url, "hand"))

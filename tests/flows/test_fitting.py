@@ -188,7 +188,7 @@ def test_a_limit_that_does_not_exist_stops_a_run_and_no_plan(monkeypatch: pytest
     assert slots_of(launch(), required=True) is None
 
 
-def test_a_plan_counts_this_machines_devices_only_if_the_profile_does_not_say_how_many_there_are(
+def test_a_plan_counts_this_machines_devices_only_if_the_profile_gives_no_number(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setenv(VISIBLE, "GPU-here")

@@ -10,7 +10,7 @@ TABLES_AND_MEDIA = ("pandas", "pyarrow", "av", "PIL")
 
 
 def modules_after(statement: str, *names: str) -> str:
-    """Those of the modules that a new interpreter has after a statement."""
+    """Return those modules that a new interpreter has after a statement."""
     code = f"{statement}; import sys; print([name for name in {names} if name in sys.modules])"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 

@@ -235,7 +235,7 @@ input()
 """
 
 
-def test_folders_of_flows_that_were_killed_go_and_those_of_others_stay(recipe, tmp_path, temporary):
+def test_folders_of_flows_that_were_killed_go_and_others_stay(recipe, tmp_path, temporary):
     run = whole_run(recipe, tmp_path)
     ours = WorkFolder("update")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -20,7 +20,7 @@ def test_each_unit_is_handed_out_once_and_one_worker_makes_the_artifact_of_all()
     assert [units.take(worker, 1, 3) for worker in (1, 0, 1)] == [FINISH, LEAVE, FINISH]
 
 
-def test_units_of_a_lost_worker_come_first_and_each_alone_with_a_worker_that_has_nothing_else() -> None:
+def test_units_of_a_lost_worker_come_first_each_alone_with_an_idle_worker() -> None:
     units = Units()
     assert (units.take(0, 2, 5), units.take(1, 1, 5)) == ([0, 1], [2])
     assert units.give_back(0, lost=True) == [0, 1]

@@ -33,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", ["owner/tiny", "owner/tiny@main", "owner/tiny@diffusers/base", f"owner/tiny@{COMMIT}"])
-def test_a_name_is_the_directory_of_the_commit_that_it_stands_for(cache: Path, name: str):
+def test_a_name_is_the_directory_of_its_commit(cache: Path, name: str):
     assert directories.resolve_path(name) == str(cache / "snapshots" / COMMIT)
     assert directories.pipeline_digest(directories.resolve_path(name)) == directories.pipeline_digest(
         directories.resolve_path(SHIPPED)

@@ -69,7 +69,7 @@ def test_the_average_is_taken_where_the_run_has_one(recipe, store: str):
     assert [plan.init_inputs[0].parts for plan in plans] == [("current",), ("ema",)]
 
 
-def test_a_recipe_without_an_init_is_what_it_was(recipe, store: str):
+def test_a_recipe_without_an_init_is_unchanged(recipe, store: str):
     plain = plan_of(Settings(recipe(), store))
     assert not {"init", "init_inputs"} & plain.identity().keys()
     policy = plain.recipe.policy.identity()

@@ -329,12 +329,12 @@ def test_the_rest_of_an_iteration_that_had_begun_has_to_fit(recipe, tmp_path):
         Budget(with_limit(run, 86.0 / HOUR_S), ledger).check("iteration-0001/update+fragment", [requests.policy(run)])
 
 
-def test_what_stands_needs_no_room(recipe, tmp_path):
+def test_current_artifacts_need_no_room(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
     asked = make_all(run)
     ledger = written(run, SECONDS)
-    stands = asked[run.slots.iteration(1, "rollout")]
-    Budget(with_limit(run, 0.001), ledger).check("iteration-0001/rollout", [stands])
+    current = asked[run.slots.iteration(1, "rollout")]
+    Budget(with_limit(run, 0.001), ledger).check("iteration-0001/rollout", [current])
 
 
 def test_an_earlier_run_of_the_same_shape_says_what_a_run_will_take(recipe, tmp_path, main):
@@ -358,7 +358,7 @@ def test_an_earlier_run_of_the_same_shape_says_what_a_run_will_take(recipe, tmp_
         )
 
 
-def test_a_shape_is_that_of_the_architecture_and_takes_no_process(recipe, tmp_path):
+def test_a_shape_follows_from_the_architecture_and_takes_no_process(recipe, tmp_path):
     plan = planned(recipe(), tmp_path, run_id="hand").plan
     base = shutil.copytree(costs.base_path(plan.recipe), tmp_path / "base", ignore=shutil.ignore_patterns("*.safe*"))
     policy = plan.recipe.policy.model_copy(update={"model_name_or_path": str(base)})

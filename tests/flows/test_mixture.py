@@ -100,7 +100,7 @@ def many(letter: str, count: int) -> str:
     return " ".join(f"{letter}{number}" for number in range(count))
 
 
-def test_the_plan_pins_the_sets_and_the_ids_stay_those_of_the_texts(mixed, tmp_path: Path):
+def test_the_plan_pins_the_sets_and_ids_depend_on_texts_alone(mixed, tmp_path: Path):
     path = mixed((3, f"{many('A', 9)}"), (1, f"A0 {many('B', 4)}"))
     run = planned(path, tmp_path, run_id="mixed")
     texts = [f'a sign that says "{word}"' for word in f"{many('A', 9)} {many('B', 4)}".split()]

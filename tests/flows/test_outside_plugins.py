@@ -31,7 +31,7 @@ def folder(tmp_path: Path):
 
 @pytest.fixture
 def recipe(folder: Path) -> str:
-    """A recipe beside that folder, which names each plugin by a relative path."""
+    """A recipe next to that folder, which names each plugin by a relative path."""
     return write_recipe(folder.parent, [f"mine/{name}" for name in ("nft2.py", "bright.py", "signs.py", "tiny2")])
 
 

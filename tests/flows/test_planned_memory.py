@@ -139,7 +139,7 @@ def test_a_run_needs_the_weights(recipe, lean):
 
 
 @pytest.mark.slow
-def test_the_time_is_that_of_the_forward_passes_on_devices_of_a_stated_speed(recipe):
+def test_the_time_counts_forward_passes_on_devices_of_a_stated_speed(recipe):
     ended = CliRunner().invoke(cli.app, ["plan", recipe(), "--json", "--set", "launch.processes=2"])
     time = json.loads(ended.stdout)["time"]
     stages = {stage["stage"]: stage for stage in time["stages"]}

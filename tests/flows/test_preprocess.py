@@ -331,7 +331,7 @@ def test_mistakes_of_a_file_are_named(lines: str, expected: str, tmp_path: Path)
     assert expected in ended.output
 
 
-def test_mistakes_of_a_file_its_recipes_and_the_command_and_stages_that_fit_no_device_are_named_at_once(
+def test_mistakes_of_files_and_commands_and_stages_that_fit_no_device_are_named_at_once(
     clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv(VISIBLE, ",".join(f"GPU-{number}" for number in range(8)))

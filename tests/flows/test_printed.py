@@ -48,7 +48,7 @@ def test_the_stages_of_sd3_5_are_those_that_its_recipe_plans(tmp_path: Path):
     counts = describe.as_json(plan, str(tmp_path / "store"))["stages"]
     assert counts.keys() == {*names}, STALE
     # What runs once in an iteration runs 1000 times. Prompts of 5, 5, 10, 20 and 40 iterations are embedded together,
-    # then twelve times those of 80.
+    # then twelve times the lines of 80.
     assert total == sum(500 * n for name, n in counts.items() if n == 2 and name != "export") + 1 + 2 + 5 + 12 + 1
 
 

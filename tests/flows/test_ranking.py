@@ -33,7 +33,7 @@ def test_a_finished_run_goes_on_with_another_number_that_ranks_its_policies(reci
         again = Run(freeze(wanted, run.store_url), run.store_url)
         assert again.plan.identity() == run.plan.identity()
         assert best(again)[:2] == expected
-        # The plan is written once; what the run goes on with is recorded beside it.
+        # The plan is written once; what the run goes on with is recorded next to it.
         settled(again, remake=False)
         assert best(read_run(run.store_url, "by-ocr"))[:2] == expected
         assert open_run("by-ocr", run.store_url).now().as_json()["best"]["by"] == expected[1]
@@ -64,7 +64,7 @@ def test_the_report_of_a_run_that_a_loss_ranks_begins_with_the_loss(tmp_path: Pa
     assert requests.judged(run, 0).settings(Fragment).weights == {}
 
 
-def test_a_record_from_before_it_held_what_ranks_policies_leaves_that_of_the_plan(recipe: Any, tmp_path: Path):
+def test_a_record_from_before_it_held_the_ranking_leaves_the_plans(recipe: Any, tmp_path: Path):
     run = judged_by(recipe, tmp_path, "ocr")
     record = Versions(run_id="by-ocr", number=1, versions=run.plan.stage_versions)
     body = record.model_dump(mode="json", exclude={"best_by"})

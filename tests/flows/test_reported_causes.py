@@ -101,7 +101,7 @@ def test_an_attempt_without_an_artifact_has_its_recorded_cause(run: Run, outcome
     assert NONE not in page
 
 
-def test_causes_of_one_stage_are_told_apart_and_those_of_stages_that_stand_too(run: Run):
+def test_causes_of_one_stage_are_told_apart_and_of_current_stages_too(run: Run):
     update, rollout = run.slots.iteration(1, "update"), run.slots.iteration(0, "rollout")
     record(run, "iteration-0000/rollout", attempt(rollout, "open"))
     record(run, "iteration-0000/rollout", attempt(rollout, "made"))
@@ -153,7 +153,7 @@ def test_a_wave_that_began_while_the_report_was_made_is_at_work(run: Run, monkey
     assert fact(page, "attempts") == "2, of which 0 left no artifact and 1 is at work"
 
 
-def test_logs_from_before_the_ledger_count_beside_it(run: Run):
+def test_logs_from_before_the_ledger_count_too(run: Run):
     update = run.slots.iteration(1, "update")
     for second in "01":
         store.write(store.join(update, "logs", f"20250131T12000{second}-aaaa.log"), LOG)

@@ -119,7 +119,7 @@ def test_embeddings_are_said_to_be_shared(recipe, tmp_path):
     assert not any(line.startswith("other runs") for line in rerun(run.store_url, "hand", "policy"))
 
 
-def test_what_is_below_stands_or_falls_with_the_bytes(recipe, tmp_path):
+def test_what_is_made_of_an_artifact_stays_current_only_with_its_bytes(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     request = rewards(run, run.slots.iteration(0, "rollout"), 0)[1]
     _, update = standing(run.slots.iteration(0, "update"))

@@ -98,9 +98,9 @@ def test_what_does_not_fit_is_refused_with_the_setting_that_makes_it_fit(recipe,
 @pytest.mark.slow
 def test_weights_that_a_process_keeps_are_counted_and_given_up_first(recipe, wide: str):
     path, stays = recipe(), ("launch.mode=warm", "launch.resident_gb=1")
-    alone, beside = needs(path, wide), needs(path, wide, *stays)
+    alone, together = needs(path, wide), needs(path, wide, *stays)
     # The allowance for fragments is a share of the rest.
-    assert beside - alone == pytest.approx(1 + memory.FRAGMENTED, abs=1e-6)
+    assert together - alone == pytest.approx(1 + memory.FRAGMENTED, abs=1e-6)
     with pytest.raises(ConfigError, match=r"kept between stages 1\.0") as refused:
         planned(path, wide, *stays, f"launch.device_memory_gb={alone + 0.5}")
     assert "it fits with launch.resident_gb = 0" in str(refused.value)

@@ -40,7 +40,7 @@ def test_a_run_with_a_wrong_secret_ends_with_64_before_anything_starts(seaweed, 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_bucket_is_named_beside_every_other_mistake(seaweed, recipe):
+def test_a_missing_bucket_is_named_with_every_other_mistake(seaweed, recipe):
     with pytest.raises(ConfigError) as error:
         plan_of(Settings(recipe(("optm_lr = 1e-3", "optm_lr = -1.0")), "s3://none/runs"))
     assert "s3://none/runs" in str(error.value)

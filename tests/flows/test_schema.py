@@ -80,7 +80,7 @@ def test_what_a_field_takes_besides_its_type_is_valid(schema: dict[str, Any], va
     assert mistakes(schema, recipe) == []
 
 
-def test_the_options_of_every_plugin_are_in_it_and_those_of_a_recipe(schema: dict[str, Any], tmp_path: Path):
+def test_the_options_of_every_plugin_and_of_a_recipe_are_in_it(schema: dict[str, Any], tmp_path: Path):
     text = json.dumps(schema)
     assert all(f'"const": "{name}"' in text for kind in plugins.KINDS[1:4] for name in plugins.own(kind))
     write_examples(tmp_path)

@@ -161,7 +161,7 @@ def test_a_plan_counts_the_gpus_of_the_profile_and_the_slots_of_its_limit(
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES.values()))
-def test_cosmos_rls_own_file_plans_and_so_does_what_it_is_translated_to(name: str, inputs: Inputs, tmp_path):
+def test_cosmos_rls_own_file_plans_and_so_does_its_translation(name: str, inputs: Inputs, tmp_path):
     upstream, ours = UPSTREAM / f"{name}.toml", tmp_path / f"{name}.toml"
     values = translation.translate(tomllib.loads(upstream.read_text(encoding="utf-8"))).values
     ours.write_text(dumps(values), encoding="utf-8")

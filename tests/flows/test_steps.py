@@ -70,11 +70,11 @@ def test_an_iteration_counts_from_its_first_layout_on(recipe, tmp_path):
     assert read_run(run.store_url, "hand").recipe.train.num_iterations == 3
 
 
-def test_a_rollout_beside_an_update_is_the_next_iterations(recipe, tmp_path):
+def test_a_rollout_during_an_update_is_the_next_iterations(recipe, tmp_path):
     path = recipe(("num_iterations = 2", "num_iterations = 3\nstaleness = 1"))
     waves = {wave.name: [step.name for step in wave.steps] for wave in post_train(planned(path, tmp_path))}
-    beside = {name: names for name, names in waves.items() if "rollout" in name}
-    assert beside == {"iteration-0000/rollout": ["iteration-0000/rollout"]} | {
+    rollouts = {name: names for name, names in waves.items() if "rollout" in name}
+    assert rollouts == {"iteration-0000/rollout": ["iteration-0000/rollout"]} | {
         f"iteration-000{k}/update+fragment+rollout": [
             f"iteration-000{k}/update",
             f"iteration-000{k}/fragment",

@@ -1,4 +1,4 @@
-"""The numbers of a run whose rollouts are made beside updates."""
+"""The numbers of a run whose rollouts are made during updates."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from tests.flows.tracked import Killed, Waves, go
 from tests.hand_made import planned
 
 
-def test_a_stale_rollout_has_one_line_and_it_is_of_the_policy_before_the_update_beside_it(recipe, tmp_path):
+def test_a_stale_rollout_has_one_line_of_the_policy_before_the_update(recipe, tmp_path):
     path = recipe(("num_iterations = 2", "num_iterations = 3\nstaleness = 1"))
     run = planned(path, tmp_path, run_id="stale")
     go(run)
@@ -21,7 +21,7 @@ def test_a_stale_rollout_has_one_line_and_it_is_of_the_policy_before_the_update_
     assert [line["step"] for line in lines] == sorted(line["step"] for line in lines)
 
 
-def test_the_file_is_written_after_an_update_that_had_a_rollout_beside_it(recipe, tmp_path):
+def test_the_file_is_written_after_an_update_during_which_a_rollout_ran(recipe, tmp_path):
     path = recipe(("num_iterations = 2", "num_iterations = 3\nstaleness = 1"))
     run = planned(path, tmp_path, run_id="stale")
     with Tracker(run, print) as tracker:

@@ -86,7 +86,7 @@ def test_a_finished_run_is_not_made_again_by_a_newer_version_but_refused_with_th
     assert newest(finished.url, "hand") is None
 
 
-def test_what_the_pinned_versions_made_stands_for_everybody_who_looks(finished, upgrade, tmp_path):
+def test_what_the_pinned_versions_made_is_current_for_everybody_who_looks(finished, upgrade, tmp_path):
     for stage in (contracts.Update, contracts.Embed, Report):
         upgrade(stage)
     assert {state.word for state in states(read_run(finished.store_url, "hand"))} == {"stands"}
@@ -94,7 +94,7 @@ def test_what_the_pinned_versions_made_stands_for_everybody_who_looks(finished, 
     assert CliRunner().invoke(cli.app, ["status", "hand", "--store", finished.store_url]).exit_code == 0
 
 
-def test_with_remake_the_changed_stages_are_made_again_and_what_they_leave_as_it_was_stands(finished, upgrade):
+def test_with_remake_changed_stages_are_made_again_and_equal_results_stay_current(finished, upgrade):
     upgrade(contracts.Update)
     make_all(settled(resumed(finished), remake=True))
     slots = [f"iterations/000{k}/update/invalidated.1.json" for k in (0, 1)]
@@ -102,7 +102,7 @@ def test_with_remake_the_changed_stages_are_made_again_and_what_they_leave_as_it
     _, manifest = standing(finished.slots.policy(1))
     assert manifest is not None
     assert (manifest.version, manifest.generation) == (NEW, 2)
-    # From now on it is a run of the new version: its command needs no flag, and everything stands.
+    # From now on it is a run of the new version: its command needs no flag, and everything is current.
     assert settled(resumed(finished), remake=False).plan.stage_versions["update"] == NEW
     assert {state.word for state in states(read_run(finished.store_url, "hand"))} == {"stands"}
 

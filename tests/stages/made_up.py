@@ -146,7 +146,7 @@ def update(root: Path, k: int, rollouts: Input, scores: Input) -> Input:
 
 
 def fragment(root: Path, k: int, *, held_out: bool = False, name: str = "fragment", inputs: Inputs) -> Input:
-    """A fragment by the real stage; its folder is that of its kind and number."""
+    """A fragment by the real stage; its folder is named by its kind and number."""
     slot = root / f"{'exports' if held_out else 'iterations'}/{k}/{name}"
     rewards = ("jpeg",) if inputs.get("scores") else ()
     config = Fragment(held_out=held_out, rewards=rewards, headline="".join(rewards))

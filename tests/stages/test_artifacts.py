@@ -59,7 +59,7 @@ def test_an_empty_slot_is_at_its_first_generation(slot):
         input_of(slot)
 
 
-def test_a_committed_artifact_stands_and_its_bytes_read_back(slot):
+def test_a_committed_artifact_is_current_and_its_bytes_read_back(slot):
     request = report(slot)
     manifest = make(request, {"a": b"1", "dir/b": b"22"})
     generation, found = standing(slot)
@@ -313,7 +313,7 @@ def test_where_the_base_lies_does_not_make_an_artifact_stale(slot):
     assert already(policy(slot, path="/there")) == manifest
 
 
-def test_a_layout_that_did_not_fit_into_memory_gives_way_to_a_smaller_one_and_that_one_stays(slot):
+def test_a_layout_that_did_not_fit_into_memory_gives_way_to_a_smaller_one_for_good(slot):
     request, notes = report(slot), []
     large = begin(request, layout={"tile": 8})
     large.finish(0, {"s/0": b"of 8"})

@@ -168,9 +168,7 @@ def test_a_micro_batch_holds_one_kind_and_the_order_does_not_depend_on_its_size(
     assert cut_alike([], 2, str) == []
 
 
-def test_supervised_steps_are_those_of_every_item_once_at_the_levels_of_its_size(
-    pictures: Path, shifting: str, tmp_path: Path
-):
+def test_supervised_steps_take_every_item_once_at_the_levels_of_its_size(pictures: Path, shifting: str, tmp_path: Path):
     """The mean loss of one pass by hand, each item alone."""
     run = started(pictures, shifting, tmp_path, train_batch_per_replica=2 * len(SHAPES))
     request = requests.finetune(run, 0)

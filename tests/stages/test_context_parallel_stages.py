@@ -189,7 +189,7 @@ def supervised(tmp_path: Path, wan_path: str) -> Run:
 
 
 @pytest.mark.slow
-def test_supervised_steps_and_held_out_losses_are_those_of_one_process(wan_path: str, tmp_path: Path):
+def test_supervised_steps_and_held_out_losses_equal_one_process(wan_path: str, tmp_path: Path):
     run = supervised(tmp_path, wan_path)
     for ask in (
         partial(requests.policy, run),

@@ -89,7 +89,7 @@ class HalfMade:
         return request
 
     def records(self) -> set[str]:
-        """Every file but those of attempts."""
+        """Return every file except the files of attempts."""
         names = {str(path.relative_to(self.folder)) for path in (self.folder / "store").rglob("*") if path.is_file()}
         return {name for name in names if "/attempts/" not in name}
 

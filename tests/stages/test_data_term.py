@@ -1,4 +1,4 @@
-"""The diffusion loss on data beside the policy gradient, against the same loss computed by hand."""
+"""The diffusion loss on data next to the policy gradient, against the same loss computed by hand."""
 
 from pathlib import Path
 from typing import Any

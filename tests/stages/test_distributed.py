@@ -189,7 +189,7 @@ def test_what_two_ranks_put_into_an_attempt_is_one_artifact(
     assert artifact.manifest.numerics["world_size"] == 2
 
 
-def test_ranks_exchange_uneven_values_until_one_fails_which_speaks_and_not_the_one_that_waited_for_it(
+def test_ranks_exchange_uneven_values_until_one_fails_and_the_failed_one_reports(
     request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setenv("RANKS_TEST", "fail")

@@ -66,7 +66,7 @@ def test_supervised_training_and_held_out_losses_have_their_own(tmp_path: Path, 
     assert make_run(tmp_path, before, "before").plan.supervised == run.plan.sampled
 
 
-def test_a_loss_on_media_beside_rewards_has_its_own_and_samples_keep_theirs(
+def test_a_loss_on_media_next_to_rewards_has_its_own_and_samples_keep_theirs(
     tmp_path: Path, asked: list[tuple[bool, float]]
 ):
     model = str(tiny_pipelines.save("flux", tmp_path / "flux"))

@@ -53,7 +53,7 @@ class StopsAt(Outcome):
 
 
 class Records(Outcome):
-    """Remembers what it was told."""
+    """Remembers the calls that it got."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, 0)

@@ -80,7 +80,7 @@ def export_of(model: ModelRef, lora: LoraConfig | None, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("lora", [LORA, pytest.param(None, marks=pytest.mark.slow)], ids=["lora", "full"])
-def test_in_bfloat16_the_pictures_are_nearly_those_of_float32(
+def test_pictures_in_bfloat16_are_close_to_float32(
     model: ModelRef, lora: LoraConfig | None, tmp_path: Path, record_property
 ):
     path = export_of(model, lora, tmp_path / "export")
@@ -100,7 +100,7 @@ def test_in_bfloat16_the_pictures_are_nearly_those_of_float32(
     assert drift < LEVELS * (3 if directories.spec(path).packing > 1 else 1)
     assert expected.std() > 3
     assert drift > 0
-    # They are those of autocast with float32 weights, which rollouts are made by, to the bit.
+    # They are computed by autocast with float32 weights, which rollouts are made by, to the bit.
     autocast(whole.transformer)
     assert np.array_equal(found, pictures(whole))
 

@@ -42,7 +42,7 @@ def request_of(folder: Path, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(("kernel", "scorer"), [("even", "uneven 1"), ("neighbours", "uneven 1, batches of 1")])
-def test_scores_are_those_of_samples_alone_and_name_how_they_were_made(kernel: str, scorer: str, tmp_path: Path):
+def test_scores_equal_samples_scored_alone_and_name_how_they_were_made(kernel: str, scorer: str, tmp_path: Path):
     request = request_of(tmp_path, kernel=kernel)
     _, notes = run(request, tmp_path)
     table = table_of(request.slot, "scores.parquet")

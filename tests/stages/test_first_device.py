@@ -1,4 +1,4 @@
-"""What only a GPU can show, beside the tests that compute on any device: ``make test-gpu``; skipped without one."""
+"""What only a GPU can show; other tests compute on any device. ``make test-gpu`` runs it; it is skipped without one."""
 
 import subprocess
 import sys
@@ -82,7 +82,7 @@ def test_the_memory_of_a_killed_process_is_free_when_the_kill_returns(gpu: torch
         assert torch.cuda.mem_get_info(gpu)[0] > free - 2**30
 
 
-def fail_beside_a_sum() -> None:
+def fail_during_a_sum() -> None:
     """Rank 1 runs out of memory while rank 0 waits for it in a sum over NCCL."""
     group = Group(ENDS_S, Parallelism(world_size=2))
     if group.rank == 1:
@@ -94,4 +94,4 @@ def test_a_rank_that_fails_within_a_sum_over_nccl_ends_the_other_one(gpu: torch.
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices, one for each rank")
     with pytest.raises(RanksFailed, match="the second rank says why"):
-        start_ranks(partial(fail_beside_a_sum), tmp_path, ranks=2, timeout_s=2 * ENDS_S, gpus=True)
+        start_ranks(partial(fail_during_a_sum), tmp_path, ranks=2, timeout_s=2 * ENDS_S, gpus=True)

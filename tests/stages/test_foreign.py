@@ -123,7 +123,7 @@ def first_row(request: Request) -> Any:
     return table_of(Artifact(input_of(request.slot)), contracts.METRICS).iloc[0]
 
 
-def test_drift_is_that_of_single_samples(first: Request, folder: Path) -> None:
+def test_drift_equals_the_drift_of_single_samples(first: Request, folder: Path) -> None:
     lora = first.settings(contracts.Update).lora
     wanted = expected(first, (lora, weights_of(first, 1)))
     assert wanted > 0.01

@@ -90,7 +90,7 @@ def with_tokens(request: Request, tokens: int) -> Request:
 
 @contextmanager
 def sizes_of_forwards() -> Iterator[list[int]]:
-    """The rows that the transformer gets, pass by pass: those of its first module."""
+    """The rows that the transformer's first module gets, pass by pass."""
     found: list[int] = []
 
     def saw(module: nn.Module, given: tuple[Any, ...]) -> None:
@@ -108,7 +108,7 @@ def gradients_of(request: Request) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sums_of_gradients_are_those_of_one_level_a_forward(kind: str, tmp_path: Path):
+def test_sums_of_gradients_equal_one_level_a_forward(kind: str, tmp_path: Path):
     request = scored(KINDS[kind], tmp_path)
     with sizes_of_forwards() as apart:
         make(request, tmp_path)
@@ -120,14 +120,14 @@ def test_sums_of_gradients_are_those_of_one_level_a_forward(kind: str, tmp_path:
             make(together, tmp_path)
         assert set(found) == rows
         assert sum(found) == sum(apart)
-        # Those of advantages of both signs nearly cancel, so that less than the seven digits of a float32 are left.
+        # Gradients of advantages of both signs nearly cancel, so that less than the seven digits of a float32 are left.
         assert torch.linalg.vector_norm(gradients_of(together) - expected) < 1e-5 * torch.linalg.vector_norm(expected)
         one, other = (table_of(Artifact(input_of(each.slot)), contracts.METRICS) for each in (request, together))
         assert one.columns.tolist() == other.columns.tolist()
         assert one.iloc[0].tolist() == pytest.approx(other.iloc[0].tolist(), rel=1e-4, abs=1e-7)
 
 
-def test_rows_are_those_of_single_levels_and_a_sample_has_one_row_of_conditioning(tmp_path: Path):
+def test_rows_equal_single_levels_and_a_sample_has_one_row_of_conditioning(tmp_path: Path):
     request = scored(KINDS["nft"], tmp_path)
     make(request, tmp_path)
     table = table_of(Artifact(input_of(request.slot)), "advantages.parquet")
@@ -155,7 +155,7 @@ def test_a_lack_of_memory_halves_the_rows_and_the_layout_keeps_them(tmp_path: Pa
     assert [len(batch) for step in layout["layout"]["steps"] for batch in step] == [1] * 8
 
 
-def test_a_number_of_samples_beside_a_number_of_tokens_has_no_effect():
+def test_a_number_of_samples_has_no_effect_with_a_number_of_tokens():
     assert [*options(80).without_effect()] == [
         "mini_batch without effect: tokens_per_forward decides what a forward pass holds"
     ]

@@ -36,7 +36,7 @@ from tests.stages.made_up import (
 )
 
 
-def test_the_numbers_of_an_iteration_are_those_of_its_samples(tmp_path: Path):
+def test_the_numbers_of_an_iteration_follow_from_its_samples(tmp_path: Path):
     found = excerpt(iteration(tmp_path, 0)["fragments"])
     known = pd.Series(ROLLOUT_SCORES[0], dtype="float64").dropna()
     score = found.score("jpeg")
@@ -58,7 +58,7 @@ def test_equal_inputs_give_equal_fragments_wherever_they_are(tmp_path: Path):
     assert str(tmp_path).encode() not in Artifact(one).read("fragment.json")
 
 
-def test_pictures_stay_when_those_of_the_rollout_are_deleted(tmp_path: Path):
+def test_pictures_stay_when_the_rollout_loses_its_own(tmp_path: Path):
     made = iteration(tmp_path, 0)
     drop(made["samples"].url, contracts.MEDIA)
     kept = excerpt(made["fragments"])
@@ -115,7 +115,7 @@ SCORES = {
 """Of each reward, the scores of four held-out samples of two policies."""
 
 
-def test_the_weighted_sum_of_held_out_rewards_is_of_samples_that_have_them_all_and_pass_every_gate(tmp_path: Path):
+def test_the_sum_of_held_out_rewards_takes_samples_that_have_all_and_pass_every_gate(tmp_path: Path):
     gate = Gate(min=0.5, max=None, on_fail="exclude", max_gated_fraction=1.0)
     weights = {"ocr": 1.0, "jpeg": 0.5}
     found: list[Excerpt] = []

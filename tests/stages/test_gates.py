@@ -55,7 +55,7 @@ def test_a_bound_itself_passes():
     assert [*found["valid"]] == [True, True]
 
 
-def test_a_gated_sample_gets_the_lowest_reward_of_those_of_its_prompt_that_pass():
+def test_a_gated_sample_gets_the_lowest_reward_of_its_prompts_samples_that_pass():
     table = samples([5, 1, 7, None, 8, 9], [0.0, 1, 1, 0.0, 0.0, 1], "aaaabb")
     found = placed(gated(table, {"g": gate("worst", min=0.5)}))
     assert [*found["reward"].fillna(-9)] == [1, 1, 7, -9, 9, 9]
@@ -177,7 +177,7 @@ def test_equal_scores_of_a_prompt_carry_no_signal_in_the_mix():
     np.testing.assert_allclose(found, np.array([0, 0, -1, 1]) * np.sqrt(2), rtol=3e-4)
 
 
-def test_other_ways_to_mix_are_refused_beside_it():
+def test_other_ways_to_mix_are_refused_with_it():
     with pytest.raises(ValidationError, match="set global_std = false"):
         nft.Options.model_validate({**PROMPTS, "mixing": "gdpo"})
     with pytest.raises(ValidationError, match="set reward_average to false"):

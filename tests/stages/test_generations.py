@@ -168,7 +168,7 @@ def test_a_manifest_whose_digests_do_not_follow_from_it_is_damaged_and_not_stale
         refused(slot, url, f"contradicts itself: its {wrong} ")
 
 
-def test_what_was_dropped_is_of_the_manifest_beside_it(slot):
+def test_what_was_dropped_belongs_to_the_manifest_in_its_slot(slot):
     make(report(slot), {"old/w": b"1", "new/w": b"2"})
     drop(slot, "old")
     assert Artifact(input_of(slot)).lacks("old")

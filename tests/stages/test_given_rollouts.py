@@ -131,7 +131,7 @@ def test_every_state_of_a_sample_begins_with_the_latents_of_its_prompts_item(run
 
 
 @torch.no_grad()
-def test_the_stored_density_is_that_of_the_generated_frames_alone_and_the_ratio_is_exactly_1(run: Run):
+def test_the_stored_density_counts_generated_frames_alone_and_the_ratio_is_exactly_1(run: Run):
     latents, prompts, model = latents_of(run), prompt_conditioning(run), base(run)
     for about, tensors in tensors_of(run).values():
         count = about["given_frames"]

@@ -309,7 +309,7 @@ def test_pictures_are_as_large_as_they_are_shown(folder: Path, tmp_path: Path):
     assert (row["height"], row["width"]) == (40, 10)
 
 
-def test_metadata_beside_a_caption_is_kept(tmp_path: Path):
+def test_metadata_next_to_a_caption_is_kept(tmp_path: Path):
     folder = tmp_path / "source"
     image(folder / "0000.png", 0)
     (folder / "0000.json").write_text(json.dumps({"prompt": "a cat", "objects": ["cat"]}), encoding="utf-8")

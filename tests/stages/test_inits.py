@@ -236,7 +236,7 @@ GRPO: dict[str, Any] = {"type": "grpo", "dataset": FEW_PROMPTS, "on_policy": Fal
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["continue", "stack"])
-def test_rollouts_of_the_reference_are_those_of_the_base(store: Path, mode: str):
+def test_rollouts_of_the_reference_equal_the_base(store: Path, mode: str):
     """Off-policy rollouts are made by the reference: with the base as reference, all adapters are off."""
     lora = SFT_LORA if mode == "continue" else OTHER_LORA
     plain, begun = (

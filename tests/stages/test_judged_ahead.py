@@ -77,13 +77,13 @@ def test_ranks_share_the_samples_on_locked_devices_and_may_be_killed(tmp_path: P
     for number in (0, 1):
         both.rollout.finish(number)
     job = Job(both.request(expected=True), execution)
-    with EarlyScoring(both.rollout.request, job, launch, notes.append, share) as beside:
-        eventually(lambda: len(both.shards) == 2 or not beside.is_running())
+    with EarlyScoring(both.rollout.request, job, launch, notes.append, share) as early:
+        eventually(lambda: len(both.shards) == 2 or not early.is_running())
         assert notes == []
-        assert beside.has_begun
+        assert early.has_begun
         assert taken_now(Need("judge", 1), named) is None
-        os.kill(beside.pid or 0, signal.SIGKILL)
-        eventually(lambda: not beside.is_running())
+        os.kill(early.pid or 0, signal.SIGKILL)
+        eventually(lambda: not early.is_running())
     assert notes == ["reward: scoring while the rollout runs ended (killed, exit code -9); the stage scores the rest"]
     eventually(lambda: len(devices.users(named)) == 0)
     again = taken_now(Need("judge", 2), named)

@@ -46,7 +46,7 @@ def train(run: Run, tmp_path: Path, iterations: int = ITERATIONS) -> None:
 
 
 def require_permuted(run: Run) -> None:
-    """The scores that were trained on are those of the rollout, each on another sample."""
+    """The scores that were trained on are the rollout's, each on another sample."""
     scores = read_table(Artifact(input_of(run.slots.iteration(0, "reward-ocr"))), contracts.Reward.SCORES).sort_values(
         "sample_id"
     )
@@ -76,7 +76,7 @@ def rise_of(run: Run, tmp_path: Path) -> float:
 
 
 @pytest.mark.slow
-def test_shuffled_scores_are_those_of_the_rollout_each_on_another_sample(tmp_path: Path):
+def test_shuffled_scores_are_the_rollouts_each_on_another_sample(tmp_path: Path):
     run = start(tmp_path, "control", SHUFFLED, "rollout.n_generation=4", "train.train_batch_per_replica=32")
     train(run, tmp_path, iterations=1)
     require_permuted(run)
@@ -109,12 +109,12 @@ def trains_until(run: Run, tmp_path: Path, iterations: int) -> int:
 
 
 @pytest.mark.slow
-def test_a_run_that_hacks_its_reward_is_stopped_by_its_statistics_and_an_honest_one_is_not(tmp_path: Path):
+def test_a_run_that_hacks_its_reward_is_stopped_by_statistics_and_an_honest_one_is_not(tmp_path: Path):
     stops = "early_warning.on_trip=stop"
     hacked = start(tmp_path, "hacked", stops, "rewards=[{ fn = { name = 'jpeg' } }]")
     stopped = trains_until(hacked, tmp_path, HACKED_BY)
     assert 0 < stopped < HACKED_BY
-    # Files get small because pictures get bright and lose contrast, long before the reward itself stands out.
+    # Files get small because pictures get bright and lose contrast, long before the reward itself is conspicuous.
     tripped = decisions_on(warning_of(hacked, stopped))[0].tripped[0]
     assert tripped.startswith(("luma of pixel_statistics rose", "contrast of pixel_statistics fell"))
     assert trains_until(start(tmp_path, "honest", stops), tmp_path, stopped + 1) == stopped + 1

@@ -69,7 +69,7 @@ def test_samples_have_the_scores_and_advantages_of_the_artifacts(run: Run, opene
     assert by_id["ocr.error"].tolist() == [""] * 8
 
 
-def test_pictures_are_those_of_the_rollout(run: Run, opened: OpenedRun, tmp_path: Path):
+def test_pictures_are_the_rollouts(run: Run, opened: OpenedRun, tmp_path: Path):
     table = opened.samples(0)
     stored = list(read_samples(Artifact(input_of(run.slots.iteration(0, "rollout")))))
     assert [one.sample_id for one in stored] == table["sample_id"].tolist()
@@ -78,7 +78,7 @@ def test_pictures_are_those_of_the_rollout(run: Run, opened: OpenedRun, tmp_path
         assert picture.save(tmp_path).read_bytes() == sample.media
 
 
-def test_numbers_of_stages_are_those_of_metrics(opened: OpenedRun):
+def test_numbers_of_stages_equal_the_metrics(opened: OpenedRun):
     stages, metrics = opened.stages().set_index("name"), opened.metrics()
     assert {*stages["state"]} == {"stands"}
     (mean,) = metrics.loc[metrics["policy_version"] == 1, "val/reward_avg"]

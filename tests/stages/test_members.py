@@ -59,7 +59,7 @@ def damage(slot: str, shard: str, member: str) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3, 8])
-def test_members_are_those_of_the_shard_in_any_order_and_as_often_as_asked(slot: str, kept: int):
+def test_members_are_read_from_the_shard_in_any_order_and_as_often_as_asked(slot: str, kept: int):
     members = members_of(slot, kept)
     for name in ("a0", "b3", "a0", "a2", "b3", "b1", "a0", "a1", "a0"):
         assert members.read(f"{name[0]}.tar", name) == SHARDS["ab".index(name[0])][name]

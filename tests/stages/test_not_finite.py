@@ -89,7 +89,7 @@ def stored_in(artifact: Artifact) -> dict[bool, list[StoredSample]]:
 
 
 def check_samples(manifest: Manifest, artifact: Artifact) -> None:
-    """Those of the broken prompt, and no other, are marked and have no picture."""
+    """Samples of the broken prompt, and no other, are marked and have no picture."""
     stored = stored_in(artifact)
     assert [sample.finite for sample in stored[False]] == [False] * len(stored[False])
     assert all(sample.finite and sample.pixels.std() > 1 for sample in stored[True])

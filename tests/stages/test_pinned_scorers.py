@@ -120,7 +120,7 @@ def test_another_scorer_stops_the_run_until_it_is_accepted_for_what_has_no_score
     assert accepted.content != stood.content
     assert stage.scorers("more") == [f"reward service, fn, {'b' * 64}"] * 3
     assert any("accepted another scorer" in note for note in stage.notes)
-    # What stands stays, and the next stage needs no flag.
+    # Current artifacts stay, and the next stage needs no flag.
     assert stage.make() == stood
     stage.make("third")
     server.scorer = None

@@ -22,7 +22,7 @@ from tests.stages.every_stage import stages_of_diffusion
 pytestmark = pytest.mark.xdist_group("pins")  # one worker makes what both tests need
 PINS = Path(__file__).with_name("pins.json")
 LATER = {"references"}
-"""Stages that came after the first pins. Their numerics are those of others, so pins of known machines stay."""
+"""Stages that came after the first pins. They share their numerics with others, so pins of known machines stay."""
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +32,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Manifest]:
 
 
 def manifests_of(made: dict[str, Request]) -> dict[str, Manifest]:
-    """What stands, by the name of the stage."""
+    """Current artifacts, by the name of the stage."""
     return {name: Artifact(input_of(request.slot)).manifest for name, request in made.items()}
 
 
 def test_every_stage_makes_the_bytes_that_are_pinned_for_its_version(made: dict[str, Manifest]):
     of_vlms = {stage.name for stage in CONTRACTS}
-    assert made.keys() == STAGES.keys() - of_vlms, "those of VLMs are in test_vlm_pins.py"
+    assert made.keys() == STAGES.keys() - of_vlms, "VLMs are in test_vlm_pins.py"
     check_pins(made, PINS)
 
 

@@ -44,15 +44,15 @@ class OneFileEach(Shards):
 
 
 class MeetingAttempt(Attempt):
-    """An attempt whose rank, while it writes a file, waits until the other rank writes the file beside it."""
+    """An attempt whose rank, while it writes a file, waits until the other rank writes the next file."""
 
     def put(self, name: str, data: bytes) -> None:
         index, folder = int(Path(name).stem), Path(self.request.slot).parent
         folder.joinpath(f"writing-{index}").touch()
-        beside = index ^ 1
+        other = index ^ 1
         deadline_s = time.monotonic() + PATIENCE_S
-        while beside < NUM_FILES and not folder.joinpath(f"writing-{beside}").exists():
-            assert time.monotonic() < deadline_s, f"nobody writes file {beside} beside file {index}"
+        while other < NUM_FILES and not folder.joinpath(f"writing-{other}").exists():
+            assert time.monotonic() < deadline_s, f"nobody writes file {other} next to file {index}"
             time.sleep(0.01)
         super().put(name, data)
 

@@ -57,7 +57,7 @@ def latents_of(run: Run) -> Latents:
     return Latents([input_of(run.prepared.encode.slot)], posterior="sample")
 
 
-def test_a_draw_is_that_of_diffusers_for_the_same_noise_shifted_and_scaled_afterwards(tmp_path: Path):
+def test_a_draw_equals_diffusers_for_the_same_noise_shifted_and_scaled_afterwards(tmp_path: Path):
     run = started(tmp_path)
     latents, vae = latents_of(run), load_model(run.plan.base, ("vae",), CPU).pipeline.vae
     mode = Latents([input_of(started(tmp_path, "mode", posterior="mode").prepared.encode.slot)])

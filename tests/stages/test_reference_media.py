@@ -165,7 +165,7 @@ def test_supervised_training_conditions_each_result_on_its_own_reference(name: s
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_held_out_losses_are_those_of_each_item_with_its_reference(name: str, tmp_path: Path):
+def test_held_out_losses_condition_each_item_on_its_own_reference(name: str, tmp_path: Path):
     (inputs := tmp_path / "inputs").mkdir()
     run = prepared(tmp_path, supervised(name, inputs))
     request = requests.validate(run, 0)
@@ -331,7 +331,7 @@ def test_exchanged_references_are_other_latents_of_a_set_and_no_others_are(tmp_p
     assert [*unread(second.recipe, second.plan.prompts)] == []
 
 
-def test_each_prompt_that_is_read_with_its_reference_has_a_negative_and_an_empty_one_of_its_own(tmp_path: Path):
+def test_each_prompt_read_with_its_reference_has_a_negative_and_an_empty_one_of_its_own(tmp_path: Path):
     (inputs := tmp_path / "inputs").mkdir()
     run = prepared(tmp_path, supervised("qwen_image_edit", inputs))
     ids = [prompt.id for prompt in run.plan.prompts]

@@ -136,7 +136,7 @@ def velocity(
     return guided_velocity(model, x_t, t, own, negative, SCALE)
 
 
-def test_samples_are_those_of_their_own_pictures_each_computed_alone(run: Run):
+def test_samples_equal_samples_of_their_own_pictures_computed_alone(run: Run):
     request = requests.rollout(run, 0)
     config = request.settings(Rollout)
     model = load_model(config.model, ("text", "vae", "transformer"), CPU)

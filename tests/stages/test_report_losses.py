@@ -121,7 +121,7 @@ def test_many_steps_are_drawn_as_means_of_some(tmp_path: Path, count: int, each:
     assert not any(math.isfinite(point.error) for _, point in series.points)
 
 
-def test_the_summary_of_the_stage_is_that_of_its_table(tmp_path: Path):
+def test_the_summary_of_the_stage_agrees_with_its_table(tmp_path: Path):
     """The best policy of the report and of the commands are the same."""
     for version, found in LOSSES.items():
         items = item_losses(Artifact(validated(tmp_path, version, found)))

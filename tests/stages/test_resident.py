@@ -222,7 +222,7 @@ def test_what_a_stage_started_ends_with_its_process(alone: Work, work: str) -> N
     assert alone.again("put", alone.request())
 
 
-def test_want_of_memory_after_another_stage_is_repeated_in_a_new_process_and_halves_only_there(alone: Work) -> None:
+def test_out_of_memory_after_another_stage_repeats_in_a_new_process_and_halves_only_there(alone: Work) -> None:
     (before,) = alone.make("put")
     request = alone.request()
     with pytest.raises(StageError, match="8 do not fit") as caught:
@@ -275,7 +275,7 @@ def test_a_run_that_waits_gets_the_device_of_another_runs_idle_process(
     assert devices.users(["GPU-one"]) == {}
 
 
-def test_ranks_meet_again_beside_a_new_one_and_say_where_they_hang(folder: Path) -> None:
+def test_ranks_meet_again_with_a_new_one_and_say_where_they_hang(folder: Path) -> None:
     work = Work(folder, processes=2)
     with closing(work.waves), ThreadPoolExecutor(1) as thread:
         first = work.make("put")

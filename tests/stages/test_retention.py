@@ -15,7 +15,7 @@ def slot(store_url):
     return store.join(store_url, "slot")
 
 
-def test_dropped_parts_are_gone_and_said_to_be_and_the_artifact_stands(slot):
+def test_dropped_parts_are_gone_and_named_and_the_artifact_stays_current(slot):
     files = {"current/w": b"c", "optimizer/m": b"1", "old/w": b"o"}
     manifest = make(policy(slot), files)
     source = input_of(slot)

@@ -330,7 +330,7 @@ def test_a_run_goes_on_under_other_packages_only_if_that_is_allowed(slot, sample
     assert len(notes) == 1
     assert notes[0].startswith("allowed change of numerics: packages")
     assert (manifest.generation, manifest.numerics) == (1, numerics())
-    # What is already made stands under any.
+    # What is already made is current under any.
     run(scoring(slot, source), tmp_path, numerics_record=record)
 
 

@@ -171,9 +171,9 @@ def test_a_sample_that_spoils_the_whole_answer_is_lost_alone(tmp_path, answer):
     [("np.float32(0.1)", float(np.float32(0.1))), ("np.float64(0.1)", 0.1), ("np.int64(3)", 3.0), ("2", 2.0)],
 )
 def test_numbers_of_numpy_are_numbers(tmp_path, number, score):
-    """Beside the score there may be anything; what JSON cannot hold is written as text."""
-    beside = "'n': np.float32(2), 'inf': np.inf, 'text': 'ok', 'none': None, 'yes': True, 'list': [1], 3: 4"
-    artifact = scored(tmp_path, f"tuple({{'judge': {number}, {beside}}} for s in samples)")
+    """Next to the score there may be anything; what JSON cannot hold is written as text."""
+    around = "'n': np.float32(2), 'inf': np.inf, 'text': 'ok', 'none': None, 'yes': True, 'list': [1], 3: 4"
+    artifact = scored(tmp_path, f"tuple({{'judge': {number}, {around}}} for s in samples)")
     assert table_of(artifact, contracts.Reward.SCORES)["score"] == [score] * 3
     details = json.loads(table_of(artifact, contracts.Reward.ANSWERS)["details"][0])
     expected = {"3": 4.0, "inf": None, "list": "[1]", "n": 2.0, "none": None, "text": "ok", "yes": True}

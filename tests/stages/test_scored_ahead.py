@@ -1,4 +1,4 @@
-"""Scores of a rollout that is still being made: the stage takes those of the samples it was given, and no other."""
+"""Scores of a rollout that is still being made: the stage takes them of the samples that it was given."""
 
 import json
 import os
@@ -196,7 +196,7 @@ def require_rest_after_a_kill(both: Both, folder: Path) -> None:
     written = first.read_bytes()
     both.ahead.run(Turns(folder / "ahead", lambda: None, lambda: None, both.rollout.rest))
     assert len(both.shards) == 2
-    # The calls beside the scores have seconds, which a second scoring would change.
+    # The calls stored with the scores have seconds, which a second scoring would change.
     assert first.read_bytes() == written
     both.require_equal(2, UNITS)
 
@@ -345,13 +345,13 @@ def test_a_process_that_is_killed_is_noted_once_and_ends_nothing(tmp_path: Path,
     both, notes = Both(tmp_path, JPEG), list[str]()
     both.rollout.finish(0)
     reward = Job(both.request(expected=True))
-    with EarlyScoring(both.rollout.request, reward, LaunchConfig(), notes.append) as beside:
-        eventually(lambda: both.shards or not beside.is_running())
-        assert beside.is_running()
-        assert beside.pid is not None
-        os.kill(beside.pid, signal.SIGKILL)
-        eventually(lambda: not beside.is_running())
-        assert not beside.is_running()
+    with EarlyScoring(both.rollout.request, reward, LaunchConfig(), notes.append) as early:
+        eventually(lambda: both.shards or not early.is_running())
+        assert early.is_running()
+        assert early.pid is not None
+        os.kill(early.pid, signal.SIGKILL)
+        eventually(lambda: not early.is_running())
+        assert not early.is_running()
     expected = "reward: scoring while the rollout runs ended (killed, exit code -9); the stage scores the rest"
     assert notes == [expected]
     both.rollout.rest()

@@ -105,7 +105,7 @@ def test_each_rollout_is_compared_with_its_own_behaviour_and_has_advantages_of_i
     assert sorted(transitions.groupby(["rollout", "sample_id", "step"]).size()) == [1] * 32
     first = transitions[transitions["optimizer_step"] == 0]
     assert {content: len(part) for content, part in first.groupby("rollout")}.keys() == {*contents}
-    # Before the first step the weights are those of policy 1, which made the second rollout and not the first.
+    # Before the first step the weights are policy 1's, which made the second rollout and not the first.
     assert first[first["rollout"] == contents[1]]["log_ratio"].eq(0).all()
     assert first[first["rollout"] == contents[0]]["log_ratio"].ne(0).all()
     assert (transitions["logp_drift"] < 1e-5).all()

@@ -58,7 +58,7 @@ def require_close(a: Request, b: Request, bounds: dict[str, float]) -> None:
 
 
 def refuse_to_decode_without_samples_to_write() -> None:
-    """The first rank has the only shard; the second samples beside it, as they share the weights."""
+    """The first rank has the only shard; the second samples with it, as they share the weights."""
     if os.environ["RANK"] == "1":
         setattr(Wan, "decode", None)  # noqa: B010
 

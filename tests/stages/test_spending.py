@@ -49,7 +49,7 @@ def test_a_stage_without_steps_is_busy_from_its_imports_on():
     assert spent.busy_s > 0.99 * PAUSE_S
 
 
-def test_waits_inside_waits_and_those_of_other_threads_count_once():
+def test_waits_inside_waits_and_in_other_threads_count_once():
     traffic, began_s = Traffic(), time.monotonic()
 
     def elsewhere() -> None:

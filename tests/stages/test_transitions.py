@@ -364,7 +364,7 @@ def test_a_reference_that_is_renewed_travels_with_the_policy_and_can_make_the_ro
     assert same(reference[1], current[1])
     assert same(reference[2], current[1])
     assert requests.rollout(run, 1).one("policy").parts == ("reference",)
-    # Rollouts by the reference: the first step of iteration 1 is off-policy by iteration 0, that of 2 is on-policy.
+    # Rollouts by the reference: iteration 1 begins off-policy, by iteration 0; iteration 2 begins on-policy.
     first = [table_of(update, "metrics.parquet").iloc[0] for update in updates]
     assert first[0]["approx_kl"] == 0
     assert first[1]["approx_kl"] > 0

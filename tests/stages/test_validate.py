@@ -120,7 +120,7 @@ def test_runs_of_other_seeds_draw_the_same_noise_and_two_ranks_find_the_same_byt
 
 
 @pytest.mark.processes
-def test_ranks_that_share_weights_find_the_same_bytes_in_bfloat16_also_where_one_has_less_to_do(tmp_path: Path):
+def test_ranks_that_share_weights_find_equal_bytes_in_bfloat16_also_with_uneven_work(tmp_path: Path):
     run = run_of(tmp_path, "run")
     half, shared = (aside(requests.validate(run, 0), name, param_dtype="bfloat16") for name in ("half", "shared"))
     found = make(half, tmp_path)

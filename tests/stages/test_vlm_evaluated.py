@@ -53,7 +53,7 @@ def test_losses_and_correct_answers_are_means_with_errors_and_changes(tmp_path: 
     changes = {change.of: (change.mean, change.better, change.worse) for change in piece.excerpt.changes}
     assert changes["correct answers: one"] == (0.5, 1, 0)
     assert changes["correct answers: other"] == (0.0, 0, 0)
-    # Of a label 3 -> 2, as shown beside it, though the mean over conversations falls by 11 / 9.
+    # Of a label 3 -> 2, as shown next to it, though the mean over conversations falls by 11 / 9.
     assert changes[HELD_OUT_LOSS] == (pytest.approx(piece.loss.mean - Piece.read(before).loss.mean), 0, 3)
     assert changes[HELD_OUT_LOSS][0] == pytest.approx(-1)
     page = report_page(Book("run", "", judged=[Piece.read(before), piece])).decode()
@@ -61,7 +61,7 @@ def test_losses_and_correct_answers_are_means_with_errors_and_changes(tmp_path: 
     assert "share of correct answers of conversations that are never trained on" in page
 
 
-def test_a_long_conversation_that_got_worse_outweighs_two_short_ones_that_got_better(tmp_path: Path):
+def test_a_long_conversation_that_got_worse_outweighs_two_short_better_ones(tmp_path: Path):
     """A printed change is the difference of the printed losses, in sign too."""
     before = answers(tmp_path, 0, [2.0, 3.0, 4.0], [False] * 3)
     after = answers(tmp_path, 2, [1.0, 6.0, 3.0], [False] * 3)
@@ -74,7 +74,7 @@ def test_a_long_conversation_that_got_worse_outweighs_two_short_ones_that_got_be
     assert change.error == pytest.approx(math.sqrt(1.5 * sum(one * one for one in moved)))
 
 
-def test_the_newest_answers_are_shown_beside_those_of_version_0(tmp_path: Path):
+def test_the_newest_answers_are_shown_next_to_version_0s(tmp_path: Path):
     before = answers(tmp_path, 0, [3.0, 9.0, 6.0], [False, True, False])
     after = answers(tmp_path, 2, [1.0, 7.0, 4.0], [True, True, False])
     page = report_page(Book("run", "", judged=[Piece.read(before), Piece.read(after, first=before)])).decode()

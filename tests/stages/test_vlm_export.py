@@ -1,4 +1,4 @@
-"""What a trained VLM is exported as, and how it is judged: beside transformers and peft."""
+"""What a trained VLM is exported as, and how it is judged: compared with transformers and peft."""
 
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ def test_an_adapter_is_read_by_peft(talks: Talks, tmp_path: Path):
     assert (found - before).abs().max() > 1e-4
 
 
-def test_the_held_out_loss_is_that_of_the_first_step_of_training(talks: Talks):
+def test_the_held_out_loss_equals_the_first_step_of_training(talks: Talks):
     summary = talks.evaluate("evaluated", "every", trains=EVERY, max_new_tokens=0).summary
     first = read_table(Artifact(input_of(f"{talks.folder}/every-1")), METRICS).iloc[0]
     assert summary["loss"] == pytest.approx(first["loss"], rel=1e-6)

@@ -1,4 +1,4 @@
-"""Supervised steps of a VLM: the loss beside the stock model's, and what may not change it."""
+"""Supervised steps of a VLM: the loss compared with the stock model's, and what may not change it."""
 
 import json
 import os

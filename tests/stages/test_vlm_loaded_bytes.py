@@ -1,4 +1,4 @@
-"""Memory of the ranks of a machine that load a VLM, beside its bounds and its plan, and the bits that they load."""
+"""Memory of the ranks of a machine that load a VLM, next to its bounds and its plan, and the bits that they load."""
 
 import os
 import re
@@ -46,7 +46,7 @@ SMALL = "small"
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def talks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Talks:
-    """Conversations, and a model of 400 MiB in float32, in files of this type; beside it a small one."""
+    """Conversations, and a model of 400 MiB in float32, in files of this type; next to it a small one."""
     folder = tmp_path_factory.mktemp("vlm")
     values = tiny.config(QWEN3)
     text = values["text_config"] | WIDE
@@ -128,7 +128,7 @@ def load_watched(talks: Talks, folder: Path, lora: LoraConfig | None, shards: in
     loaded(str(Path(talks.model).with_name(SMALL)))
     (folder / f"ready-{group.rank}").write_text(str(os.getpid()), encoding="utf-8")
     until(folder / "go")
-    # From now on the peak is this rank's own: a fork has that of its server.
+    # From now on the peak is this rank's own: a fork inherits its server's.
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     before = _kibibytes(status, "VmRSS")
     model, weights = loaded(talks.model)

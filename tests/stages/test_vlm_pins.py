@@ -1,6 +1,6 @@
-"""The bits of each stage that trains a VLM, pinned like those of the others in :mod:`tests.stages.test_pins`.
+"""The bits of each stage that trains a VLM, pinned like the others in :mod:`tests.stages.test_pins`.
 
-``COSMOS_PIN=1 pytest tests/stages/test_vlm_pins.py`` adds those of this machine.
+``COSMOS_PIN=1 pytest tests/stages/test_vlm_pins.py`` adds this machine's.
 """
 
 from pathlib import Path

@@ -102,7 +102,7 @@ def test_a_fall_names_the_lowest_samples_and_shows_them(root: Path):
     assert page.count("data:image/webp") == 6
 
 
-def test_other_numbers_of_a_reward_have_limits_too_and_samples_without_a_score_count_nowhere(root: Path):
+def test_other_numbers_of_a_reward_have_limits_and_samples_without_a_score_count_nowhere(root: Path):
     first = scored(root, 0, [*FIRST[:7], None], luma=[*[0.5] * 7, 9.0])
     now = scored(root, 1, FIRST, luma=[0.75] * 8)
     _, evidence = judge(root, first, now, {"score": "luma", "rise": 1000.0})

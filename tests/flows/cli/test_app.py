@@ -163,7 +163,7 @@ def test_an_import_as_json_has_every_key_and_its_notes_go_to_stderr(tmp_path):
     assert (planning.exit_code, planning.stdout) == (64, "")
 
 
-def test_status_without_a_run_lists_those_of_the_store(recipe, tmp_path):
+def test_status_without_a_run_lists_the_stores_runs(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     begun = planned(recipe(), tmp_path, run_id="begun")
     unreadable = store.join(store.absolute(run.store_url), "runs", "unreadable", "plan.json")

@@ -123,7 +123,7 @@ def test_a_fork_of_a_fork_refers_to_the_run_that_has_the_files(origin: Run) -> N
     assert faults(second) == faults(origin)
 
 
-def test_with_staleness_a_fork_has_the_rollout_beside_its_update(recipe: Any, tmp_path: Path) -> None:
+def test_with_staleness_a_fork_has_the_rollout_made_during_its_update(recipe: Any, tmp_path: Path) -> None:
     stale = ("optm_lr = 1e-3", "optm_lr = 1e-3\nstaleness = 1")
     origin = planned(validated(recipe, tmp_path, stale), tmp_path, run_id="hand", iterations=3)
     make_all(origin)
@@ -161,7 +161,7 @@ def test_other_rewards_are_judged_from_the_fork_on(origin: Run, tmp_path: Path) 
     assert made(fork.slots.iteration(1, "rollout")).slot == origin.slots.iteration(1, "rollout")
     assert [wave.name for wave in post_train(fork)][-1] == "report"
     assert len(asked[fork.slots.report].inputs["fragments"]) == 1
-    # What it was judged by before is the same, so it is not judged again.
+    # Its former judges are the same, so it is not judged again.
     assert made(fork.slots.version(1, "evaluate")) is not None
     assert faults(fork) == faults(origin)
 

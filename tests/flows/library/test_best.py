@@ -40,7 +40,7 @@ LOSSES: list[tuple[dict[int, float | None], Any]] = [
 
 
 @pytest.mark.parametrize(("losses", "expected"), LOSSES)
-def test_the_lowest_held_out_loss_is_best_the_earliest_of_equals_and_never_one_that_is_not_finite(
+def test_the_lowest_finite_held_out_loss_is_best_and_the_earliest_of_equals(
     tmp_path: Path, losses: dict[int, float | None], expected: Any
 ):
     run = run_of(tmp_path, "validation.freq=1", HELD_OUT_MEDIA)
@@ -76,7 +76,7 @@ def test_without_a_held_out_loss_the_highest_reward_is_best_and_without_both_not
         ("jpeg", (0, "held-out jpeg", 0.0)),
     ],
 )
-def test_several_rewards_rank_policies_by_their_weighted_sum_over_samples_that_pass_every_gate(
+def test_several_rewards_rank_policies_by_their_sum_over_samples_that_pass_every_gate(
     recipe: Any, tmp_path: Path, best_by: str, expected: Any
 ):
     run = judged_by(recipe, tmp_path, best_by)
@@ -95,7 +95,7 @@ def test_several_rewards_rank_policies_by_their_weighted_sum_over_samples_that_p
         assert changes[0] == "held-out jpeg: 0.000 (policy 0) -> 0.000 (policy 2)"
 
 
-def test_the_last_lines_of_a_run_name_the_number_that_ranks_policies_and_list_every_reward(recipe: Any, tmp_path: Path):
+def test_the_last_lines_of_a_run_name_the_ranking_number_and_list_every_reward(recipe: Any, tmp_path: Path):
     run = judged_by(recipe, tmp_path, "")
     assert held_out_lines(run) == [
         "ocr: 0.200 before, 0.733 after, 3 held-out samples each",

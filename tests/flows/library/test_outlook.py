@@ -39,7 +39,7 @@ def test_a_run_says_what_is_left_and_where_its_report_is(recipe, tmp_path):
     assert told[1] == f"about {found.left_s:.1f} s of work left, {found.device_s:.3g} s of device time spent"
 
 
-def test_without_evaluations_the_change_is_that_of_rollouts(recipe, tmp_path):
+def test_without_evaluations_the_change_comes_from_rollouts(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
     make_all(run)
     assert open_run("hand", run.store_url).now().outlook.change == Change(

@@ -210,7 +210,7 @@ def test_it_is_watched_to_its_end_and_told_in_lines_where_there_is_no_terminal(r
     assert "\x1b" not in printed.getvalue()
 
 
-def test_watching_a_run_at_rest_ends_at_once_and_says_by_its_exit_code_whether_it_is_whole(recipe, tmp_path):
+def test_watching_a_run_at_rest_ends_at_once_and_its_exit_code_says_whether_it_is_whole(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     command = ["status", "hand", "--store", run.store_url]
     assert CliRunner().invoke(cli.app, [*command, "--watch"]).exit_code == 0

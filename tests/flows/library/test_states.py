@@ -44,7 +44,7 @@ def of_word(run: Run, word: str) -> list[str]:
     return [name for name, found in words(run).items() if found == word]
 
 
-def test_of_a_run_that_has_not_begun_nothing_stands(recipe, tmp_path):
+def test_a_run_that_has_not_begun_has_no_artifact(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
     assert rows_and_lines(run) == (
         [

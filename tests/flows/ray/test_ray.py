@@ -55,7 +55,7 @@ def test_a_lost_rank_ends_its_gang_and_the_stage_is_repeated(work: Work) -> None
     assert work.artifact().json("all.json") == 4
 
 
-def test_workers_are_on_all_nodes_and_a_lost_node_costs_its_units_and_one_that_joins_gets_some(work: Work) -> None:
+def test_workers_are_on_all_nodes_a_lost_node_costs_its_units_and_a_new_one_gets_some(work: Work) -> None:
     work.asks(wait=True)
     elastic = {"elastic": {"max": 4}, "max_attempts": 1}
     with closing(work.waves(**elastic)) as waves, ThreadPoolExecutor() as pool:

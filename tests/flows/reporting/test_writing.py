@@ -79,7 +79,7 @@ def test_the_page_is_there_after_each_iteration_at_one_address(run: Run, tmp_pat
     assert told == [["Running: 0"], ["Running: 1"], ["Running: 2"], ["Running: 2"], ["Finished: 2"]]
 
 
-def test_full_pictures_lie_beside_the_page_though_those_of_rollouts_are_gone(run: Run, tmp_path: Path):
+def test_full_pictures_lie_next_to_the_page_though_rollouts_lost_theirs(run: Run, tmp_path: Path):
     go(run, tmp_path)
     assert Artifact(input_of(run.slots.iteration(0, "rollout"))).lacks(MEDIA)
     links = {unquote(link) for link in re.findall(r'<a class="shot" href="([^"]+)"', page_of(run))}
@@ -118,7 +118,7 @@ def test_a_run_that_ended_says_how_and_shows_the_iteration_in_which_it_did(
     assert "<b>why" not in page
 
 
-def test_the_time_left_is_that_of_status_and_counts_the_last_evaluation(run: Run, tmp_path: Path):
+def test_the_time_left_agrees_with_status_and_counts_the_last_evaluation(run: Run, tmp_path: Path):
     written(run, SECONDS, until="policy-0002/export")
     with pytest.raises(KeyboardInterrupt):
         go(run, tmp_path, "policy-0002/export", KeyboardInterrupt())

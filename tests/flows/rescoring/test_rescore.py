@@ -232,7 +232,7 @@ def test_the_command_says_the_cost_beforehand_in_words_and_as_json(recipe: Any, 
     assert not any(name.startswith("rescore/") for name in store.listed(run.url))
 
 
-def test_a_re_score_on_s3_is_that_of_the_same_run_in_a_folder(recipe: Any, tmp_path: Path, s3_url: str) -> None:
+def test_a_re_score_on_s3_equals_the_same_run_in_a_folder(recipe: Any, tmp_path: Path, s3_url: str) -> None:
     found: list[Any] = []
     for url in ("", f"{s3_url}/rescored"):
         folder = tmp_path / f"at-{len(found)}"

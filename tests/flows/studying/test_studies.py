@@ -79,7 +79,7 @@ def test_under_other_rewards_the_last_policy_of_the_run_is_evaluated_with_them(o
     }
 
 
-def test_evaluations_are_those_of_all_runs(origin: Run) -> None:
+def test_evaluations_cover_all_runs(origin: Run) -> None:
     study, planned = what_if(origin, "validation.n_generation=3", "train.optm_lr=2e-3", controls=1)
     assert [one.plan.recipe.validation.n_generation for one in planned] == [3, 3, 3]
     assert [one.setting for one in study.members] == [UNCHANGED, "optm_lr=2e-3", "optm_lr=2e-3"]
@@ -150,7 +150,7 @@ def test_a_seed_in_a_sweep_is_refused(recipe: Any, tmp_path: Path) -> None:
         over_seeds(recipe, tmp_path, sweeps=["train.seed=1,2"])
 
 
-def test_the_cost_is_that_of_training_and_evaluations(origin: Run) -> None:
+def test_the_cost_covers_training_and_evaluations(origin: Run) -> None:
     study, planned = what_if(origin, "train.optm_lr=2e-3", controls=1)
     cost = planned_study(study, planned, origin.store_url)
     assert cost.work.generated == 0

@@ -59,7 +59,7 @@ def recipe(train_policy: dict[str, Any]) -> dict[str, Any]:
 
 
 def pictures(folder: Path) -> np.ndarray:
-    """Those of a rollout: int ``[samples, frames, height, width, 3]``."""
+    """Return the pixels of a rollout: int ``[samples, frames, height, width, 3]``."""
     run = make_run(folder, recipe({"type": "nft", "batch_size_per_optimize": 4, "dataset": FEW_PROMPTS}))
     for request in (partial(requests.policy, run), lambda: run.prepared.embed, partial(requests.rollout, run, 0)):
         make(request(), folder)
