@@ -25,7 +25,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import Check, cut
 from stages.artifacts.request import Request
 from stages.execution.context import Context, Ranks
-from stages.formats.parts import CAPTIONS, REFUSED, Parts, table_of
+from stages.formats.parts import CAPTIONS, REFERENCES, REFUSED, Parts, references_in, table_of
 from stages.formats.tables import to_parquet
 
 Rows = list[dict[str, Any]]
@@ -56,7 +56,8 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
     refused: Rows = []
     for item in ours.to_dict("records"):
         if (text := found.get(item["medium"])) is not None:
-            captions.append(item | by | {"caption": text, "prompt_id": prompt_id(text)})
+            digests = [one.digest for one in references_in(item[REFERENCES])]
+            captions.append(item | by | {"caption": text, "prompt_id": prompt_id(text, digests)})
         else:
             refused.append(item | {"reason": reasons[item["medium"]]})
     refuse(refused)

@@ -22,7 +22,7 @@ class Index(StageConfig):
     torch = False
     inputs = {"parts": "many"}
     ITEMS: ClassVar[str] = "items.parquet"
-    """A row a new item, with the digests of its medium and its caption, and the facts of the medium."""
+    """A row a new item, with the digests of its medium and its caption, the facts of the medium, and references."""
     REMOVED: ClassVar[str] = "removed.parquet"
     """A row an item of an earlier part that is no longer there, or has another medium or caption."""
     LEFT_OUT: ClassVar[str] = "left_out.parquet"

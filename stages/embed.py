@@ -21,7 +21,7 @@ from stages.artifacts.request import Request
 from stages.contracts import RECORDS
 from stages.execution.context import Context
 from stages.formats.embeddings import EMPTY, NEGATIVE, Pool, Text, with_references
-from stages.formats.parts import Parts
+from stages.formats.parts import REFERENCES, Parts, references_in
 from stages.formats.references import Pictures
 from stages.training.loading import load_model
 
@@ -137,11 +137,14 @@ def _texts(request: Request, config: contracts.Embed) -> dict[str, Text]:
     Where texts are read with references, a prompt has negative and empty prompts of its own.
     """
     texts = {prompt.id: prompt.text for prompt in config.prompts}
+    references = {prompt.id: prompt.references for prompt in config.prompts}
     if request.inputs.get("parts"):
         new = Parts.of(request).added("prompt_id")
         texts |= dict(zip(new["prompt_id"], new["caption"], strict=True))
+        if config.media is not None:
+            references |= zip(new["prompt_id"], map(references_in, new[REFERENCES]), strict=True)
     unconditional = {NEGATIVE: config.negative_prompt, EMPTY: ""}
-    pictures = {prompt.id: tuple(one.digest for one in prompt.references) for prompt in config.prompts}
+    pictures = {prompt: tuple(one.digest for one in some) for prompt, some in references.items()}
     found = {one: Text(one, text, references=pictures.get(one, ())) for one, text in texts.items()}
     found |= {one: Text.negative(text) for one, text in unconditional.items()}
     takes = directories.spec(directories.resolve_path(config.model.path)).references

@@ -63,7 +63,7 @@ class _Draws:
         self.conditioning = Embeddings(request.inputs["embeddings"], latents.prompt_ids)
         self.whole, frames = config.media.size, config.media.frames
         sizes = {latents.size(item) or self.whole for item, _ in self.items}
-        self.kinds = kinds_of(request.inputs["embeddings"], config.model.path)
+        self.kinds = kinds_of(request.inputs["embeddings"], config.model.path, latents.parts)
         # Some pipelines shift noise levels by the size.
         self.sigmas = {size: trainer.model.schedule(FINE_GRID, size, frames).sigmas for size in sizes}
 

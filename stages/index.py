@@ -1,7 +1,7 @@
 """One part of a dataset: the new items of its sources, and those that have gone.
 
 Media and captions are known by the digests of their bytes. Files with an unchanged stamp are not read, and no more of
-a medium is decoded than its facts need.
+a medium is decoded than its facts need. The bytes of references are kept in the store, in the pool of its pictures.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +16,14 @@ from cosmos_rl_core.datasets import _sources
 from cosmos_rl_core.datasets._base import Item, ItemError, Source, prompt_id
 from cosmos_rl_core.datasets._probe import probe
 from cosmos_rl_core.errors import DatasetError
+from cosmos_rl_core.storage import store
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import Check, cut
+from stages.artifacts.pool import INDEX, PICTURES, index_of, put_picture
+from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Request
+from stages.artifacts.slots import folder_of
 from stages.execution.context import Context, Ranks
 from stages.formats import parts
 from stages.formats.tables import from_parquet, to_parquet
@@ -65,6 +69,8 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
     new: Any = found[~found["item"].isin(old["item"])]
     _refuse_too_many(left_out, len(before.items) - len(removed) + len(new), config.max_left_out)
     attempt = context.attempt
+    if kept := _kept(request, sources, new):
+        attempt.put_json(INDEX, index_of(kept))
     attempt.put(config.ITEMS, to_parquet(parts.items_table(_with_firsts(new, before))))
     attempt.put(config.REMOVED, to_parquet(removed.sort_values("item", ignore_index=True)))
     attempt.put(config.LEFT_OUT, to_parquet(parts.left_out_table(left_out)))
@@ -92,13 +98,14 @@ def _read(
     # The names of all units would be a file of many megabytes. A digest tells the same.
     context.layout({"units": [[digest(shard)] for shard in shards]})
     names = [f"{contracts.RECORDS}rows/{number:05d}.parquet" for number in range(len(shards))]
-    done = 0
+    done, root = 0, folder_of(context.attempt.request.slot)
     for number in context.units(len(shards)):
         shard, check = shards[number], _has(shards[number])
         context.progress("indexing", done, len(units))
         if not context.attempt.adopt(number, check):
             with ThreadPoolExecutor(THREADS) as pool:
-                made = [row for found in pool.map(lambda unit: _rows(sources, unit, config), shard) for row in found]
+                found = pool.map(lambda unit: _rows(sources, unit, config, root), shard)
+                made = [row for rows in found for row in rows]
             context.attempt.finish(number, {names[number]: to_parquet(parts.table_of(made, parts.INDEXED))}, check)
         done += len(shard)
     context.progress("indexing", len(units), len(units))
@@ -125,11 +132,11 @@ def _has(units: list[str]) -> Check:
     return check
 
 
-def _rows(sources: Mapping[str, Source], unit: str, config: contracts.Index) -> list[Row]:
+def _rows(sources: Mapping[str, Source], unit: str, config: contracts.Index, root: str) -> list[Row]:
     """Return a row an item of a unit; a unit that cannot be used is one row with the reason."""
     source, name = _sources.place_of(sources, unit)
     try:
-        found = [_row(source, unit, item, config) for item in source.items(name)]
+        found = [_row(source, unit, item, config, root) for item in source.items(name)]
     except ItemError as error:
         return [NOTHING | {"unit": unit, "name": name, "reason": str(error)}]
     except FileNotFoundError as error:
@@ -137,18 +144,56 @@ def _rows(sources: Mapping[str, Source], unit: str, config: contracts.Index) -> 
     return found or [NOTHING | {"unit": unit, "name": name, "reason": "no item"}]
 
 
-def _row(source: Source, unit: str, item: Item, config: contracts.Index) -> Row:
+def _row(source: Source, unit: str, item: Item, config: contracts.Index, root: str) -> Row:
     row = NOTHING | {"unit": unit, "name": item.name, "reason": ""}
     try:
         with closing(source.open(item.name)) as file:
             facts = probe(file, item.kind)
+        pictures = _sources.references_of(source, item)
     except ItemError as error:
         return row | {"reason": str(error)}
-    text = item.caption
+    text, digests = item.caption, [reference.digest for reference, _ in pictures]
     row |= facts._asdict() | {"kind": item.kind, "caption": text, "metadata": canonical_json(item.metadata).decode()}
-    row |= {"prompt_id": prompt_id(text) if text is not None else None}
-    row["item"] = digest([facts.medium, text, row["metadata"], unit, item.name])[:32]
-    return row | {"reason": "; ".join(_misfits(row, config))}
+    row |= {"prompt_id": prompt_id(text, digests) if text is not None else None}
+    row |= {parts.REFERENCES: parts.as_json(reference for reference, _ in pictures)}
+    # Without references as in earlier versions.
+    row["item"] = digest([facts.medium, text, row["metadata"], unit, item.name, *([digests] if digests else [])])[:32]
+    row["reason"] = "; ".join(_misfits(row, config))
+    for _, data in () if row["reason"] else pictures:
+        put_picture(root, data)
+    return row
+
+
+def _kept(request: Request, sources: Mapping[str, Source], new: Any) -> dict[str, FileEntry]:
+    """Return the pool's files of the references of new items.
+
+    One that is not there any more, as an earlier attempt has stored it long ago, is read again.
+    """
+    root, rows = folder_of(request.slot), new[new[parts.REFERENCES].notna()].to_dict("records")
+    wanted = {one.digest: row for row in rows for one in parts.references_in(row[parts.REFERENCES])}
+
+    def entry(name: str) -> FileEntry:
+        size = store.size(store.join(root, path := f"{PICTURES}/{name}"))
+        if size is None:
+            return _again(root, sources, wanted[name], name)
+        return FileEntry(path=path, size=size, sha256=name)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return dict(zip(wanted, pool.map(entry, wanted), strict=True))
+
+
+def _again(root: str, sources: Mapping[str, Source], row: Row, name: str) -> FileEntry:
+    """Read the references of an item again, and return the pool's file of one with this digest."""
+    source, unit = _sources.place_of(sources, row["unit"])
+    try:
+        (item,) = (one for one in source.items(unit) if one.name == row["name"])
+        pictures = _sources.references_of(source, item)
+    except (FileNotFoundError, ItemError, ValueError) as error:
+        raise DatasetError(f"{CHANGED} ({error})") from error
+    found = [put_picture(root, data) for reference, data in pictures if reference.digest == name]
+    if not found:
+        raise DatasetError(CHANGED)
+    return found[0]
 
 
 def _misfits(row: Row, config: contracts.Index) -> Iterator[str]:

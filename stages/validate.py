@@ -40,7 +40,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     prompt_of: dict[str, str] = latents.index.set_index("item_id")["prompt_id"].to_dict()
     medium_of: dict[str, str] = latents.index.set_index("item_id")["medium"].to_dict()
     embeddings = Embeddings(request.inputs["embeddings"], prompt_of.values())
-    kinds = kinds_of(request.inputs["embeddings"], config.model.path)
+    kinds = kinds_of(request.inputs["embeddings"], config.model.path, latents.parts)
 
     def kind(item: str) -> tuple[Size | None, int]:
         return latents.size(item), kinds.get(prompt_of[item], 0)

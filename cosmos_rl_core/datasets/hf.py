@@ -17,9 +17,9 @@ from pydantic import BaseModel, Field
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _arrow_files
-from cosmos_rl_core.datasets._base import Item, ItemError, Prompt
+from cosmos_rl_core.datasets._base import Item, ItemError, Picture, Prompt
 from cosmos_rl_core.datasets._prompt_files import prompts_of
-from cosmos_rl_core.datasets._references import Span
+from cosmos_rl_core.datasets._references import MOST, Span
 from cosmos_rl_core.datasets._saved_folder import SavedFolder
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
@@ -84,6 +84,7 @@ class Source:
     def __init__(self, options: Options):
         self._options = options
         self._places: dict[str, dict[str, tuple[int, int] | None]] = {}
+        self._pictures: dict[str, list[tuple[int, int] | None]] = {}
         self._listing = threading.Lock()
 
     def stamps(self) -> dict[str, str]:
@@ -92,12 +93,8 @@ class Source:
         Raises :class:`ConfigError` if the folder has another layout, or not the columns.
         """
         self._folder = _Folder(self._options)
-        if (column := self._folder.references(self._options.references_column)) is not None:
-            raise ConfigError(
-                f"{self._options.local_dir}: the column {column!r} has references, which a prepared dataset does not "
-                'keep; write edits to a folder and train on it, with name = "local", or remove the column'
-            )
-        self._medium = self._folder.medium(self._options.media_column)
+        self._references = self._folder.references(self._options.references_column)
+        self._medium = self._folder.medium(self._options.media_column, self._references)
         return self._folder.stamps
 
     def items(self, unit: str) -> list[Item]:
@@ -107,9 +104,12 @@ class Source:
         here: dict[str, tuple[int, int] | None] = {}
         for batch in self._folder.batches(unit):
             places = batch.places(column)
-            for place, (caption, metadata) in zip(places, self._folder.captions(batch), strict=True):
+            given = batch.lists(self._references) if self._references else [[]] * batch.rows.num_rows
+            for place, pictures, (caption, metadata) in zip(places, given, self._folder.captions(batch), strict=True):
                 name = f"{unit.removesuffix(ARROW)}-{len(found):06d}"
                 here[name] = place
+                if pictures:
+                    self._pictures[name] = pictures
                 found.append(Item(name, kind, caption, metadata))
         self._places[unit] = here
         return found
@@ -128,6 +128,18 @@ class Source:
             raise ItemError(f"no bytes in column {self._medium[0]}; a path alone is not read")
         start, end = place
         return BytesIO(store.read(store.join(self._folder.url, unit), start, end) if end > start else b"")
+
+    def references(self, item: Item) -> list[Picture]:
+        """Return the pictures that a row refers to. Raises :class:`ItemError` for one without bytes."""
+        pictures = self._pictures.get(item.name, [])
+        if len(pictures) > MOST:
+            raise ItemError(f"expected at most {MOST} references, found {len(pictures)}")
+        if None in pictures:
+            raise ItemError(f"reference {pictures.index(None) + 1}: no bytes; a path alone is not read")
+        url = store.join(self._folder.url, item.name.rpartition("-")[0] + ARROW)
+        spans = (place for place in pictures if place is not None)
+        data = (store.read(url, start, end) if end > start else b"" for start, end in spans)
+        return [Picture(f"reference {number}", one) for number, one in enumerate(data, 1)]
 
 
 class _About(BaseModel):
@@ -162,11 +174,14 @@ class _Folder:
         others = [field.name for field in self._schema if field.name != texts[0] and _is_json(field.type)]
         self._columns = _Columns(texts[0], others)
 
-    def medium(self, wanted: str) -> tuple[str, Literal["image", "video"]]:
-        """Return the column with media, and their kind. Raises :class:`ConfigError` unless it is one."""
+    def medium(self, wanted: str, references: str | None) -> tuple[str, Literal["image", "video"]]:
+        """Return the column with media, and their kind. Raises :class:`ConfigError` unless it is one.
+
+        It is another column than that of ``references``.
+        """
         kinds: dict[str, Literal["image", "video"]]
         kinds = {name: MEDIA[kind] for name in self._schema.names if (kind := self._kind(name)) in MEDIA}
-        found = [name for name in kinds if wanted in ("", name)]
+        found = [name for name in kinds if wanted in ("", name) and name != references]
         if len(found) != 1 or not _is_medium(self._schema.field(found[0]).type):
             raise self._no_column("one media", [wanted] if wanted else [*kinds], "media_column")
         return found[0], kinds[found[0]]

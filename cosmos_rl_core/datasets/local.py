@@ -10,14 +10,14 @@ paths, relative to the folder and inside it, in a folder of their own. Its other
 """
 
 import itertools
-import re
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+import posixpath
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO, Literal
+from typing import BinaryIO, Literal
 
 import numpy as np
 from PIL import Image
@@ -27,17 +27,15 @@ from cosmos_rl_core import canonical
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _clips, _probe
-from cosmos_rl_core.datasets._base import Item, ItemError, Prompt, Reference, prompt_id
-from cosmos_rl_core.datasets._files import IMAGES, VIDEOS, caption_in, kind_of, parsed
-from cosmos_rl_core.datasets._references import References, frames_of
-from cosmos_rl_core.errors import ConfigError, mistakes_in
+from cosmos_rl_core.datasets._base import Item, ItemError, Picture, Prompt, Reference, prompt_id
+from cosmos_rl_core.datasets._files import REFERENCES, kind_of
+from cosmos_rl_core.datasets._layout import Files, is_image, layout, misfits, no_folder, nothing_in, read_caption
+from cosmos_rl_core.datasets._references import References, frame_in, frames_of, places_in
+from cosmos_rl_core.errors import ConfigError, UnreadableError, mistakes_in
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.file_digests import files_digest
 
-Files = dict[str, list[str]]
-"""Names of files, relative to the folder, by stem."""
-
-_ITEM_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
+_READ_AT_ONCE = 16
 
 
 class Options(DatasetOptions):
@@ -147,7 +145,7 @@ class Source:
     """Files of the folder, on a local disk or in S3: a unit is an item, named by its stem."""
 
     def __init__(self, options: Options):
-        self._root = options.local_dir
+        self._root, self._first_frame, self._size = options.local_dir, options.first_frame, options.size
         self._media: dict[str, list[str]] = {}
         self._captions: dict[str, list[str]] = {}
 
@@ -156,26 +154,70 @@ class Source:
         try:
             found = store.stamps(self._root)
         except FileNotFoundError as error:
-            raise _no_folder(self._root) from error
+            raise no_folder(self._root) from error
         if not found:
             # A disk that is not mounted must not end every item.
-            raise _no_folder(self._root)
-        self._media, self._captions = _layout(self._root, found)
+            raise no_folder(self._root)
+        self._media, self._captions = layout(self._root, found)
         if not self._media and not self._captions:
-            raise ConfigError(_nothing_in(self._root, found))
+            raise ConfigError(nothing_in(self._root, found))
         units = sorted(self._media.keys() | self._captions.keys())
-        return {unit: "; ".join(f"{name} {found[name]}" for name in self._files(unit)) for unit in units}
+        named = self._named(found)
+        told = {unit: [f"{name} {found[name]}" for name in self._files(unit)] for unit in units}
+        return {
+            unit: "; ".join([*some, *(f"{place} {found.get(place)}" for place in named.get(unit, ()))])
+            for unit, some in told.items()
+        }
 
     def items(self, unit: str) -> list[Item]:
         """Return the one item of a stem. Raises :class:`ItemError` on several files of one kind, or a bad caption."""
         media, captions = self._media.get(unit, []), self._captions.get(unit, [])
-        if mistakes := _misfits(unit, media, captions):
+        if mistakes := misfits(unit, media, captions):
             raise ItemError("; ".join(mistakes))
-        return [Item(unit, kind_of(media[0]), *(_caption(self._root, captions[0]) if captions else (None, {})))]
+        return [Item(unit, kind_of(media[0]), *(read_caption(self._root, captions[0]) if captions else (None, {})))]
 
     def open(self, name: str) -> BinaryIO:
         """Open the medium of a stem."""
         return store.stream(store.join(self._root, self._media[name][0]))
+
+    def references(self, item: Item) -> list[Picture]:
+        """Return the pictures that a caption refers to, or the first frame. Raises :class:`ItemError`."""
+        try:
+            places = places_in(item.metadata.get(REFERENCES, []))
+        except ValueError as error:
+            raise ItemError(f"{PurePath(self._captions[item.name][0]).name}: {error}") from error
+        if not self._first_frame:
+            return [Picture(place, self._picture(place)) for place in places]
+        if places:
+            raise ItemError(_twice(self._media[item.name][0]))
+        with self.open(item.name) as file:
+            return [Picture(f"{self._media[item.name][0]}, frame 0", frame_in(file, item.kind, 0, self._size))]
+
+    def _picture(self, place: str) -> bytes:
+        root, on_disk = self._root, "://" not in self._root
+        path = posixpath.normpath(place)
+        outside = path.startswith("/") or path.split("/")[0] == ".."
+        if outside or (on_disk and not Path(root, path).resolve().is_relative_to(Path(root).resolve())):
+            raise ItemError(f"the reference {place} is outside the folder {root}; put it in a folder there")
+        try:
+            return store.read(store.join(root, path))
+        except FileNotFoundError as error:
+            raise ItemError(f"no file at {store.join(root, place)}") from error
+        except UnreadableError as error:
+            raise ItemError(f"{store.join(root, place)} cannot be read: {error}") from error
+
+    def _named(self, found: Mapping[str, str]) -> dict[str, list[str]]:
+        """Return the places that the captions of each unit name, if there are pictures elsewhere in the folder.
+
+        Without any no file is read. Captions that cannot be read name none.
+        """
+        media = {*itertools.chain(*self._media.values())}
+        if self._first_frame or not any(is_image(name) and name not in media for name in found):
+            return {}
+        captions = {name: unit for unit, some in self._captions.items() for name in some if name.endswith(".json")}
+        with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+            told = zip(captions.values(), pool.map(lambda name: _places(self._root, name), captions), strict=True)
+            return {unit: places for unit, places in told if places}
 
     def _files(self, unit: str) -> list[str]:
         return [*self._media.get(unit, ()), *self._captions.get(unit, ())]
@@ -229,7 +271,7 @@ def _with_first_frames(clips: list[_Item], options: Options) -> list[_Item]:
     """
     medium, text = clips[0].medium, clips[0].prompt.text
     if clips[0].prompt.references:
-        raise ItemError(f"{medium.name}: its caption names references; leave first_frame out, or the references")
+        raise ItemError(_twice(medium.name))
     starts = [_first(medium, options, one.clip) for one in clips]
     with _named(medium):
         references = frames_of(medium, starts, options.size)
@@ -248,59 +290,31 @@ def _find(local_dir: str) -> tuple[Files, Files]:
             'name that with name = "snapshot"'
         )
     try:
-        return _layout(local_dir, store.stamps(local_dir))
+        return layout(local_dir, store.stamps(local_dir))
     except FileNotFoundError as error:
-        raise _no_folder(local_dir) from error
+        raise no_folder(local_dir) from error
 
 
-def _no_folder(local_dir: str) -> ConfigError:
-    return ConfigError(f"no folder at {local_dir} with files in it; expected images or videos with captions")
+def _twice(medium: str) -> str:
+    return f"{PurePath(medium).name}: its caption names references; leave first_frame out, or the references"
 
 
-def _nothing_in(local_dir: str, names: Iterable[str]) -> str:
-    """Return why a folder of files has no item, with the folders below it that have media."""
-    folders = sorted({str(PurePath(name).parent) for name in names if _is_medium(name)})
-    below = f"; there are media in {', '.join(folders[:5])}: name one folder" if folders else ""
-    return f"no image or video in {local_dir}; expected them there, or in its folder images/ or videos/{below}"
-
-
-def _is_medium(name: str) -> bool:
-    return PurePath(name).suffix.lower() in IMAGES | VIDEOS
-
-
-def _layout(local_dir: str, names: Iterable[str]) -> tuple[Files, Files]:
-    """Return media and captions by stem, given the names of all files, relative to the folder."""
-    by_folder: dict[str, list[str]] = defaultdict(list)
-    for name in sorted(names):
-        by_folder[str(PurePath(name).parent)].append(name)
-    folders = [name for name in ("images", "videos") if name in by_folder]
-    if len(folders) > 1:
-        raise ConfigError(f"{local_dir} has both images/ and videos/; expected one of them")
-    media = _by_stem(by_folder[folders[0] if folders else "."], IMAGES | VIDEOS)
-    if folders:
-        return media, _by_stem(by_folder["metas"], {".txt", ".json"})
-    # Text beside no medium is a note or a licence.
-    beside = [name for name in by_folder["."] if name.lower().endswith(".json") or PurePath(name).stem in media]
-    return media, _by_stem(beside, {".txt", ".json"})
-
-
-def _by_stem(names: Iterable[str], extensions: Collection[str]) -> Files:
-    """Return the names with these extensions by stem."""
-    found: Files = {}
-    for path in map(PurePath, names):
-        if path.suffix.lower() in extensions:
-            found.setdefault(path.stem, []).append(str(path))
-    return found
+def _places(local_dir: str, caption: str) -> list[str]:
+    """Return the places of the references that a caption names; none of one that cannot be read."""
+    with suppress(ItemError, FileNotFoundError, UnreadableError, ValueError):
+        _, values = read_caption(local_dir, caption)
+        return [posixpath.normpath(place) for place in places_in(values.get(REFERENCES, []))]
+    return []
 
 
 def _item(pictures: References, local_dir: str, item_id: str, media: list[str], captions: list[str]) -> _Item:
     """Return the item of a stem. Raises :class:`ConfigError` with a line for each mistake."""
-    mistakes, text, found = _misfits(item_id, media, captions), "", tuple[Reference, ...]()
+    mistakes, text, found = misfits(item_id, media, captions), "", tuple[Reference, ...]()
     try:
         if not captions:
             raise ConfigError(f"{PurePath(media[0]).name}: no caption")
-        text, values = _caption(local_dir, captions[0])
-        found = pictures.at(values.get("references", []))
+        text, values = read_caption(local_dir, captions[0])
+        found = pictures.at(values.get(REFERENCES, []))
     except ConfigError as error:
         mistakes.append(str(error))
     except ValueError as error:
@@ -309,26 +323,6 @@ def _item(pictures: References, local_dir: str, item_id: str, media: list[str], 
         raise ConfigError("\n".join(mistakes))
     prompt = Prompt(id=prompt_id(text, [one.digest for one in found]), text=text, references=found)
     return _Item(item_id, Path(local_dir, media[0]), prompt)
-
-
-def _misfits(item_id: str, media: list[str], captions: list[str]) -> list[str]:
-    """Return why the files of a stem are no item, a line for each mistake."""
-    name = PurePath((media or captions)[0]).name
-    mistakes = []
-    if not _ITEM_ID.fullmatch(item_id):
-        mistakes.append(f"{name}: rename it to at most 80 letters, digits, '_', '-' and '.'")
-    if not media:
-        mistakes.append(f"{name}: no image or video of that name")
-    for kind, files in (("medium", media), ("caption", captions)):
-        if len(files) > 1:
-            mistakes.append(f"{name}: more than one {kind}: {', '.join(PurePath(file).name for file in files)}")
-    return mistakes
-
-
-def _caption(local_dir: str, file: str) -> tuple[str, dict[str, Any]]:
-    """Return the caption in a file and the values beside it. Raises :class:`ItemError` if there is none."""
-    name = PurePath(file).name
-    return caption_in(name, parsed(name, store.read(store.join(local_dir, file))))
 
 
 def _pictures(file: Path, options: Options, clip: int) -> Iterator[Image.Image]:

@@ -31,12 +31,16 @@ class Pool:
         return {path for path in files_of(listing) if not every.has(path)}
 
     def sweep(self, paths: Collection[str], listing: Mapping[str, Listed]) -> dict[str, int]:
-        """Delete those of some files that no slot names now, return their sizes, and end a sweep that was killed."""
+        """Delete those of some files that no slot names now, return their sizes, and end a sweep that was killed.
+
+        Files that were written again since ``listing`` stay: who did so names them later.
+        """
         if not paths and not is_announced(listing):
             return {}
         with sweeping(self._root):
-            listing = store.listed(self._root)
+            before, listing = listing, store.listed(self._root)
             gone = self.unnamed(listing, slots_in(listing)) & {*paths}
+            gone = {path for path in gone if listing[path].written_s == before[path].written_s}
             with ThreadPoolExecutor(AT_ONCE) as threads:
                 list(threads.map(store.remove, [store.join(self._root, path) for path in sorted(gone)]))
         return {path: listing[path].size for path in gone}

@@ -65,7 +65,9 @@ class StageWork:
 def forward_flops(plan: Plan) -> int:
     """Return the operations of one unguided forward pass of the transformer on one sample, with typical references."""
     media, length, path = plan.media, plan.recipe.policy.diffusers.max_prompt_length, costs.base_path(plan.recipe)
-    return counting.forward_flops(path, media.size, media.frames, length, typical(path, plan.prompts))
+    captions = plan.data_snapshot if not plan.prompts else None
+    pictures = captions.typical_pictures if captions else typical(path, plan.prompts)
+    return counting.forward_flops(path, media.size, media.frames, length, pictures)
 
 
 def stages(plan: Plan) -> list[StageWork]:

@@ -1,7 +1,7 @@
 """The datasets of a recipe: prompts, and media of the size that the policy is trained on."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple, cast
 
@@ -10,14 +10,16 @@ from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.toml import MAX_TEXT
 from cosmos_rl_core.config.train import DatasetOptions, SnapshotOptions
-from cosmos_rl_core.datasets._base import MediaPlugin, Prompt
+from cosmos_rl_core.datasets._base import MediaPlugin, Prompt, Reference
 from cosmos_rl_core.datasets._checked import checked_prompts
 from cosmos_rl_core.datasets._shares import Share, most
 from cosmos_rl_core.datasets._windows import Windows
 from cosmos_rl_core.errors import ArtifactError, ConfigError, Mistakes, counted
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.storage import store
+from flows.checking.snapshots import check_first_frames, check_items, check_references, check_weights
 from flows.sizes import costs
+from flows.sizes.basis import largest, typical
 from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.snapshots import Snapshot
@@ -56,6 +58,10 @@ class Pinned(Section):
     """Their different captions."""
     later: tuple[tuple[int, ...], ...] = ()
     """Of each part the later parts that say which of its media are still there; empty if all media are."""
+    pictures: tuple[tuple[int, int], ...] = ()
+    """Sizes of the references of the caption whose references have the most tokens; empty without any."""
+    typical_pictures: tuple[tuple[int, int], ...] = ()
+    """The same of the caption in the middle."""
 
     def read(self, store_url: str) -> Snapshot:
         """Return the snapshot. Raises :class:`ArtifactError` if it has gone or is another one."""
@@ -285,51 +291,32 @@ def _of_snapshot(recipe: Recipe, options: SnapshotOptions, store_url: str) -> Me
     items = parts.side_of(every.items, split_of(options))
     if not len(items):
         raise ConfigError(f"snapshot {head.number} of {name!r} has no item with side = {options.side!r}")
-    _check_items(items, windows_of(recipe, options), f"snapshot {head.number} of {name!r}")
-    _check_weights(items, options.weights, f"snapshot {head.number} of {name!r}")
-    if directories.spec(costs.base_path(recipe)).references:
-        _check_no_references(items, f"snapshot {head.number} of {name!r}")
-    texts = dict(zip(items["prompt_id"], items["caption"], strict=True))
-    prompts = tuple(Prompt(id=prompt, text=text) for prompt, text in sorted(texts.items()))
+    if directories.spec(path := costs.base_path(recipe)).references:
+        check_references(items, f"snapshot {head.number} of {name!r}")
+        check_first_frames(recipe, options, items, head)
+    check_items(items, windows_of(recipe, options), f"snapshot {head.number} of {name!r}")
+    check_weights(items, options.weights, TRAINED, f"snapshot {head.number} of {name!r}")
+    prompts = _prompts_in(items, parts.references_in)
     _of_length(prompts, f"snapshot {head.number} of {name!r}")
-    counts = {"items": len(items), "prompts": len(prompts)}
+    counts: dict[str, Any] = {"items": len(items), "prompts": len(prompts)}
+    with suppress(ConfigError):  # named with their captions, when all prompts are checked
+        counts |= {"pictures": largest(path, prompts), "typical_pictures": typical(path, prompts)}
     later = tuple(every.later()) if any(every.later()) else ()
     return Media(prompts, snapshot=Pinned(dataset=name, number=head.number, digest=head.digest, later=later, **counts))
 
 
-def _check_items(items: Any, windows: Windows, where: str) -> None:
-    """Raise :class:`ConfigError` if items have no caption, or too few frames."""
-    bare, short = items["caption"].isna(), items["frames"] < items["fps"].map(windows.least)
-    if bare.any():
-        raise ConfigError(
-            f"{bare.sum()} items of {where} have no caption, e.g. {items.loc[bare, 'name'].iloc[0]}; caption them, or "
-            "leave them out with captioned = true in the file of the dataset"
+def _prompts_in(items: Any, references_in: Callable[[Any], tuple[Reference, ...]]) -> tuple[Prompt, ...]:
+    """Return the captions of items with their references, sorted by id."""
+    rows = items.drop_duplicates("prompt_id").sort_values("prompt_id")
+    fields = zip(rows["prompt_id"], rows["caption"], rows["references"], rows["unit"], strict=True)
+    return tuple(
+        Prompt(
+            id=prompt,
+            text=text,
+            references=tuple(one.model_copy(update={"source": unit}) for one in references_in(references)),
         )
-    if short.any():
-        first = items[short].iloc[0]
-        raise ConfigError(
-            f"{short.sum()} items of {where} have too few frames, e.g. {first['name']} has {first['frames']}, expected "
-            f"at least {windows.least(first['fps'])}; leave them out with min_frames in the file of the dataset"
-        )
-
-
-def _check_no_references(items: Any, where: str) -> None:
-    """Raise :class:`ConfigError` for items that name references: a prepared dataset does not keep them."""
-    if (named := items["metadata"].map(lambda told: bool(json.loads(told).get("references")))).any():
-        raise ConfigError(
-            f"{named.sum()} items of {where} name references, e.g. {items.loc[named, 'name'].iloc[0]}; a prepared "
-            'dataset does not keep them: train on the folder itself, with name = "local"'
-        )
-
-
-def _check_weights(items: Any, weights: Mapping[str, float], where: str) -> None:
-    """Raise :class:`ConfigError` unless each source that items come from has a weight, and no other has one."""
-    sources = {*items["unit"].str.partition("/")[0]}
-    if weights and sources != weights.keys():
-        raise ConfigError(
-            f"{TRAINED}.weights names {', '.join(sorted(weights))}; the items of {where} that are used come from "
-            f"{', '.join(sorted(sources))}: give each of these a weight"
-        )
+        for prompt, text, references, unit in fields
+    )
 
 
 def weights_of(options: DatasetOptions | None) -> dict[str, float]:

@@ -140,7 +140,8 @@ class Plan(BasePlan[Recipe]):
     @property
     def basis(self) -> Basis:
         """Return the facts that decide the memory of its stages."""
-        return Basis(self.below, largest(costs.base_path(self.recipe), self.every_prompt), self.generates)
+        known = [pinned.pictures for pinned in self.snapshots]
+        return Basis(self.below, largest(costs.base_path(self.recipe), self.every_prompt, known), self.generates)
 
     @property
     def lineage(self) -> str:

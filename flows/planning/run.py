@@ -134,7 +134,7 @@ class Prepared:
         assert isinstance(options, SnapshotOptions)
         snapshot = pinned.read(self.store_url)
         # The empty prompt, for text dropout. Negative prompts differ between recipes and come from elsewhere.
-        embed = self._embed_config(negative_prompt="")
+        embed = self._embed_config(negative_prompt="", media=self.plan.media if pinned.pictures else None)
         encode = contracts.Encode(
             model=self.plan.base,
             sources=cast("dict[str, Any]", snapshot.sources),

@@ -25,12 +25,13 @@ PLAIN = Basis()
 """A run that begins with the base model, makes rollouts, and has no references."""
 
 
-def largest(pipeline: str, prompts: Iterable[Prompt]) -> Pictures:
+def largest(pipeline: str, prompts: Iterable[Prompt], known: Iterable[Pictures] = ()) -> Pictures:
     """Return the sizes of the references of the prompt whose references have the most tokens; none without any.
 
-    Raises :class:`ConfigError` for a size that the model does not take.
+    ``known`` are those of the largest of other prompts. Raises :class:`ConfigError` for a size that the model does not
+    take.
     """
-    found = _by_tokens(pipeline, prompts)
+    found = _by_tokens(pipeline, prompts, known)
     return found[-1][0] if found else ()
 
 
@@ -45,9 +46,10 @@ def typical(pipeline: str, prompts: Iterable[Prompt]) -> Pictures:
     return ()
 
 
-def _by_tokens(pipeline: str, prompts: Iterable[Prompt]) -> list[tuple[Pictures, int]]:
+def _by_tokens(pipeline: str, prompts: Iterable[Prompt], known: Iterable[Pictures] = ()) -> list[tuple[Pictures, int]]:
     """Return the sizes of references and how many prompts have them, fewest tokens first."""
     counts = Counter(tuple((one.height, one.width) for one in prompt.references) for prompt in prompts)
+    counts.update(tuple(pictures) for pictures in known if pictures)
     if [*counts] == [()]:
         return []
     return sorted(counts.items(), key=lambda item: (sizes.num_reference_tokens(pipeline, item[0]), item[0]))

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from cosmos_rl_core.canonical import from_json
+from cosmos_rl_core.canonical import from_json, sha256
 from cosmos_rl_core.errors import UnavailableError, advised
 from cosmos_rl_core.storage import store
 from stages.artifacts.artifact import Artifact
@@ -23,8 +23,8 @@ POOL = "embeddings"
 """The pool's folder, beside the slots that it belongs to."""
 PICTURES = "references"
 """The folder of the pool of pictures that prompts refer to. The name of each is its digest."""
-POOLED = ("embed", "references")
-"""The stages whose artifacts are an index of files of a pool."""
+POOLED = ("embed", "references", "index")
+"""The stages whose artifacts have an index of files of a pool; a part of a dataset only if items have references."""
 INDEX = "index.json"
 """Of each id the path of its file, its size and its sha256."""
 TEXTS = "texts"
@@ -84,6 +84,21 @@ def check_not_swept(root: str) -> None:
             f"embeddings that nothing names are being deleted ({mark}); try again when that has ended; if it was "
             f"killed, give it once more: `{advised('data gc', store=store_of(root))}`"
         )
+
+
+def put_picture(root: str, data: bytes) -> FileEntry:
+    """Write a picture into the pool beside the slots of ``root``, and date it as written now if it is there.
+
+    For who names it only later: no sweep takes what is as young. Raises :class:`UnavailableError` during one.
+    """
+    entry = FileEntry(path=f"{PICTURES}/{sha256(data)}", size=len(data), sha256=sha256(data))
+    while True:
+        check_not_swept(root)
+        store.write(url := store.join(root, entry.path), data)
+        # A sweep that took the older file from under this write has ended by now.
+        check_not_swept(root)
+        if store.size(url) is not None:
+            return entry
 
 
 def is_announced(names: Container[str]) -> bool:

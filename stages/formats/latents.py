@@ -70,6 +70,8 @@ class Latents:
     Each is read on access. At most ``kept_bytes`` stay in memory.
     """
 
+    parts: Parts | None
+    """The parts that say which items there are; None for a media set."""
     index: pd.DataFrame
     """A row an item, in the set's order: ``item_id``, ``prompt_id``, ``latents_id``, under which its latents are,
     the name of its ``source``, "" for a media set, and its ``medium``, of which several items may be clips."""
@@ -82,7 +84,7 @@ class Latents:
         kept_bytes: int = KEPT_BYTES,
         posterior: Posterior = "mode",
     ) -> None:
-        self._posterior = posterior
+        self.parts, self._posterior = parts, posterior
         artifacts = [Artifact(source) for source in sources]
         tables = [read_table(artifact, ITEMS) for artifact in artifacts]
         self._places: dict[str, tuple[Members, int]] = {}

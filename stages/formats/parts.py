@@ -6,6 +6,8 @@ from typing import Any, Self
 
 import pandas as pd
 
+from cosmos_rl_core.canonical import canonical_json, from_json
+from cosmos_rl_core.datasets._base import Reference
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.contracts import Caption, Index, Split
@@ -29,7 +31,10 @@ COLUMNS = {
     "new_prompt": "bool",
 }
 """Columns of ``items.parquet`` and their types."""
-INDEXED: dict[str, str] = {name: kind for name, kind in COLUMNS.items() if kind != "bool"} | {"reason": "string"}
+REFERENCES = "references"
+"""Column with the references of items as JSON, absent from those without. Only a table of some with any has it."""
+INDEXED: dict[str, str] = {name: kind for name, kind in COLUMNS.items() if kind != "bool"}
+INDEXED |= {REFERENCES: "string", "reason": "string"}
 """Columns of what was read of each item, and their types. ``reason`` says why it is not used, if it is not."""
 LEFT_OUT: dict[str, str] = dict.fromkeys(("unit", "name", "reason"), "string")
 """Columns of ``left_out.parquet`` and their types."""
@@ -49,7 +54,7 @@ NO_ITEMS = pd.DataFrame(columns=[*COLUMNS]).astype(COLUMNS)
 
 def items_table(found: Any) -> pd.DataFrame:
     """Return the table of items, sorted by unit and name."""
-    return _sorted(found, COLUMNS)
+    return _sorted(found, COLUMNS | ({REFERENCES: "string"} if found[REFERENCES].notna().any() else {}))
 
 
 def left_out_table(found: Any) -> pd.DataFrame:
@@ -65,6 +70,17 @@ def table_of(rows: Iterable[dict[str, Any]], columns: dict[str, str]) -> pd.Data
     """Return a table with these columns of the rows, of these types."""
     table: Any = pd.DataFrame([{name: row[name] for name in columns} for row in rows], columns=[*columns])
     return table.astype(columns)
+
+
+def as_json(references: Iterable[Reference]) -> str | None:
+    """Return references as a table has them; None without any."""
+    found = [one.identity() for one in references]
+    return canonical_json(found).decode() if found else None
+
+
+def references_in(value: Any) -> tuple[Reference, ...]:
+    """Return the references of an item in a table. The store has their bytes, by their digests."""
+    return tuple(Reference(**one) for one in from_json(value)) if isinstance(value, str) else ()
 
 
 def side_of(items: Any, split: Split | None) -> Any:
@@ -96,11 +112,13 @@ class Parts:
         """Return the items of all parts, those too that a later part removes. ``part`` is the number of the part.
 
         ``captioner`` is the digest of what wrote the caption; it is absent for a caption of the dataset's files.
+        ``references`` are those that :func:`references_in` takes.
         ``new_medium`` and ``new_prompt`` say which items are the first with their medium and with their caption.
         """
         tables = [read_table(one, Index.ITEMS).assign(part=number) for number, one in enumerate(self.artifacts)]
         found: Any = pd.concat(tables or [NO_ITEMS.assign(part=0)], ignore_index=True)
-        found["captioner"] = pd.Series(pd.NA, index=found.index, dtype="string")
+        for name in {"captioner", REFERENCES} - {*found}:
+            found[name] = pd.Series(pd.NA, index=found.index, dtype="string")
         if not self.captions:
             return found
         written = self.written.set_index("item")

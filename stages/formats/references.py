@@ -14,6 +14,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.pool import PICTURES
 from stages.artifacts.records import store_of
 from stages.artifacts.request import Input
+from stages.formats.parts import REFERENCES, Parts, references_in
 
 HELD = 16
 """Decoded pictures in memory: samples of a prompt have the same."""
@@ -52,19 +53,25 @@ class Pictures:
         return decoded(self.data(digest))
 
 
-def sizes_of(sources: Iterable[Input]) -> dict[str, sizes.Pictures]:
-    """Return the sizes of the references of each prompt in the settings of artifacts, by its id."""
+def sizes_of(sources: Iterable[Input], parts: Parts | None = None) -> dict[str, sizes.Pictures]:
+    """Return the sizes of the references of each prompt in the settings of artifacts, and in parts, by its id."""
     made_for = (Artifact(source).manifest.config["prompts"] for source in sources)
     prompts = (prompt for some in made_for for prompt in some)
-    return {one["id"]: [(ref["height"], ref["width"]) for ref in one.get("references", ())] for one in prompts}
+    found: dict[str, sizes.Pictures] = {}
+    found |= {one["id"]: [(ref["height"], ref["width"]) for ref in one.get("references", ())] for one in prompts}
+    if parts is not None:
+        items = parts.items[parts.items[REFERENCES].notna()].drop_duplicates("prompt_id")
+        for prompt, references in zip(items["prompt_id"], items[REFERENCES], strict=True):
+            found[prompt] = [(one.height, one.width) for one in references_in(references)]
+    return found
 
 
-def kinds_of(sources: Iterable[Input], model: str) -> dict[str, int]:
+def kinds_of(sources: Iterable[Input], model: str, parts: Parts | None = None) -> dict[str, int]:
     """Return a number for the shapes of the references of each prompt, by its id; nothing without any references.
 
-    Prompts of one number fit in one forward pass. ``sources`` have the prompts in their settings.
+    Prompts of one number fit in one forward pass. ``sources`` have the prompts in their settings, ``parts`` in items.
     """
-    referring = {prompt: pictures for prompt, pictures in sizes_of(sources).items() if pictures}
+    referring = {prompt: pictures for prompt, pictures in sizes_of(sources, parts).items() if pictures}
     path = directories.resolve_path(model) if referring else ""
     shapes = {prompt: sizes.reference_tokens(path, pictures) for prompt, pictures in referring.items()}
     numbers = {shape: number for number, shape in enumerate(sorted({*shapes.values()}))}

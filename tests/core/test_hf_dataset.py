@@ -292,11 +292,16 @@ def test_where_the_folder_lies_is_no_part_of_what_a_run_is():
     )
 
 
-def test_rows_with_references_are_no_prepared_dataset(tmp_path: Path):
+def test_the_column_of_references_is_no_column_of_media(tmp_path: Path):
     features = {"image": {"_type": "Image"}, "references": {"_type": "Image"}}
     columns = {"image": media(PICTURES[:2]), "references": media(PICTURES[2:4]), "text": pa.array(["a", "b"])}
     save(tmp_path, columns, features)
-    for settings in ({"media_column": "image"}, {"media_column": "image", "references_column": "references"}):
-        with pytest.raises(ConfigError, match="the column 'references' has references, which a prepared dataset does"):
-            source(tmp_path, **settings)
+    for settings in ({}, {"media_column": "image", "references_column": "references"}):
+        found = source(tmp_path, **settings)
+        (unit,) = found.stamps()
+        for number, item in enumerate(found.items(unit)):
+            assert found.open(item.name).read() == PICTURES[number]
+            assert [one.data for one in found.references(item)] == [PICTURES[2 + number]]
     assert texts(tmp_path) == ["a", "b"]
+    with pytest.raises(ConfigError, match="needs one media column"):
+        source(tmp_path, media_column="references")

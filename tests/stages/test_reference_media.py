@@ -15,13 +15,11 @@ from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.errors import ConfigError, DatasetError
 from cosmos_rl_core.models._base import Model
 from cosmos_rl_core.models._conditioning import Conditioning, generated, stack
-from cosmos_rl_core.recipes.reading import check
 from cosmos_rl_core.storage.media import encode
 from cosmos_rl_core.training.noise_levels import FINE_GRID, DrawKey, sft_time, training_noise
 from flows.checking.references import unread
 from flows.planning import requests
 from flows.planning.datasets import data_of
-from flows.planning.plan import make_plan
 from flows.planning.run import Run
 from flows.sizes import costs
 from stages.artifacts.artifact import Artifact
@@ -31,7 +29,6 @@ from stages.formats.policies import read_part
 from stages.formats.references import Pictures
 from stages.formats.tables import read_table
 from stages.training.loading import load_model
-from tests.flows.prepared import add, prepare
 from tests.hand_made import rewards
 from tests.stages.conftest import make, make_on_ranks, make_run
 from tests.stages.test_sharding import aside, require_close
@@ -262,18 +259,6 @@ def test_a_loss_on_media_takes_references_of_one_shape(tmp_path: Path):
     (inputs := tmp_path / "inputs").mkdir()
     with pytest.raises(ConfigError, match=r"references of media in \[train.train_policy.data\] have 2 shapes"):
         make_run(tmp_path, next_to_rewards(inputs, SOURCES))
-
-
-def test_a_prepared_dataset_of_edits_is_refused_for_a_family_that_takes_references(tmp_path: Path):
-    (clips := tmp_path / "clips").mkdir()
-    add(clips, 0, 1)
-    (clips / "0001.json").write_text('{"prompt": "a hat", "references": ["sources/1.png"]}', encoding="utf-8")
-    prepare(clips, str(tmp_path / "store"))
-    (inputs := tmp_path / "inputs").mkdir()
-    values = supervised("flux2_klein", inputs)
-    values["train"]["train_policy"]["dataset"] = {"name": "snapshot", "dataset": "clips"}
-    with pytest.raises(ConfigError, match=r"1 items of snapshot 1 of 'clips' name references, e\.g\. 0001; a prepared"):
-        make_plan(check(values, "test"), "run", "test.toml", (), str(tmp_path / "store"))
 
 
 @pytest.mark.parametrize("name", ["wan", "wan_i2v", "cosmos_predict2_5"])

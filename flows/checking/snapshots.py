@@ -1,0 +1,67 @@
+"""Checks of the items of a prepared dataset, against the recipe that trains on them."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from cosmos_rl_core.config.recipe import Recipe
+from cosmos_rl_core.config.train import SnapshotOptions
+from cosmos_rl_core.datasets._windows import Windows
+from cosmos_rl_core.errors import ConfigError
+from stages.artifacts.snapshots import Snapshot
+
+
+def check_items(items: Any, windows: Windows, where: str) -> None:
+    """Raise :class:`ConfigError` if items have no caption, or too few frames."""
+    bare, short = items["caption"].isna(), items["frames"] < items["fps"].map(windows.least)
+    if bare.any():
+        raise ConfigError(
+            f"{bare.sum()} items of {where} have no caption, e.g. {items.loc[bare, 'name'].iloc[0]}; caption them, or "
+            "leave them out with captioned = true in the file of the dataset"
+        )
+    if short.any():
+        first = items[short].iloc[0]
+        raise ConfigError(
+            f"{short.sum()} items of {where} have too few frames, e.g. {first['name']} has {first['frames']}, expected "
+            f"at least {windows.least(first['fps'])}; leave them out with min_frames in the file of the dataset"
+        )
+
+
+def check_references(items: Any, where: str) -> None:
+    """Raise :class:`ConfigError` for items that name references which were not kept."""
+    named = items["metadata"].map(lambda told: bool(json.loads(told).get("references")))
+    if (lost := named & items["references"].isna()).any():
+        raise ConfigError(
+            f"{lost.sum()} items of {where} name references that were not kept, e.g. "
+            f"{items.loc[lost, 'name'].iloc[0]}: earlier versions kept none, and of rows only pictures are kept; read "
+            "all files again (cosmos-flows preprocess --verify)"
+        )
+
+
+def check_first_frames(recipe: Recipe, options: SnapshotOptions, items: Any, head: Snapshot) -> None:
+    """Raise :class:`ConfigError` unless first frames that were indexed are those of the clips that are trained on."""
+    used, size = {*items["unit"].str.partition("/")[0]}, recipe.policy.diffusers.inference_size
+    for name in sorted(name for name in used if head.sources.get(name, {}).get("first_frame")):
+        where = f"the source {name!r} of {options.dataset!r} has first_frame = true"
+        if options.windows_per_item > 1 or options.crop != "centre":
+            raise ConfigError(
+                f"{where}; leave out windows_per_item and crop, because one clip of a medium begins with it"
+            )
+        if (*head.sources[name]["size"],) != size:
+            raise ConfigError(
+                f"{where} and size = {head.sources[name]['size']}, inference_size is {[*size]}; make them equal in the "
+                "file of the dataset, and prepare it again"
+            )
+
+
+def check_weights(items: Any, weights: Mapping[str, float], place: str, where: str) -> None:
+    """Raise :class:`ConfigError` unless each source that items come from has a weight, and no other has one.
+
+    ``place`` names the dataset in the recipe.
+    """
+    sources = {*items["unit"].str.partition("/")[0]}
+    if weights and sources != weights.keys():
+        raise ConfigError(
+            f"{place}.weights names {', '.join(sorted(weights))}; the items of {where} that are used come from "
+            f"{', '.join(sorted(sources))}: give each of these a weight"
+        )

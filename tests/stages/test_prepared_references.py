@@ -1,0 +1,252 @@
+"""Prepared datasets whose captions refer to pictures: what training conditions on is that of the folder itself."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+
+from cosmos_rl_core import seeds
+from cosmos_rl_core.canonical import sha256
+from cosmos_rl_core.conformance.kinds import hf_folder
+from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.models._conditioning import Conditioning
+from cosmos_rl_core.storage.media import encode
+from cosmos_rl_core.training.noise_levels import FINE_GRID, DrawKey, sft_time, training_noise
+from flows.planning import requests
+from flows.planning.run import Run
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
+from stages.artifacts.snapshots import Snapshot
+from stages.formats.embeddings import Embeddings
+from stages.formats.latents import Latents
+from stages.formats.parts import Parts
+from stages.formats.policies import read_part
+from stages.formats.references import Pictures
+from stages.formats.tables import read_table
+from tests.flows.prepared import prepare
+from tests.hand_made import rewards
+from tests.stages.conftest import make, make_on_ranks, make_run
+from tests.stages.test_reference_media import FAMILIES, SEED, SOURCES, ByHand, next_to_rewards, prepared, supervised
+from tests.stages.test_sharding import aside, require_close
+from tests.stages.test_transitions import tensors_of
+
+
+def snapshot_of(name: str, dataset: dict[str, Any], url: Path) -> Snapshot:
+    """The newest snapshot of a folder that a recipe names itself."""
+    settings = {name: value for name, value in dataset.items() if name in ("size", "first_frame")}
+    source = {"name": "local", "local_dir": dataset["local_dir"]} | settings
+    return prepare(Path(dataset["local_dir"]), str(url), name=name, sources={"mine": source})
+
+
+def on_snapshots(values: dict[str, Any], url: Path) -> dict[str, Any]:
+    """The recipe on prepared datasets of the same folders."""
+    values = json.loads(json.dumps(values))
+    policy = values["train"]["train_policy"]
+    held_out = values.get("validation", {})
+    for holder, key, name in ((policy, "dataset", "clips"), (policy, "data", "beside"), (held_out, "data", "held")):
+        if holder.get(key, {}).get("name") == "local":
+            snapshot_of(name, holder[key], url)
+            holder[key] = {"name": "snapshot", "dataset": name}
+    return values
+
+
+def both(tmp_path: Path, values: dict[str, Any]) -> tuple[Run, Run]:
+    """The run on folders, and the run on prepared datasets, in two stores."""
+    stores = [tmp_path / "folders", tmp_path / "parts"]
+    for store in stores:
+        store.mkdir()
+    return prepared(stores[0], values), prepared(stores[1], on_snapshots(values, stores[1]))
+
+
+def names_of(latents: Latents) -> dict[str, str]:
+    """The name in the folder of each item of parts."""
+    assert latents.parts is not None
+    return dict(zip(latents.parts.items["item"], latents.parts.items["name"], strict=True))
+
+
+def require_equal(found: Conditioning, expected: Conditioning) -> None:
+    """Every bit of two conditionings is equal."""
+    assert {*found} == {*expected}
+    assert all(torch.equal(found[one], expected[one]) for one in expected)
+    assert found.shapes == expected.shapes
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_prepared_dataset_conditions_on_the_bits_of_its_folder_and_trains_on_them(name: str, tmp_path: Path):
+    (inputs := tmp_path / "inputs").mkdir()
+    folders, parts = both(tmp_path, supervised(name, inputs))
+    steps = ["embed-part-0000", "encode-part-0000", "embed-held-out-part-0000", "encode-held-out-part-0000"]
+    assert [*parts.prepared.steps()] == steps
+    make(request := requests.finetune(parts, 0), tmp_path)
+    latents, embeddings = Latents.of(request), Embeddings(request.inputs["embeddings"], ())
+    plain = requests.finetune(folders, 0)
+    expected, conditions = Latents.of(plain), Embeddings(plain.inputs["embeddings"], ())
+    by_hand = ByHand(folders, folders.recipe.train.train_policy.dataset)
+    names, shape, density = names_of(latents), folders.plan.media, folders.recipe.policy.diffusers.density
+    sigmas = by_hand.model.schedule(FINE_GRID, shape.size, shape.frames).sigmas
+    losses: list[float] = []
+    assert sorted(names.values()) == sorted(by_hand.media.item_ids)
+    for item, stem in names.items():
+        index = by_hand.media.item_ids.index(stem)
+        assert torch.equal(latents[item], expected[stem])
+        prompt = by_hand.media.prompt_of(index).id
+        assert latents.index.set_index("item_id")["prompt_id"][item] == prompt
+        require_equal(embeddings[prompt], conditions[prompt])
+        require_equal(embeddings.without_text(prompt), conditions.without_text(prompt))
+        for epoch in (0, 1):
+            x_0, key = latents[item], DrawKey(SEED, 0, epoch, item)
+            noise, t = training_noise(tuple(x_0.shape), key, 0), sft_time(sigmas, density, key)
+            text = seeds.generator("text dropout", *key).random() >= 0.5
+            losses.append(by_hand.error(x_0, noise, t, by_hand.conditioning(index, text=text)))
+    metrics = read_table(Artifact(input_of(parts.slots.policy(1))), "metrics.parquet").iloc[0]
+    assert metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
+    before, after = (read_part(input_of(slot), "current") for slot in (parts.slots.policy(0), parts.slots.policy(1)))
+    assert max(float((after[name] - before[name]).abs().max()) for name in before) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["flux2_klein", "wan"])
+def test_held_out_losses_of_a_prepared_dataset_are_those_of_each_item_with_its_reference(name: str, tmp_path: Path):
+    (inputs := tmp_path / "inputs").mkdir()
+    folders, parts = both(tmp_path, supervised(name, inputs))
+    make(request := requests.validate(parts, 0), tmp_path)
+    assert folders.recipe.validation is not None
+    by_hand, names = ByHand(folders, folders.recipe.validation.data), names_of(Latents.of(request))
+    found = read_table(Artifact(input_of(request.slot)), "losses.parquet")
+    assert len(found) == 2 * len({*found["t"]})
+    for item, group in found.groupby("item_id"):
+        index = by_hand.media.item_ids.index(names[str(item)])
+        x_0, own = by_hand.latents(index), by_hand.conditioning(index)
+        for level, row in enumerate(group.sort_values("t").to_dict("records")):
+            noise = torch.from_numpy(seeds.normal(tuple(x_0.shape), "validation noise", request.seed, str(item), level))
+            assert row["loss"] == pytest.approx(by_hand.error(x_0, noise, row["t"], own), rel=1e-4)
+
+
+def test_two_ranks_take_the_step_of_one_on_a_prepared_dataset(tmp_path: Path):
+    (inputs := tmp_path / "inputs").mkdir()
+    run = prepared(tmp_path, on_snapshots(supervised("flux2_klein", inputs), tmp_path))
+    make(finetune := requests.finetune(run, 0), tmp_path)
+    make_on_ranks(two := aside(finetune, "two"), tmp_path, 2)
+    require_close(finetune, two, {"current": 1e-5})
+
+
+def test_a_loss_on_prepared_media_next_to_rewards_is_that_on_the_folder(tmp_path: Path):
+    (inputs := tmp_path / "inputs").mkdir()
+    runs = both(tmp_path, next_to_rewards(inputs, [(64, 96)] * 4))
+    losses: list[float] = []
+    for run in runs:
+        make(requests.rollout(run, 0), tmp_path)
+        for request in rewards(run, run.slots.iteration(0, "rollout"), 0):
+            make(request, tmp_path)
+        make(requests.update(run, 0), tmp_path)
+        losses.append(read_table(Artifact(input_of(run.slots.policy(1))), "metrics.parquet").iloc[0]["data_loss"])
+    samples = [tensors_of(run) for run in runs]
+    assert samples[0].keys() == samples[1].keys()
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    policies = [read_part(input_of(run.slots.policy(1)), "current") for run in runs]
+    for name, tensor in policies[0].items():
+        torch.testing.assert_close(policies[1][name], tensor, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["wan", "wan_i2v"])
+def test_first_frames_of_a_prepared_dataset_are_those_of_its_folder(name: str, tmp_path: Path):
+    (inputs := tmp_path / "inputs").mkdir()
+    values = supervised(name, inputs)
+    for folder in ("media", "held"):
+        for file in (inputs / folder / "metas").iterdir():
+            file.write_text(json.dumps({"prompt": f"a clip of {folder}"}), encoding="utf-8")
+    for dataset in (values["train"]["train_policy"]["dataset"], values["validation"]["data"]):
+        dataset["first_frame"] = True
+    folders, parts = both(tmp_path, values)
+    make(request := requests.finetune(parts, 0), tmp_path)
+    embeddings, plain = Embeddings(request.inputs["embeddings"], ()), requests.finetune(folders, 0)
+    conditions = Embeddings(plain.inputs["embeddings"], ())
+    ids = [prompt.id for prompt in folders.plan.prompts]
+    assert sorted(Latents.of(request).prompt_ids) == sorted(ids)
+    assert len(ids) == len(SOURCES)
+    for prompt in ids:
+        require_equal(embeddings[prompt], conditions[prompt])
+    dataset = {"name": "snapshot", "dataset": "clips"}
+    for change, said in (
+        ({"windows_per_item": 2}, "leave out windows_per_item and crop"),
+        ({"crop": "buckets"}, "leave out windows_per_item and crop"),
+    ):
+        values["train"]["train_policy"]["dataset"] = dataset | change
+        with pytest.raises(ConfigError, match=said):
+            make_run(tmp_path / "parts", values, "other")
+    values["policy"]["diffusers"]["inference_size"] = [32, 64]
+    values["train"]["train_policy"]["dataset"] = dataset
+    with pytest.raises(ConfigError, match=r"size = \[32, 32\], inference_size is \[32, 64\]"):
+        make_run(tmp_path / "parts", values, "other")
+
+
+def test_a_part_keeps_the_references_of_its_items_and_a_later_one_adds_its_own(tmp_path: Path):
+    (inputs := tmp_path / "inputs").mkdir()
+    values = supervised("flux2_klein", inputs)
+    folder = inputs / "media"
+    data = {number: (folder / "sources" / f"{number}.png").read_bytes() for number in range(4)}
+    run = prepared(tmp_path, on_snapshots(values, tmp_path))
+    pinned = run.plan.data_snapshot
+    assert pinned is not None
+    assert pinned.pictures == ((64, 96),)
+    pictures = Pictures(run.prepared.data.embeds[0].slot)
+    assert [pictures.data(sha256(one)) for one in data.values()] == [*data.values()]
+    shutil.copy(folder / "sources" / "0.png", folder / "sources" / "4.png")
+    (folder / "sources" / "1.png").write_bytes(data[3])
+    shutil.copy(folder / "images" / "0.png", folder / "images" / "4.png")
+    (folder / "metas" / "4.json").write_text('{"prompt": "new", "references": ["sources/4.png"]}', encoding="utf-8")
+    head = snapshot_of("clips", values["train"]["train_policy"]["dataset"], tmp_path)
+    parts = Parts([Artifact(part) for part in head.parts])
+    assert len(head.parts) == 2
+    assert sorted(parts.all_items.query("part == 1")["name"]) == ["1", "4"]
+    assert sorted(parts.items["name"]) == [*"01234"]
+    assert Artifact(head.parts[1]).json("index.json").keys() == {sha256(data[3]), sha256(data[0])}
+    assert pictures.data(sha256(data[1])) == data[1]
+
+
+def test_models_that_take_no_references_refuse_prepared_media_with_some(tmp_path: Path):
+    (inputs := tmp_path / "inputs").mkdir()
+    values = on_snapshots(supervised("flux2_klein", inputs), tmp_path)
+    values["policy"] = {
+        "model_name_or_path": "package:tiny-sd3",
+        "lora": {"r": 2},
+        "diffusers": {"inference_size": [32, 64], "max_prompt_length": 12},
+    }
+    with pytest.raises(ConfigError, match="takes no references; 4 prompts have some") as raised:
+        make_run(tmp_path, values)
+    assert "takes no references; 2 prompts have some" in str(raised.value)
+
+
+def test_references_that_were_not_kept_are_named(tmp_path: Path):
+    """As an index of an earlier version has them, or a column of paths."""
+    rows = {
+        "image": hf_folder.media([encode(np.zeros((1, 32, 64, 3), np.uint8))[1]]),
+        "references": pa.array([["before/0.png"]]),
+        "text": pa.array(["a hat"]),
+    }
+    hf_folder.save(tmp_path / "rows", rows, {"image": {"_type": "Image"}})
+    prepare(tmp_path, str(tmp_path), sources={"mine": {"name": "hf", "local_dir": str(tmp_path / "rows")}})
+    (inputs := tmp_path / "inputs").mkdir()
+    values = supervised("flux2_klein", inputs)
+    values["train"]["train_policy"]["dataset"] = {"name": "snapshot", "dataset": "clips"}
+    with pytest.raises(
+        ConfigError, match=r"1 items of snapshot 1 of 'clips' name references that were not kept, e\.g\. "
+    ):
+        make_run(tmp_path, values)
+
+
+def test_unequal_numbers_and_sizes_of_prepared_references_are_refused_by_name(tmp_path: Path):
+    (inputs := tmp_path / "inputs").mkdir()
+    values = supervised("flux2_klein", inputs)
+    (inputs / "media" / "metas" / "0.json").write_text('{"prompt": "no picture"}', encoding="utf-8")
+    with pytest.raises(ConfigError, match="prompts have 0 and 1 references; expected equally many"):
+        make_run(tmp_path, on_snapshots(values, tmp_path))
+    Image.new("RGB", (16, 16)).save(inputs / "media" / "sources" / "0.png")
+    (inputs / "media" / "metas" / "0.json").write_text('{"prompt": "x", "references": ["sources/0.png"]}')
+    with pytest.raises(ConfigError, match=r"mine/0: "):
+        make_run(tmp_path, on_snapshots(values, tmp_path))
