@@ -18,8 +18,22 @@ _PAGE = re.compile(r"\s*<(!doctype\s+html|html)\b", re.IGNORECASE)
 
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
-    """Return the prompts of a file. Raises like :func:`prompts_in`, and if there is no file."""
+    """Return the prompts of a file, or of a folder of files with one prompt each, in the order of their names.
+
+    Raises like :func:`prompts_in`, and if there is no file.
+    """
+    if path.is_dir():
+        return prompts_of(path, list(_files_in(path)))
     return prompts_in(path, _bytes(path))
+
+
+def _files_in(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the value of each file of a folder: an object in ``.json``, a text in ``.txt``."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() in (".txt", ".json") and not path.name.startswith(".") and path.is_file():
+            with _named(path):
+                text = _text(path, _bytes(path))
+                yield path.name, {"prompt": text} if path.suffix.lower() == ".txt" else _object(text)
 
 
 def read_rows(path: Path) -> tuple[list[tuple[str, Prompt]], list[str]]:
@@ -72,9 +86,9 @@ def _text(path: Path, data: bytes) -> str:
 def prompts_of(source: str | Path, values: Iterable[tuple[str, Any]]) -> tuple[Prompt, ...]:
     """Return the prompts of objects, each given with its place in the source.
 
-    The text ``prompt`` of an object is its prompt. The list ``references`` has paths of pictures, relative to the file,
-    or spans of other files. Its other values are metadata, and so are values of an object ``metadata`` in it. Equal
-    texts with equal references and metadata are one prompt, whose samples are one group. Raises one
+    The text ``prompt`` of an object is its prompt. The list ``references`` has paths of pictures, relative to the file
+    or folder, or spans of other files. Its other values are metadata, and so are values of an object ``metadata`` in
+    it. Equal texts with equal references and metadata are one prompt, whose samples are one group. Raises one
     :class:`ConfigError` with every mistake.
     """
     mistakes: list[str] = []
@@ -95,7 +109,8 @@ def _rows(
     source: str | Path, values: Iterable[tuple[str, Any]], mistakes: list[str]
 ) -> Iterator[tuple[str, Prompt, str]]:
     """Yield the place and the prompt of each object, and the id of a prompt of other metadata; note mistakes."""
-    pictures = References(source.parent if isinstance(source, Path) else None)
+    folder = source if isinstance(source, Path) else None
+    pictures = References(folder.parent if folder and not folder.is_dir() else folder)
     for place, value in values:
         try:
             text, metadata, places = _taken_apart(value)

@@ -229,3 +229,34 @@ def test_pictures_are_decoded_as_they_are_shown(tmp_path: Path):
     assert np.array_equal(found[1:], pixels[1:])
     Image.fromarray(pixels[..., 0]).save(tmp_path / "grey.png")
     assert decoded((tmp_path / "grey.png").read_bytes()).shape == (1, 4, 6, 3)
+
+
+def test_a_folder_has_a_prompt_a_file_whose_references_are_relative_to_it(tmp_path: Path):
+    data = [picture(tmp_path / name, seed).read_bytes() for seed, name in enumerate(("a.png", "b.png"))]
+    rows: dict[str, Any] = {
+        "1.json": {"prompt": "x", "references": ["b.png"], "difficulty": 2},
+        "0.json": {"prompt": "x", "references": ["a.png"]},
+        "3.JSON": {"prompt": "x", "references": ["./a.png"]},
+    }
+    for name, row in rows.items():
+        (tmp_path / name).write_text(json.dumps(row), encoding="utf-8")
+    (tmp_path / "2.txt").write_text("two\nlines\n", encoding="utf-8")
+    (tmp_path / ".hidden.txt").write_text("hidden", encoding="utf-8")
+    (tmp_path / "readme.md").write_text("no prompt", encoding="utf-8")
+    found = read_prompts(tmp_path)
+    digests = [hashlib.sha256(one).hexdigest() for one in data]
+    expected = [("x", digests[:1]), ("x", digests[1:]), ("two\nlines", [])]
+    assert [(one.text, [ref.digest for ref in one.references]) for one in found] == expected
+    assert [one.id for one in found] == [prompt_id(text, some) for text, some in expected]
+    assert found[1].metadata == {"difficulty": 2}
+    (tmp_path / "4.json").write_text('{"prompt": "x", "references": ["c.png"]}', encoding="utf-8")
+    (tmp_path / "5.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        read_prompts(tmp_path)
+    assert f"4.json: no file at {tmp_path / 'c.png'}" in str(caught.value)
+    assert '5.json: expected an object with the text "prompt"' in str(caught.value)
+
+
+def test_a_folder_without_prompts_is_a_mistake(tmp_path: Path):
+    with pytest.raises(ConfigError, match="holds no prompt"):
+        read_prompts(tmp_path)
