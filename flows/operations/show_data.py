@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from flows.terminal.commands import about
 from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.snapshots import Snapshot
-from stages.formats.parts import Parts
+from stages.formats.parts import Parts, references_in
+from stages.formats.references import Pictures
 from stages.reporting.page import shown
 
 MAX_SIDE = 256
@@ -69,6 +71,7 @@ def show(store_url: str, name: str, output: str | None, first: int, *, all_pages
     folder = Path(output or title)
     folder.mkdir(parents=True, exist_ok=True)
     sources, away = _listed(snapshot)
+    kept = Pictures(snapshots.root_of(store_url, snapshot.dataset))
     starts = list(range(0, len(rows), first) if all_pages else range(1)) or [0]
     for page, start in enumerate(starts):
         values = {
@@ -76,7 +79,7 @@ def show(store_url: str, name: str, output: str | None, first: int, *, all_pages
             "facts": _facts(snapshot, parts),
             "total": len(rows),
             "start": start,
-            "items": _items(sources, rows[start : start + first], away),
+            "items": _items(sources, rows[start : start + first], away, kept),
             "links": _links(page, len(starts)),
             "left_out": parts.left_out.to_dict("records")[: None if all_pages else first] if page == 0 else [],
             "left_out_total": len(parts.left_out) if page == 0 else 0,
@@ -136,11 +139,36 @@ def _facts(snapshot: Snapshot, parts: Parts) -> list[str]:
     return found
 
 
-def _items(sources: Mapping[str, Source], rows: list[dict[str, Any]], away: str) -> list[dict[str, Any]]:
+def _items(
+    sources: Mapping[str, Source], rows: list[dict[str, Any]], away: str, kept: Pictures
+) -> list[dict[str, Any]]:
     """Return what a page shows of each item."""
     with ThreadPoolExecutor(THREADS) as pool:
         shown = list(pool.map(lambda row: ([], away) if away else _pictures(sources, row), rows))
-    return [_item(row, *picture) for row, picture in zip(rows, shown, strict=True)]
+        references = list(pool.map(lambda row: _references(kept, row), rows))
+    found = zip(rows, shown, references, strict=True)
+    return [_item(row, *picture) | {"references": some} for row, picture, some in found]
+
+
+def _references(kept: Pictures, row: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the name of each reference of an item, and the picture as a data URI; "" for one that cannot be read."""
+    found: list[tuple[str, str]] = []
+    for number, one in enumerate(references_in(row["references"]), 1):
+        data, fault = kept.looked_at(one.digest)
+        if fault:
+            found.append((f"reference {number} is {fault}", ""))
+            continue
+        try:
+            (picture,) = pictures(BytesIO(data), "image", 1, num_frames=1, max_side=MAX_SIDE)
+        except ItemError as error:
+            found.append((f"reference {number} {error}", ""))
+            continue
+        found.append((f"reference {number}", _uri(picture)))
+    return found
+
+
+def _uri(picture: bytes) -> str:
+    return f"data:image/jpeg;base64,{base64.b64encode(picture).decode()}"
 
 
 def _item(row: dict[str, Any], found: list[str], missing: str) -> dict[str, Any]:
@@ -158,7 +186,7 @@ def _pictures(sources: Mapping[str, Source], row: dict[str, Any]) -> tuple[list[
             found = pictures(file, row["kind"], row["frames"], num_frames=FRAMES, max_side=MAX_SIDE)
     except (DatasetError, ItemError) as error:
         return [], str(error)
-    return [f"data:image/jpeg;base64,{base64.b64encode(one).decode()}" for one in found], ""
+    return [_uri(one) for one in found], ""
 
 
 def _template() -> Any:

@@ -39,7 +39,10 @@ class Pictures:
         data, fault = self.looked_at(digest)
         if fault:
             url = store.join(self._root, digest)
-            raise ArtifactError(f"{url} is {fault}; restore it, or remove it and make the stage 'references' again")
+            raise ArtifactError(
+                f"{url} is {fault}; restore it, or remove it and make the stage 'references' again (of a prepared "
+                "dataset: cosmos-flows preprocess --verify)"
+            )
         return data
 
     def looked_at(self, digest: str) -> tuple[bytes, str]:

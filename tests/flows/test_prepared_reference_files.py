@@ -9,11 +9,16 @@ import pytest
 from PIL import Image
 
 from cosmos_rl_core.canonical import sha256
+from cosmos_rl_core.datasets._base import prompt_id
 from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.media import encode
 from flows.auditing.audit import audit
 from flows.garbage import datasets as garbage
 from flows.garbage.pool import Pool
+from flows.operations.show_data import show
+from stages.artifacts.artifact import Artifact
 from stages.artifacts.pool import PICTURES, put_picture
+from stages.formats.parts import Parts, references_in
 from tests.flows.prepared import add, age, collect, prepare, run_on
 from tests.stages.test_prepared_references import on_snapshots, prepared
 from tests.stages.test_reference_media import supervised
@@ -118,3 +123,37 @@ def test_an_audit_finds_a_changed_and_a_missing_picture(tmp_path: Path):
     found = audit(str(tmp_path), "run").faults
     new = [fault for fault in found if (fault.file, fault.field) not in before]
     assert sorted(fault.file.rpartition("/")[2] for fault in new) == names[:2]
+
+
+def test_pages_of_a_dataset_show_references_before_the_media(clips: Path, tmp_path: Path):
+    url = str(tmp_path / "store")
+    refer(clips, 0, 1, 2)
+    prepare(clips, url)
+    show(url, "clips", str(tmp_path / "shown"), 100, all_pages=False)
+    page = (tmp_path / "shown" / "1.html").read_text(encoding="utf-8")
+    assert page.count("data:image/jpeg;base64,") == 3 + 4
+    assert [page.count(f'alt="reference {number}"') for number in (1, 2, 3)] == [3, 1, 0]
+    (tmp_path / "store" / "dataset" / PICTURES / sha256(picture(2))).unlink()
+    show(url, "clips", str(tmp_path / "shown"), 100, all_pages=False)
+    page = (tmp_path / "shown" / "1.html").read_text(encoding="utf-8")
+    assert page.count("reference 1 is missing") == 1
+    assert page.count("reference 2 is missing") == 1
+
+
+def test_captions_of_a_captioner_are_of_the_first_frames_that_the_index_kept(tmp_path: Path):
+    (clips := tmp_path / "clips").mkdir()
+    frames = [np.random.default_rng(number).integers(0, 256, (5, 32, 48, 3), np.uint8) for number in range(2)]
+    for number, clip in enumerate(frames):
+        extension, data = encode(clip)
+        (clips / f"{number}.{extension}").write_bytes(data)
+    (clips / "1.txt").write_text("by hand", encoding="utf-8")
+    url = str(tmp_path / "store")
+    source = {"name": "local", "local_dir": str(clips), "first_frame": True, "size": [32, 48]}
+    head = prepare(clips, url, sources={"mine": source}, caption={"by": "text", "text": "a clip"})
+    parts = Parts([Artifact(one) for one in head.parts], [Artifact(one) for one in head.captions])
+    kept = [sha256(encode(clip[:1])[1]) for clip in frames]
+    assert pool(url) == {*kept}
+    items = parts.items.sort_values("name")
+    assert items["caption"].tolist() == ["a clip", "by hand"]
+    assert items["prompt_id"].tolist() == [prompt_id("a clip", kept[:1]), prompt_id("by hand", kept[1:])]
+    assert [one.digest for value in items["references"] for one in references_in(value)] == kept
