@@ -150,7 +150,10 @@ class Source:
         self._captions: dict[str, list[str]] = {}
 
     def stamps(self) -> dict[str, str]:
-        """Return sizes and times, or ETags, of the files of each item. Raises :class:`ConfigError` on no item."""
+        """Return sizes and times, or ETags, of the files of each item, and of the references that captions name.
+
+        Raises :class:`ConfigError` on no item.
+        """
         try:
             found = store.stamps(self._root)
         except FileNotFoundError as error:
