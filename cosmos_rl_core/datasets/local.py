@@ -11,7 +11,7 @@ paths, relative to the folder and inside it, in a folder of their own. Its other
 
 import itertools
 import posixpath
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
