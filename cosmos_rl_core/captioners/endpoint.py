@@ -18,7 +18,7 @@ from cosmos_rl_core.datasets._pictures import pictures
 
 
 class Options(ChatSettings, CaptionerOptions):
-    """The service, its model, and what it is asked."""
+    """The service, its model and the instruction that it gets."""
 
     by: Literal["endpoint"] = "endpoint"  # pyright: ignore[reportIncompatibleVariableOverride]
 

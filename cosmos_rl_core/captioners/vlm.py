@@ -34,7 +34,7 @@ class ModelFiles(Section):
 
 
 class Options(CaptionerOptions):
-    """The model, and what it is asked."""
+    """The model and the instruction that it gets."""
 
     torch = True
     by: Literal["vlm"] = "vlm"  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -78,7 +78,7 @@ class Options(CaptionerOptions):
 
     @property
     def changes(self) -> _base.Changes:
-        """Return the settings that replace those of the model's folder."""
+        """Return the settings that replace the settings in the model's folder."""
         fps = self.fps or DEFAULT_FPS
         return {"video": {"fps": fps} if self.num_frames is None else {"num_frames": self.num_frames}}
 

@@ -24,7 +24,7 @@ class Columns:
         self._taken: dict[str, set[int]] = {kind: set() for kind in names}
 
     def filled(self, part: Any) -> Any:
-        """Return a part of a message. If it has no medium of its own, it takes that of its ``index``, or the next one.
+        """Return a part of a message. Without a medium of its own it takes the one at its ``index``, or the next one.
 
         Raises :class:`ItemError` if there is no such medium.
         """
@@ -80,7 +80,7 @@ def _parts(messages: Any) -> Iterator[Any]:
 
 
 def _in_columns(batch: Batch, kind: str, file: str, messages: str) -> list[list[str]]:
-    """Return the names of the media in the columns ``image`` and ``images`` of each row, or in those of videos."""
+    """Return the names of each row's media in the columns ``image`` and ``images``, or ``video`` and ``videos``."""
     names: list[list[str]] = [[] for _ in range(batch.rows.num_rows)]
     for column in (kind, f"{kind}s"):
         if column == messages or column not in batch.rows.schema.names:

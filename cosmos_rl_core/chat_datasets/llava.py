@@ -1,4 +1,4 @@
-"""Conversations in LLaVA's format: one JSON list, with the files of media beside it.
+"""Conversations in LLaVA's format: one JSON list, with the files of media next to it.
 
 A row is ``{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}], "image": NAME or list}``,
 with ``images``, ``video`` or ``videos`` as well. ``<image>`` and ``<video>`` in the texts are the places of the media,

@@ -59,7 +59,7 @@ class Encoder:
     def encode(self, conversation: Sequence[Message], max_length: int) -> tuple[Encoded, Cut]:
         """Return a conversation of at most ``max_length`` tokens, and what was cut off.
 
-        Its tokens are those of the stock processor for the whole text. A token that also holds the end of the header
+        Its tokens equal the stock processor's for the whole text. A token that also holds the end of the header
         has no label. Raises :class:`ItemError` if it cannot be used, or has no label left.
         """
         messages, media = self.prompts.parsed(conversation)

@@ -24,7 +24,7 @@ BORDERS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 """Arguments of forwards that say where segments end."""
 HALVES = (torch.bfloat16, torch.float16)
 MAX_WIDTH, WIDTH_STEP = 256, 8
-"""Greatest width of a head that the kernel takes, and what it is a multiple of."""
+"""Greatest width of a head that the kernel takes; each width is a multiple of the second number."""
 
 
 class Pattern(NamedTuple):
@@ -86,7 +86,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Return attention ``[rows, tokens, heads, width]`` from ``[rows, heads, tokens, width]``, as in transformers.
 
-    Without borders it is that of ``sdpa``. Raises ``ValueError`` for borders together with a mask or dropout.
+    Without borders it equals ``sdpa``. Raises ``ValueError`` for borders together with a mask or dropout.
     """
     if cu_seq_lens_q is None or max_length_q is None:
         settings: Any = {"scaling": scaling, "is_causal": is_causal, "sliding_window": sliding_window} | others

@@ -1,4 +1,4 @@
-"""A file that is downloaded once. Its sha256 lies beside it, as ``sha256sum`` writes it; later reads check it."""
+"""A file that is downloaded once, with its sha256 next to it, as ``sha256sum`` writes it; later reads check it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +53,7 @@ def read(file: File) -> bytes:
     if recorded not in ("", found):
         raise ConfigError(
             f"{file.path} has changed since it was downloaded: sha256 {found}, expected {recorded}; {file.remedy}, or "
-            f"delete {_record(file.path).name} beside it to use the file as it is"
+            f"delete {_record(file.path).name} next to it to use the file as it is"
         )
     if fault := _fault(file, data):
         raise ConfigError(f"{file.path}: {fault}; {file.remedy}")

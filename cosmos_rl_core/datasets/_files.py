@@ -35,7 +35,7 @@ def parsed(name: str, data: bytes) -> Any:
 
 
 def caption_in(name: str, value: Any, key: str = PROMPT) -> tuple[str, dict[str, Any]]:
-    """Return the caption in a file that :func:`parsed` read, without surrounding white space, and the values beside it.
+    """Return the caption in a file that :func:`parsed` read, without surrounding white space, and the other values.
 
     JSON is an object, with the caption under ``key``; any other file is text. Raises :class:`ItemError` if there is no
     caption.

@@ -132,7 +132,7 @@ def _taken_apart(value: Any) -> tuple[str, dict[str, Any], Any]:
     if isinstance(inner := metadata.get("metadata"), dict):
         del metadata["metadata"]
         if twice := sorted(inner.keys() & metadata.keys()):
-            raise ValueError(f'{", ".join(twice)} beside "metadata" and in it; expected one of the two')
+            raise ValueError(f'{", ".join(twice)} next to "metadata" and in it; expected one of the two')
         metadata |= inner
     return text.strip(), metadata, value.get("references", [])
 

@@ -79,7 +79,7 @@ def expanded(url: str) -> list[str]:
             continue
         choices = _choices(url, braces[1])
         if len(done) + len(left) + len(choices) > MAX_URLS:
-            raise ConfigError(f"{url}: stands for more than {MAX_URLS} URLs")
+            raise ConfigError(f"{url}: names more than {MAX_URLS} URLs")
         left += (first[: braces.start()] + choice + first[braces.end() :] for choice in reversed(choices))
     if wrong := [one for one in done if "{" in one or "}" in one]:
         raise ConfigError(f"{url}: a brace without its other half, in {wrong[0]}")
@@ -87,7 +87,7 @@ def expanded(url: str) -> list[str]:
 
 
 def _choices(url: str, inside: str) -> list[str]:
-    """Return what a pair of braces stands for."""
+    """Return the texts that replace a pair of braces."""
     if (numbers := _RANGE.fullmatch(inside)) is None:
         if "," not in inside:
             raise ConfigError(f"{url}: {{{inside}}} is no range; expected {{000..012}} or {{a,b}}")
@@ -99,7 +99,7 @@ def _choices(url: str, inside: str) -> list[str]:
 
 
 def places(urls: Iterable[str]) -> Places:
-    """Return the tars of each unit, by its name: that of the tar in its folder.
+    """Return the tars of each unit, by the unit's name, which is the tar's name in its folder.
 
     Lists folders and reads indexes. Raises :class:`ConfigError` if two have one name, or a folder has none.
     """

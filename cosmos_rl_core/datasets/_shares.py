@@ -17,7 +17,7 @@ class Share(Section):
     """Consecutive prompts of a plan that are one set of a mixture."""
 
     weight: float
-    """Share of an iteration's prompts, relative to those of the other sets."""
+    """Share of an iteration's prompts, relative to the other sets' shares."""
     num_prompts: int
 
 

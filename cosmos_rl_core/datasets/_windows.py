@@ -14,7 +14,7 @@ class Windows(NamedTuple):
     clips: int = 1
     """Clips of a medium. The first starts at the beginning, the last ends at the end, the others are evenly spaced."""
     fps: float | None = None
-    """Frames a second of a clip, chosen among those of the file; None takes every frame."""
+    """Frames a second of a clip, chosen among the file's frames; None takes every frame."""
 
     def indices(self, frames: int, fps: float) -> list[list[int]]:
         """Return the indices of the frames of each clip of a medium with ``frames`` frames at ``fps``.

@@ -1,8 +1,8 @@
 """The prompt sets that cosmos-rl knows by name, downloaded once into its cache folder.
 
 The file of a set is ``$COSMOS_CACHE_DIR/diffusion_nft/<set>/train.txt``, or ``train_metadata.jsonl`` with metadata for
-rewards (``geneval``). It is downloaded when a run is planned and its file is not there: of one commit, but that of
-``dance_grpo_t2v`` of a branch, which may change. The plan holds the prompts, so a run keeps those that it began with.
+rewards (``geneval``). It is downloaded when a run is planned and its file is not there: from one commit, or for
+``dance_grpo_t2v`` from a branch, which may change. The plan holds the prompts, so a run keeps its prompts.
 """
 
 from pathlib import Path
@@ -56,15 +56,16 @@ class Options(DatasetOptions):
     """The set. ``pickscore`` has prompts of people, ``ocr`` texts to draw between double quotes, ``geneval`` objects
     to show with their counts, colours and places as metadata, ``dance_grpo_t2v`` prompts for videos."""
     split: Literal["train", "test"] = "train"
-    """The file of the set. Those of ``dance_grpo_t2v`` are equal."""
+    """The file of the set. Both files of ``dance_grpo_t2v`` are equal."""
     local_dir: UserPath = Field(default="", json_schema_extra=NOT_IDENTITY)
     """Folder with the files of the set. Nothing is downloaded then. Default: ``diffusion_nft/<set>`` in the folder
     that the environment variable ``COSMOS_CACHE_DIR`` names, or in ``~/.cache/cosmos_rl``."""
     base_url: str = Field(default="", json_schema_extra=NOT_IDENTITY)
     """URL of a folder with the files of the set, such as a mirror. Default: the set's own repository on GitHub, at one
-    commit; that of ``dance_grpo_t2v`` at its branch ``main``."""
+    commit, or for ``dance_grpo_t2v`` at its branch ``main``."""
     sha256: str = Field(default="", pattern="^([0-9a-f]{64})?$", json_schema_extra=NOT_IDENTITY)
-    """Digest that the bytes of the file must have. Default: that of the first download, which is written beside it."""
+    """Digest that the bytes of the file must have. Default: the first download's digest, which is written next to
+    it."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

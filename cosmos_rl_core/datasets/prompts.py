@@ -1,7 +1,7 @@
 """Prompts from a file: a prompt per line of ``.txt``, an object per line of ``.jsonl``, a list of objects in ``.json``.
 
 Or from a folder of files with one prompt each: ``.txt`` with a text, ``.json`` with an object. Other files are ignored.
-The prompt of an object is its text ``prompt``; its other values, and those of an object ``metadata`` in it, are
+The prompt of an object is its text ``prompt``; its other values, and the values of an object ``metadata`` in it, are
 metadata for rewards. cosmos-rl reads the same files: ``pickscore/train.txt``, ``geneval/train_metadata.jsonl``, and the
 list for its validation.
 """

@@ -1,7 +1,7 @@
 """Conversion of weights of cosmos's own code, a ``.pt`` file, to a diffusers pipeline.
 
 Also a command: ``python -m cosmos_rl_core.importers.native_weights FILE BASE TARGET``. Diffusers renames the tensors,
-which must be exactly those of the base's transformer.
+which must be exactly the tensors of the base's transformer.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """CLIP models of open_clip, in the layout of transformers.
 
-Of vision transformers with open_clip's own text transformer, such as ViT-H-14: names and shapes are those of
-``open_clip.model.CLIP`` and of its forks. Queries, keys and values are one matrix there and three here, and the
+Vision transformers with open_clip's own text transformer, such as ViT-H-14. Names and shapes follow
+``open_clip.model.CLIP`` and its forks. Queries, keys and values are one matrix there and three here, and the
 projections are transposed.
 """
 
@@ -26,7 +26,7 @@ _WHOLE = {
     "visual.class_embedding": "vision_model.embeddings.class_embedding",
     "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
     "visual.conv1.weight": "vision_model.embeddings.patch_embedding.weight",
-    # The misspelling is that of transformers.
+    # transformers misspells this name.
     "visual.ln_pre.weight": "vision_model.pre_layrnorm.weight",
     "visual.ln_pre.bias": "vision_model.pre_layrnorm.bias",
     "visual.ln_post.weight": "vision_model.post_layernorm.weight",
@@ -42,7 +42,7 @@ _IN_LAYERS = {
 }
 _LAYER = re.compile(r"(visual\.)?transformer\.resblocks\.(\d+)\.(.+)[._](weight|bias)")
 _MASK = "attn_mask"
-"""The causal mask, which old files hold beside the weights."""
+"""The causal mask, which old files hold in addition to the weights."""
 
 
 def renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -60,7 +60,7 @@ def renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         elif (layer := _LAYER.fullmatch(name)) is not None:
             found |= _of_layer(layer, tensor)
         elif name != _MASK:
-            raise ConfigError(f"unknown tensor {name!r}; expected those of open_clip's CLIP")
+            raise ConfigError(f"unknown tensor {name!r}; expected a tensor of open_clip's CLIP")
     return {name: tensor.contiguous() for name, tensor in found.items()}
 
 
@@ -74,7 +74,7 @@ def _of_layer(layer: re.Match[str], tensor: Tensor) -> Iterator[tuple[str, Tenso
     elif layer[3] in _IN_LAYERS:
         yield f"{place}.{_IN_LAYERS[layer[3]]}.{layer[4]}", tensor
     else:
-        raise ConfigError(f"unknown tensor {layer[0]!r}; expected those of open_clip's CLIP")
+        raise ConfigError(f"unknown tensor {layer[0]!r}; expected a tensor of open_clip's CLIP")
 
 
 def config_of(tensors: Mapping[str, Tensor]) -> CLIPConfig:
@@ -104,7 +104,7 @@ def config_of(tensors: Mapping[str, Tensor]) -> CLIPConfig:
 def convert(tensors: Mapping[str, Tensor], target: Path, where: str) -> None:
     """Write ``config.json`` and ``model.safetensors`` of an open_clip model to the new folder ``target``.
 
-    ``where`` names the file in errors. Raises :class:`ConfigError` if the tensors are not those of such a model.
+    ``where`` names the file in errors. Raises :class:`ConfigError` if the tensors do not belong to such a model.
     """
     try:
         found = renamed(tensors)

@@ -33,7 +33,7 @@ def read(file: Path, what: str) -> dict[str, Tensor]:
         raise ConfigError(f"{file} is not a file of tensors only, as torch.save writes it: {reason}") from error
     if not isinstance(values, Mapping):
         raise ConfigError(f"{file} holds a {type(values).__name__}, expected tensors by name")
-    # Checkpoints of training scripts hold them beside an optimizer.
+    # Checkpoints of training scripts hold an optimizer, too.
     values = values["state_dict"] if isinstance(values.get("state_dict"), Mapping) else values
     return {str(name): value for name, value in values.items() if isinstance(value, Tensor)}
 

@@ -32,7 +32,7 @@ class Entry:
     """Whether the file has the key. If not, the value is cosmos-rl's default."""
     verdict: Verdict
     settings: Mapping[str, Any]
-    """Settings of our recipe by dotted name; None stands for one that the user must set."""
+    """Settings of our recipe by dotted name; None marks one that the user must set."""
     why: str
 
     @property

@@ -39,7 +39,7 @@ def test_other_values_of_an_object_are_metadata_and_so_are_those_in_metadata(tmp
         '{"prompt": "c", "metadata": {"tag": 1}, "tag": 1}',
         encoding="utf-8",
     )
-    with pytest.raises(ConfigError, match=r'line 3: tag beside "metadata" and in it; expected one of the two'):
+    with pytest.raises(ConfigError, match=r'line 3: tag next to "metadata" and in it; expected one of the two'):
         prompts.prompts(prompts.Options(path=str(tmp_path / "a.jsonl")))
     lines = (tmp_path / "a.jsonl").read_text(encoding="utf-8").splitlines()[:2]
     (tmp_path / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")

@@ -333,7 +333,7 @@ def test_mistakes_of_an_index_are_named(index: bytes, reason: str, tmp_path: Pat
         ("{000..}.tar", "is no range; expected"),
         ("{9..0}.tar", "is no range of at most"),
         ("{0..999999999999}.tar", "is no range of at most 100000"),
-        ("{000..999}{000..999}.tar", "stands for more than 100000 URLs"),
+        ("{000..999}{000..999}.tar", "names more than 100000 URLs"),
         ("{0..1.tar", "a brace without its other half"),
     ],
 )

@@ -280,7 +280,7 @@ def _only(condition: Callable[[Upstream], bool], some: dict[str, Row], why: str)
 
 
 def _either(of_nft: dict[str, Row], supervised: dict[str, Row]) -> dict[str, Row]:
-    """Return a row for each key of both tables: that of the file's kind of training."""
+    """Return a row for each key of both tables, from the table of the file's kind of training."""
     other = "supervised training has no rollouts"
 
     def row(key: str) -> Row:

@@ -29,7 +29,7 @@ def remote_row(_: str, __: Any, upstream: Upstream) -> Answer:
 
 
 def remote(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``[[rewards]]`` table of a reward with cosmos-rl's settings ``told``; None stands for no setting."""
+    """Return the ``[[rewards]]`` table of a reward with cosmos-rl's settings ``told``; None means no setting."""
     fn = {"name": "remote", "reward_fn": told.get("name", ""), "clip_min": -CLIP, "clip_max": CLIP}
     fn |= {name: told[name] for name in _OPTIONS if told.get(name) is not None}
     return {"fn": fn} | ({"weight": told["weight"]} if "weight" in told else {})

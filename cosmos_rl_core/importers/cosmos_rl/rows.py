@@ -119,8 +119,8 @@ def among(values: Collection[Any], row: Row, other: Row) -> Row:
 
 
 def unless_none(row: Row) -> Row:
-    """Return a row that leaves out values that stand for absence: None, "" and the text "None"."""
-    return among((None, "None", ""), "stands for absence", row)
+    """Return a row that leaves out values that mean absence: None, "" and the text "None"."""
+    return among((None, "None", ""), "means absence", row)
 
 
 def when(condition: Callable[[Upstream], bool], row: Row, why: str) -> Row:

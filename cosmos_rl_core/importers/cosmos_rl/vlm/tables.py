@@ -91,7 +91,7 @@ _OWN = table({
     f"{POLICY}.enable_dataset_cache": "tokens are always kept, and shared by runs",
     f"{POLICY}.data_dispatch_as_rank_in_mesh": "train.seed draws conversations, the same for any number of ranks",
     f"{POLICY}.enable_dp_load_balancing":
-        rows.unless_on("conversations are always packed; train_batch_per_replica sets those of a step"),
+        rows.unless_on("conversations are always packed; train_batch_per_replica sets how many a step has"),
     f"{POLICY}: load_balanced_pool_size load_balanced_max_tokens_for_batch load_balanced_batching_strategy "
     "load_balanced_batches_per_optimizer_step": "enable_dp_load_balancing is not true",
     f"{POLICY}.conversation_column_name": rows.option_row,
@@ -117,7 +117,7 @@ _OWN = table({
     "train.activation_offload": "policy.model_gradient_checkpointing saves the memory of activations",
     "train.async_tp_enabled": "no matrix is shared among ranks during a product",
     "train.fa_version": "attention is PyTorch's own",
-    "train.force_use_hf": "models are always those of transformers",
+    "train.force_use_hf": "models always come from transformers",
     "train.non_text": "conversations are texts with media",
     "train: enable_validation validation_step validation_batch_per_replica": _OLD,
     "train.ckpt.save_freq": lengths.save_freq_row,
