@@ -144,7 +144,7 @@ class Algorithm(Protocol):
 
         ``velocity(part)`` returns the prediction of a policy part at ``batch.x_t, batch.t``, the shape of ``x_t``: of
         ``current`` with gradient, of every other part in ``needs.roles`` without. Call ``current`` last: other forward
-        passes then need no memory beside its activations, and its weights stay in place for the backward pass.
+        passes then need no memory on top of its activations, and its weights stay in place for the backward pass.
 
         ``batch`` is :class:`Transitions` if ``needs.train_on`` lists steps, else :class:`Batch`. With
         ``needs.data_term`` the loss also gets a :class:`Batch` of media without advantages. Average over the

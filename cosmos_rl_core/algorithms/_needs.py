@@ -21,7 +21,7 @@ DRIFT_METRICS = ("log_ratio", "log_ratio_per_dim", "ratio", "clipped", "approx_k
 
 @dataclass(frozen=True)
 class DataTerm:
-    """Media of the dataset for a second loss beside the loss on recorded steps."""
+    """Media of the dataset for a second loss, added to the loss on recorded steps."""
 
     on_first_only: bool
     """Add the loss on media at the first trained step of a sample only, instead of at every trained step."""
@@ -41,7 +41,7 @@ def every_pair(size: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """The policy parts, rollouts and schedules that an algorithm needs. The defaults are those of supervised training.
+    """The policy parts, rollouts and schedules that an algorithm needs. The defaults fit supervised training.
 
     A policy has these parts: ``current``, the weights in training; ``old``, a slow copy of them (see ``old_decay``);
     ``reference``, the base model or an earlier policy (see ``update_ref_every_iter``). In a loss ``behaviour`` is the

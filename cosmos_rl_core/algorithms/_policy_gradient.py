@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _OF_DATA = ("use_rl_sigma_and_noise", "data_on_first_only", "text_dropout")
-"""Settings of the diffusion loss beside its weight."""
+"""Settings of the diffusion loss other than its weight."""
 
 
 class PolicyGradientOptions(RewardedOptions):
@@ -42,7 +42,7 @@ class PolicyGradientOptions(RewardedOptions):
     train_on: tuple[int, ...]
     """Steps of the sampler to train on, from 0; -1 is a random other step, drawn for every prompt."""
     clip_ratio: float = Field(default=1e-4, gt=0, lt=1)
-    """Distance of the ratio from 1 beyond which a step gets no gradient. Its unit is that of ``ratio_mode``."""
+    """Distance of the ratio from 1 beyond which a step gets no gradient, in the unit of ``ratio_mode``."""
     policy_weight: float = Field(default=1.0, ge=0, json_schema_extra={"neutral": 1.0})
     """Weight of the policy loss; 0 is a control with the other two terms alone."""
     kl_beta: float = Field(ge=0)
@@ -176,9 +176,9 @@ class Algorithm:
 
         With ``reward_average`` they are the mean of the advantages of each column ``reward.<name>``; else the
         advantages of ``reward``. Prompts whose advantages are all 0 stay at 0 under ``exp_reward``.
-        ``parity_advantages`` also uses failed samples, except those of prompts with fewer than ``min_group_size``
-        scores. Samples that gates hold back take the lowest advantage of their prompt. Raises :class:`ArtifactError`
-        if a valid sample has a reward that is not finite.
+        ``parity_advantages`` also uses failed samples, unless their prompt has fewer than ``min_group_size`` scores.
+        Samples that gates hold back take the lowest advantage of their prompt. Raises :class:`ArtifactError` if a valid
+        sample has a reward that is not finite.
         """
         options, prompt_ids = self.options, samples["prompt_id"].to_numpy()
         single = [name for name in samples.columns if name.startswith("reward.")] if options.reward_average else []
@@ -217,7 +217,7 @@ class Algorithm:
         :class:`Batch` of media: ``data_beta`` times the diffusion loss. At the weights that made the rollout the policy
         loss is minus the advantage: only its gradient counts.
 
-        Metrics are without weights. Those of transitions are float64: ``policy_loss``, ``ratio``, ``clipped`` (1 if the
+        Metrics are without weights. Transitions have, in float64, ``policy_loss``, ``ratio``, ``clipped`` (1 if the
         clip leaves no gradient) and ``approx_kl`` in the unit of ``ratio_mode``; ``log_ratio`` in nats and
         ``log_ratio_per_dim`` in nats a dimension, whatever the mode; ``logp_drift``, the difference of recorded and
         recomputed log-density in nats a dimension, and ``ratio_drift``, the same in the unit of ``ratio_mode``;

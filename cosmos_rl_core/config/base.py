@@ -73,7 +73,7 @@ def _decisive(section: type[Section]) -> list[tuple[str, Any]]:
 
 
 def written(section: Section, *names: str) -> list[str]:
-    """Return those of the fields ``names`` that were set explicitly, in that order."""
+    """Return the fields among ``names`` that were set explicitly, in the order of ``names``."""
     unknown = [name for name in names if name not in type(section).model_fields]
     assert not unknown, f"{type(section).__name__} has no field {', '.join(unknown)}"
     return [name for name in names if name in section.model_fields_set]

@@ -26,15 +26,15 @@ class Limit(Section):
     above: float | None = None
     """Trip if the mean is above this number."""
     fall: float | None = Field(default=None, gt=0)
-    """Trip if the mean is lower than that of iteration 0 by more than this many standard errors of their difference.
+    """Trip if the mean is lower than at iteration 0 by more than this many standard errors of their difference.
     Standard errors are taken over prompts, because samples of one prompt are alike."""
     rise: float | None = Field(default=None, gt=0)
-    """Trip if the mean is higher than that of iteration 0 by more than this many standard errors of their
+    """Trip if the mean is higher than at iteration 0 by more than this many standard errors of their
     difference."""
 
     @property
     def name(self) -> str:
-        """Return the name of the score among those of the reward."""
+        """Return the name of the score among the reward's scores."""
         return self.score or self.reward
 
     @model_validator(mode="after")

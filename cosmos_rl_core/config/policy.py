@@ -76,7 +76,7 @@ class LoraConfig(Section):
         if isinstance(value, str) and value != ALL_LINEAR:
             raise ValueError(f'{value!r} is neither a list of module names nor "{ALL_LINEAR}"')
         if isinstance(value, list | tuple) and ALL_LINEAR in value and len(value) > 1:
-            raise ValueError(f'"{ALL_LINEAR}" stands alone: it names every linear module already')
+            raise ValueError(f'"{ALL_LINEAR}" must be the only name: it covers every linear module')
         if isinstance(value, str):
             return (value,)
         return tuple(value) if isinstance(value, list) else value
@@ -161,7 +161,7 @@ class SampleConfig(SolverConfig):
 
 
 class TimeDensity(Section):
-    """Noise levels of training on media: supervised training, and the data term beside rewards."""
+    """Noise levels of training on media: supervised training, and the data term of training on rewards."""
 
     weighting_scheme: Literal["logit_normal", "uniform"] = "logit_normal"
     """Density of the training times t, before the shift of the pipeline's own schedule."""
@@ -198,7 +198,7 @@ class DiffusersConfig(TimeDensity):
     ``sample.guidance_scale`` is the weight between two predictions, which these pipelines call ``true_cfg_scale``."""
     supervised_guidance_scale: float | None = Field(default=None, ge=0, json_schema_extra=NOT_IDENTITY)
     """Guidance-distilled transformers only: the same input in losses on media, which are supervised training, held-out
-    losses and a diffusion loss beside rewards. Default: 1 for FLUX.1 dev, as diffusers' commands train it. Its
+    losses and a diffusion loss in addition to rewards. Default: 1 for FLUX.1 dev, as diffusers' commands train it. Its
     resolved value is part of the identity of what it decides."""
     cfg_normalization: float | None = Field(default=None, gt=0, json_schema_extra={"neutral": None})
     """Z-Image only: longest norm of a guided prediction, in norms of the conditional one, in rollouts, losses on them
@@ -228,8 +228,8 @@ class PolicyConfig(Section):
     from_scratch: bool = False
     """Draw the transformer's weights from the run's seed instead of loading them, to make a base model."""
     init_from: UserPath | None = Field(default=None, min_length=1, json_schema_extra={"neutral": None})
-    """Trained weights that policy version 0 begins with, such as those of supervised training: ``"run@16"``, policy
-    version 16 of a run of this store, ``"run"``, its newest one; the folder of an adapter (diffusers', peft's or
+    """Trained weights that policy version 0 begins with, such as the result of supervised training: ``"run@16"``,
+    policy version 16 of a run of this store, ``"run"``, its newest one; the folder of an adapter (diffusers', peft's or
     cosmos-rl's safetensors); or a pipeline, for all weights. A folder is named with a slash. Of a run, what ``export``
     takes: the moving average if it has one. Optimizer and ``old`` begin anew. Default: the base model."""
     init_mode: Literal["continue", "stack"] = Field(default="continue", json_schema_extra={"neutral": "continue"})
@@ -239,8 +239,8 @@ class PolicyConfig(Section):
     init_alpha: float | None = Field(default=None, gt=0, json_schema_extra={"neutral": None})
     """``lora_alpha`` of the adapter in the folder ``init_from``, if no file there states it."""
     reference: Literal["base", "init"] = Field(default="base", json_schema_extra={"neutral": "base"})
-    """Weights that a KL term compares with: those of the base model, with all adapters off, or those that policy
-    version 0 begins with."""
+    """Weights that a KL term compares with: the base model, with all adapters off, or the weights that policy version 0
+    begins with."""
     model_gradient_checkpointing: bool | Literal["auto"] = False
     """Recompute activations in the backward pass: slower, much less memory. ``"auto"``: unless training without it fits
     into ``launch.device_memory_gb``; models below 10^8 parameters always fit. It is decided when the run is planned;

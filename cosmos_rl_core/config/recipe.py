@@ -27,8 +27,8 @@ class CkptConfig(Section):
     only, so that training cannot continue from them. Default: all."""
     export_every: int | None = Field(default=None, ge=1, json_schema_extra=NOT_IDENTITY)
     """Number of iterations between exports of the weights as diffusers loads them: a LoRA, or a whole pipeline.
-    ``cosmos-flows export`` copies them out. The base, the final policy and those of ``validation.freq`` are always
-    exported. Default: no others."""
+    ``cosmos-flows export`` copies them out. The base, the final policy and the policies that ``validation.freq``
+    evaluates are always exported. Default: no others."""
 
 
 class TrainConfig(OptimizationConfig):
@@ -45,8 +45,8 @@ class TrainConfig(OptimizationConfig):
     """Device hours after which a run stops: before the iteration that would exceed them. A rank on a CPU counts as a
     device. Raise it to continue. Default: no limit."""
     staleness: int = Field(default=0, ge=0)
-    """Age of the policy that makes rollouts: rollout k uses policy k minus staleness. From 1 on, rollout k + 1 runs
-    beside update k, which is faster and off-policy."""
+    """Age of the policy that makes rollouts: rollout k uses policy k minus staleness. From 1 on, rollout k + 1 runs at
+    the same time as update k, which is faster and off-policy."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of transformer computations in rollouts, updates and held-out losses: ``bfloat16`` is faster and
     less exact. Weights, states, losses, gradient sums and evaluations are always float32."""
@@ -61,8 +61,8 @@ class KeepConfig(Section):
     """Retention of the large parts of rollouts. Deleted parts can only be generated again."""
 
     tensors: int | None = Field(default=None, ge=1)
-    """Number of newest rollouts that keep final latents and recorded steps. An update reads those of its own
-    rollout only; training on a rollout again, or scoring its latents again, needs them. Default: all."""
+    """Number of newest rollouts that keep final latents and recorded steps. An update reads its own rollout only;
+    training on a rollout again, or scoring its latents again, needs them. Default: all."""
     media: int | None = Field(default=None, ge=1)
     """Number of newest rollouts that keep pictures or videos. The report shows these only, and scoring pixels again
     needs them. Default: all."""
@@ -179,7 +179,7 @@ def _mistakes(recipe: Recipe) -> Iterator[str]:
         yield f"two rewards have the same name: {', '.join(names)}"
     gates = [reward.fn.label for reward in rewards if reward.role == "gate"]
     if gates and getattr(options, "parity_advantages", False):
-        yield f"train.train_policy.parity_advantages gives excluded samples a number, also those of {', '.join(gates)}"
+        yield f"train.train_policy.parity_advantages gives a number to samples that gates exclude: {', '.join(gates)}"
     weights = {abs(reward.weight) for reward in training}
     if getattr(options, "reward_average", False) and len(weights) > 1:
         found = ", ".join(f"{weight:g}" for weight in sorted(weights))
@@ -207,7 +207,7 @@ def _stale_mistakes(recipe: Recipe) -> Iterator[str]:
     if update & rollout or bool(update) != bool(rollout):
         found = f"found update {sorted(update)}, rollout {sorted(rollout)}"
         expected = "give both GPUs of their own in launch.stage_gpus"
-        yield f"{staleness} runs rollout beside update: {expected}, {found}"
+        yield f"{staleness} runs rollout and update at once: {expected}, {found}"
     if train.staleness >= train.num_iterations:
         num_iterations = f"train.num_iterations = {train.num_iterations}"
         yield f"{staleness} samples every rollout of {num_iterations} from the base policy; use 1 or 2"

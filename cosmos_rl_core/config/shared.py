@@ -97,7 +97,7 @@ class StageConfig(Section):
 
     name: ClassVar[str]
     package: ClassVar[str] = "stages"
-    """Package of the module that runs it. The module has its name, without that of the package before it."""
+    """Package of the module that runs the stage. The module has the stage's name, without the package's name."""
     version: ClassVar[int]
     """Raised by every change of the bytes that equal settings and inputs give."""
     distributed: ClassVar[bool] = False

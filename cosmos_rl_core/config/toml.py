@@ -87,7 +87,7 @@ def _beyond(value: Any) -> tuple[Any, str] | None:
 
 
 def beyond_limits(mistakes: Sequence[str]) -> str:
-    """Return one message for those of :func:`cut_to_limits`, of which there are some."""
+    """Return one message for the mistakes of :func:`cut_to_limits`, at least one."""
     if len(mistakes) == 1:
         return mistakes[0]
     return listed(f"{len(mistakes)} values are beyond what a file may hold:", mistakes)

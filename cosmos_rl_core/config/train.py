@@ -269,7 +269,7 @@ class RewardedOptions(AlgorithmOptions):
     """Number of samples per optimizer step, over all ranks. Default: one step on all samples of the iteration."""
     tokens_per_forward: int | None = Field(default=None, ge=1, json_schema_extra={"neutral": None})
     """Number of latent tokens per forward pass, in place of ``mini_batch``: it takes as many noise levels of a sample
-    as fit, then those of more samples; at least one level. Changes speed and memory; the gradient is the same up to
+    as fit, then levels of more samples; at least one level. Changes speed and memory; the gradient is the same up to
     rounding. Default: one noise level of ``mini_batch`` samples."""
     mu_iterations: int = Field(default=1, ge=1)
     """Number of passes over each rollout. More learn more from it and move further from the policy that made it."""
@@ -281,7 +281,7 @@ class RewardedOptions(AlgorithmOptions):
     """Dataset of media whose first frames are given. Its captions may differ from the prompts of rollouts."""
 
     def without_effect(self) -> Iterator[str]:
-        """Yield a sentence for ``mini_batch`` beside a number of tokens."""
+        """Yield a sentence if ``mini_batch`` is set in addition to a number of tokens."""
         if self.tokens_per_forward is not None and written(self, "mini_batch"):
             yield "mini_batch without effect: tokens_per_forward decides what a forward pass holds"
 

@@ -209,8 +209,8 @@ def mean_of_estimates(estimates: Sequence[Estimate]) -> Estimate:
 def mean_of_sums(sides: Sequence[Sums]) -> Estimate:
     """Return the plain mean of ratios, as of iterations, and its standard error, with equal clusters taken together.
 
-    It is that of :func:`mean_of_estimates` if no two have a cluster in common. Sides without values are left out; one
-    of a single cluster leaves the mean without an error.
+    It equals the error of :func:`mean_of_estimates` if no two have a cluster in common. Sides without values are left
+    out; one of a single cluster leaves the mean without an error.
     """
     known = [one for one in sides if math.isfinite(one._ratio)]
     if not known:

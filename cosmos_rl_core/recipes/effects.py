@@ -34,7 +34,7 @@ def without_effect(recipe: Recipe) -> Iterator[str]:
 
 
 def has_losses_on_media(recipe: Recipe) -> bool:
-    """Return whether anything computes a diffusion loss on media: training, beside rewards, or on held-out ones."""
+    """Return whether anything computes a diffusion loss on media: training, alone or with rewards, or validation."""
     options, validation = recipe.train.train_policy, recipe.validation
     trains = not options.rewarded or algorithm_of(options).needs.data_term is not None
     return trains or (validation is not None and validation.data is not None)

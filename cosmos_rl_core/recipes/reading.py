@@ -19,7 +19,7 @@ def read_values(
     Files of cosmos-rl are translated first. ``cluster`` is a TOML file whose ``[launch]`` replaces the recipe's. Raises
     :class:`ConfigError` if the file is missing or not TOML, or if a key of cosmos-rl cannot be translated. What is
     wrong with overrides, with ``cluster`` and with values beyond the limits of TOML files is added to ``mistakes``, so
-    that others can be found beside it; without ``mistakes`` it raises, too.
+    that a caller can find others too; without ``mistakes`` it is raised.
     """
     file = shipped.path_of(path, "recipe")
     # Imported here, because only planning reads recipes: a status does not.

@@ -90,7 +90,7 @@ class _Described(GenerateJsonSchema):
 
     def default_schema(self, schema: Any) -> JsonSchemaValue:
         found = super().default_schema(schema)
-        # The default of a table is that of its fields.
+        # The default of a table follows from its fields.
         if found.get("default") is None or isinstance(found["default"], dict):
             found.pop("default", None)
         return found

@@ -44,7 +44,7 @@ def test_every_option_that_cannot_be_had_is_named_with_its_reason_and_all_at_onc
     [
         ("policy.lora.init_lora_weights=eva", "should be 'gaussian' or 'kaiming'"),
         ("policy.lora.init_lora_weights=uniform", "Input should be 'gaussian' or 'kaiming' (found 'uniform')"),
-        ('policy.lora.target_modules=["to_q", "all-linear"]', '"all-linear" stands alone'),
+        ('policy.lora.target_modules=["to_q", "all-linear"]', '"all-linear" must be the only name'),
         ("policy.lora.r_pattern.to_x=3", "policy.lora.r_pattern: 'to_x' names none of the 16 adapted modules, e.g. "),
         ("policy.lora.r_pattern.to_q=0", "policy.lora.r_pattern.to_q: Input should be greater than or equal to 1"),
         ("train.ema_rate=0.1", "train.ema_rate without effect: ema_enable is not true"),

@@ -94,7 +94,7 @@ def test_no_section_can_be_so_wrong_that_it_is_not_reported(place, value):
             "solver_option: Input should be '2ab' or '1euler' (found '2heun_edm')",
         ),
         ("train.optm_betas=[0.9, 1.5]", "train.optm_betas.1: Input should be less than 1"),
-        ("train.staleness=1", "train.staleness = 1 runs rollout beside update: give both GPUs of their own"),
+        ("train.staleness=1", "train.staleness = 1 runs rollout and update at once: give both GPUs of their own"),
         (
             "policy.diffusers.sample.num_steps=100000000",
             "Input should be less than or equal to 10000 (found 100000000)",

@@ -1,4 +1,4 @@
-"""A recipe of supervised fine-tuning of a vision-language model (VLM). Names are those of the other recipes."""
+"""A recipe of supervised fine-tuning of a vision-language model (VLM). Names are the same as in other recipes."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -239,7 +239,7 @@ def _mistakes(recipe: VlmRecipe) -> Iterator[str]:
 
 
 def is_vlm(values: Mapping[str, Any]) -> bool:
-    """Return whether plain values are those of a recipe of this kind."""
+    """Return whether plain values are a recipe of this kind."""
     train = values.get("train")
     policy = train.get("train_policy") if isinstance(train, Mapping) else None
     return isinstance(policy, Mapping) and policy.get("type") == VLM_SFT
