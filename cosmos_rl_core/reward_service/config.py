@@ -108,7 +108,7 @@ class DecodeArgs(Section):
 _UNUSED_DECODING = {
     "chunk_duration": "a sample is decoded whole",
     "temporal_window": "a sample is decoded whole",
-    "load_mean_std": "mean and deviation are those of the VAE's config.json",
+    "load_mean_std": "mean and deviation come from the VAE's config.json",
     "wan2pt2_credential_path": "weights are read from a folder",
 }
 

@@ -132,7 +132,7 @@ def _require_finite(numbers: Any, what: str) -> None:
 
 
 def _write(path: Path, decoded: Sequence[np.ndarray]) -> None:
-    """Write the pixels of samples of one size as one array, beside the file first."""
+    """Write the pixels of samples of one size as one array, to a temporary file first."""
     part = path.with_suffix(".part")
     with part.open("wb") as file:
         np.save(file, np.stack(decoded))

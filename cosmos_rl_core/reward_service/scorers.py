@@ -117,7 +117,7 @@ class Offer:
                 raise RefusedError(503, scorer.pool.fault)
             self._check_expected(name, frame.scorers.get(name), scorer)
         if frame.media == "latent" and (channels := str(frame.shape[1])) not in self.decoders:
-            raise RefusedError(422, f"latents of {channels} channels; decoded are those of {', '.join(self.decoders)}")
+            raise RefusedError(422, f"latents of {channels} channels; this service decodes {', '.join(self.decoders)}")
 
     def _check_expected(self, name: str, expected: str | None, scorer: Scorer) -> None:
         if expected is None:

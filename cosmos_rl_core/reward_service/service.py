@@ -119,7 +119,7 @@ class Service:
     async def push(self, uuid: str, kind: str, told: Mapping[str, Any]) -> bool:
         """Store the result of a process that is not the service's own. Return False if there is one.
 
-        Its digest is never that of a scorer here, so that a client that expects one does not adopt it. Raises
+        Its digest never equals a scorer's here, so that a client that expects one does not adopt it. Raises
         ``ValueError`` for a result that has no scores, and :class:`RefusedError` for an unknown request.
         """
         if self.result(uuid, kind) is not None:

@@ -1,6 +1,6 @@
 """Folder of accepted requests: a body is on disk before it is acknowledged.
 
-``incoming/`` holds bodies that still arrive, ``frames/`` those of accepted requests, ``decoded/`` pixels of latents,
+``incoming/`` holds bodies that still arrive, ``frames/`` bodies of accepted requests, ``decoded/`` pixels of latents,
 ``logs/`` what scorers print, ``index.sqlite`` what is known of each request. Two services never share a folder.
 """
 

@@ -1,7 +1,7 @@
 """Physical plausibility of a video: the probability that Cosmos-Reason1-7B-Reward finds no anomaly in it.
 
 The model is asked about the video, and the logits of *Yes* (there are anomalies) and *No* are compared as its next
-token. Frames, sizes and scores are those of cosmos-rl's service.
+token. Frames, sizes and scores are the same as in cosmos-rl's service.
 """
 
 from functools import cached_property
@@ -30,7 +30,7 @@ MIN_PIXELS, MAX_PIXELS = 16 * FACTOR**2 * STEP, 9216 * FACTOR**2 * STEP
 
 
 class Options(VlmOptions):
-    """The model, and what it is asked."""
+    """The model and its question."""
 
     facts = Facts(
         input="video",
@@ -54,7 +54,7 @@ class Options(VlmOptions):
 
 
 class Reward:
-    """Score ``cosmos_reason1``, beside the two logits and their ``prediction``, ``Good`` or ``Bad``."""
+    """Score ``cosmos_reason1``, with the two logits and their ``prediction``, ``Good`` or ``Bad``."""
 
     def __init__(self, options: Options) -> None:
         self._options = options

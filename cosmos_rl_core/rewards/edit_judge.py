@@ -47,7 +47,7 @@ class Options(JudgeOptions):
     )
     name: Literal["edit_judge"] = "edit_judge"  # pyright: ignore[reportIncompatibleVariableOverride]
     rubric: str = Field(default=RUBRIC, min_length=1)
-    """Text that is given after the pictures and a sentence on their numbers. ``{prompt}`` stands for the sample's
+    """Text that is given after the pictures and a sentence on their numbers. ``{prompt}`` is replaced by the sample's
     prompt. It has to ask for a JSON object with the numbers ``followed`` and ``unchanged``, from 0 to 10."""
 
 

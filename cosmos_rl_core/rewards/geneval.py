@@ -31,7 +31,7 @@ from cosmos_rl_core.vlms import _folders
 
 DETECTOR = "facebook/mask2former-swin-small-coco-instance"
 GREY = (153, 153, 153)
-"""What stands in place of everything but the object whose colour is asked for."""
+"""Colour that replaces everything but the object whose colour is asked for."""
 _PHRASES = ("a photo of a {color} {kind}", "a photo of a {color}-colored {kind}", "a photo of a {color} object")
 
 
@@ -70,7 +70,7 @@ class Options(ClipOptions):
 
 
 class Reward:
-    """Score ``geneval``, and beside it the benchmark's own and the strict judgement; averaged over video frames."""
+    """Score ``geneval``, with the benchmark's own and the strict judgement; averaged over video frames."""
 
     def __init__(self, options: Options) -> None:
         self._options, self._clip = options, Clip(options)

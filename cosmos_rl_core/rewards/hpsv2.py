@@ -24,7 +24,7 @@ class Options(ClipOptions):
     facts = Facts(
         input="image",
         scores={"hpsv2": "cosine in [-1, 1]; about 0.2 to 0.35"},
-        source="HPS v2, arXiv:2306.09341, xswu/HPSv2; version 2.0 or 2.1 is that of the prepared file",
+        source="HPS v2, arXiv:2306.09341, xswu/HPSv2; version 2.0 or 2.1, as the prepared file has it",
         torch=True,
         batches=("batch_size",),
         evidence="tiny weights",

@@ -26,7 +26,7 @@ class Options(RewardOptions):
             "jpeg_incompressibility": "kilobytes, above 0",
             "jpeg_compressibility": "minus kilobytes / 500, below 0",
         },
-        source="DDPO, arXiv:2305.13301, section 5.1; the long names and their scales are those of flow_grpo",
+        source="DDPO, arXiv:2305.13301, section 5.1; the long names and their scales come from flow_grpo",
         also=("jpeg_incompressibility", "jpeg_compressibility"),
         evidence="real weights",
     )

@@ -77,7 +77,7 @@ class Options(RewardOptions):
     score: Literal["luma", "contrast", "edge_density", "colour_entropy", "fine_energy"] = Field(
         default="contrast", json_schema_extra={"neutral": "contrast"}
     )
-    """The statistic that is the score ``pixel_statistics``. All others are recorded beside it."""
+    """The statistic that is the score ``pixel_statistics``. All others are recorded too."""
 
 
 class Reward:
@@ -94,7 +94,7 @@ class Reward:
     def score(self, samples: list[Sample]) -> list[Numbers | Exception]:
         """Return the statistics of each sample, in order, or why it has none.
 
-        Samples of several prompts may come together. The diversity is that of the samples that come.
+        Samples of several prompts may come together. The diversity is taken over all of them.
         """
         found = each(samples, _statistics)
         distances = _distances([s for s, one in zip(samples, found, strict=True) if isinstance(one, dict)])
@@ -182,7 +182,7 @@ def _grid_energy(luma: np.ndarray) -> float:
 
 
 def _of_blocks(frame: np.ndarray, luma: np.ndarray) -> Numbers:
-    """Return the statistics of the block that stands out most from the others."""
+    """Return the statistics of the block that differs most from the others."""
     rows, columns = (pairwise([length * k // BLOCKS for k in range(BLOCKS + 1)]) for length in luma.shape)
     places = [(slice(*row), slice(*column)) for row, column in product(rows, columns)]
     sums = [frame[place].sum(axis=0, dtype=np.int64).sum(axis=0) for place in places]

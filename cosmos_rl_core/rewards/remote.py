@@ -44,7 +44,7 @@ Entry = dict[str, float] | Exception
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 _FAILED_TEXT = "Error"
-"""Prediction of cosmos_reason1 for a sample that it could not score, beside a score of -1."""
+"""Prediction of cosmos_reason1 for a sample that it could not score, together with a score of -1."""
 
 
 class Options(RewardOptions):

@@ -52,7 +52,7 @@ class Options(VlmOptions):
 
 
 class Reward:
-    """Score ``video_align``: the sum of visual quality, motion quality and text alignment, each beside it."""
+    """Score ``video_align``: the sum of visual quality, motion quality and text alignment, and each of the three."""
 
     def __init__(self, options: Options) -> None:
         self._options = options

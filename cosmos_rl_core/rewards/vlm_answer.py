@@ -1,6 +1,6 @@
 """A score that a vision-language model of a folder states by a rubric: one that was trained here, or any other.
 
-The same question and the same parser as those of ``vlm_judge``, without a service: the stage ``judge``, the reward
+It uses the question and the parser of ``vlm_judge``, without a service: the stage ``judge``, the reward
 service or ``cosmos-flows score`` loads the model. Each sample is a forward of its own, always the likeliest token, so
 no answer depends on other samples.
 """
@@ -70,7 +70,7 @@ class Options(RubricOptions):
 
     @property
     def changes(self) -> Changes:
-        """Return the settings that replace those of the model's folder."""
+        """Return the settings that replace the settings in the model's folder."""
         fps = self.fps or DEFAULT_FPS
         return {"video": {"fps": fps} if self.num_frames is None else {"num_frames": self.num_frames}}
 
@@ -86,7 +86,7 @@ class Reward:
 
     @cached_property
     def version(self) -> str:
-        """Return the versions of the packages, and the digests of the model's files and of what it is asked.
+        """Return the versions of the packages, and the digests of the model's files and of its question.
 
         Raises :class:`ConfigError` with every reason why the model cannot be used.
         """

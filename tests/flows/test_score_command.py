@@ -123,7 +123,7 @@ def test_published_weights_are_prepared_once(tmp_path: Path):
     again = run("reward-service", "prepare", "aesthetic", tmp_path / "head.pth", tmp_path / "made")
     assert (again.exit_code, "exists already" in again.stderr) == (64, True)
     other = run("reward-service", "prepare", "jpeg", tmp_path / "head.pth", tmp_path / "other")
-    assert "weights of jpeg need no preparation; those of aesthetic, hpsv2" in other.stderr
+    assert "weights of jpeg need no preparation; only aesthetic, hpsv2" in other.stderr
 
 
 def test_files_of_a_prompt_are_never_compared_in_parts(pictures: list[Path], tmp_path: Path):

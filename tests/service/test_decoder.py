@@ -147,7 +147,7 @@ def test_latents_are_scored_as_pixels_and_need_a_decoder(folders: dict[int, Path
     assert (told["input_info"]["dtype"], told["input_info"]["video_infos"]) == ("torch.bfloat16", infos)
     assert float(told["decoded_duration"]) > 0
     assert media == ["image", "video", "latent"]
-    assert refused == (422, {"detail": "latents of 48 channels; decoded are those of 16"})
+    assert refused == (422, {"detail": "latents of 48 channels; this service decodes 16"})
 
 
 @pytest.mark.processes

@@ -124,7 +124,7 @@ of the samples."""
 
 @runtime_checkable
 class WindowReward(Reward, Protocol):
-    """A reward of a service that always has a window of requests, those of several callers together."""
+    """A reward of a service that always has a window of requests, which several callers share."""
 
     def window(self, count: int) -> AbstractContextManager[Ask]:
         """Open ``count`` windows and return what scores samples through them. Any number of threads may call it.

@@ -1,4 +1,4 @@
-"""Names of rewards: those of their plugins, and others under which reward services offer them."""
+"""Names of rewards: their plugins' names, and others under which reward services offer them."""
 
 from cosmos_rl_core import plugins
 

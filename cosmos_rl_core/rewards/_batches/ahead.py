@@ -43,7 +43,7 @@ class Prepared(Generic[Made]):
     def each(self, samples: Sequence[Sample], score: Callable[[Sample, Made], Found]) -> list[Found | Exception]:
         """Return the score of each sample, in order, or the ``ItemError`` or ``ValueError`` that says why it has none.
 
-        ``score`` gets a sample and what it was prepared to.
+        ``score`` gets a sample and the result of ``prepare``.
         """
         with self._turn:
             if not self._coming and not self._expected:

@@ -38,7 +38,7 @@ class ClipOptions(RewardOptions):
     """Folder of the CLIP model in the layout of transformers, or its name on the Hugging Face hub, ``owner/name`` or
     ``owner/name@revision``, which is in the local cache. Its files decide scores, not their place."""
     processor: UserPath | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
-    """Folder or name of the tokenizer and of the settings of images. Default: those of ``model``."""
+    """Folder or name of the tokenizer and of the settings of images. Default: ``model``."""
     batch_size: int = Field(default=8, ge=1)
     """Number of images or texts in every forward pass; fewer are padded. Part of the identity, because it changes the
     last bits."""

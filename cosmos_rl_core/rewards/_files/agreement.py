@@ -18,7 +18,7 @@ FEWEST = 20
 
 
 class Agreement(Section):
-    """Scores of a judge beside labels of the same files."""
+    """Scores of a judge compared with labels of the same files."""
 
     format: Literal[1] = 1
     reward: str
@@ -92,7 +92,7 @@ def labels_of(file: Path, count: int) -> list[float]:
 
 
 def read(path: str, reward: str, scorer: str) -> Agreement:
-    """Return the agreement in a file. Raises :class:`ConfigError` unless it is that of this very scorer."""
+    """Return the agreement in a file. Raises :class:`ConfigError` unless it belongs to this very scorer."""
     write = (
         f"write it with `cosmos-flows score FILES --reward {reward.partition('-')[0]} --labels ... --agreement {path}`"
     )

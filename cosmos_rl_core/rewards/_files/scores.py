@@ -180,7 +180,7 @@ def prepare(name: str, source: Path, target: Path) -> None:
     converter = getattr(plugins.load("rewards", plugin_of(name)), "prepare", None)
     if converter is None:
         able = [one for one in plugins.own("rewards") if hasattr(plugins.load("rewards", one), "prepare")]
-        raise ConfigError(f"weights of {name} need no preparation; those of {', '.join(able)} do")
+        raise ConfigError(f"weights of {name} need no preparation; only {', '.join(able)} do")
     if target.exists():
         raise ConfigError(f"{target} exists already; name a folder that does not")
     converter(source, target)

@@ -1,6 +1,7 @@
 """GenEval's rule: do the objects that a detector found in a picture fit the tags of its prompt? Without torch.
 
-A tag asks for a number of objects of a class, and perhaps for their colour, or for their place beside an earlier tag's.
+A tag asks for a number of objects of a class, and perhaps for their colour, or for their place relative to an earlier
+tag's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,7 @@ THRESHOLD, COUNTING_THRESHOLD = 0.3, 0.9
 MAX_OBJECTS = 16
 """Largest number of objects of one class."""
 POSITION_THRESHOLD = 0.1
-"""Part of the objects' sizes by which their centres may be apart without one being beside the other."""
+"""Part of the objects' sizes by which their centres may be apart without a relation such as left of or above."""
 
 
 class Wanted(BaseModel):

@@ -44,7 +44,7 @@ def renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         elif kind in ("text_encoder", "mlp"):
             found[f"{kind}.{rest}"] = tensor.contiguous()
         else:
-            raise ConfigError(f"unknown tensor {name!r}; expected those of ImageReward.pt")
+            raise ConfigError(f"unknown tensor {name!r}; expected a tensor of ImageReward.pt")
     return found
 
 
@@ -57,7 +57,7 @@ def _of_picture(name: str) -> str:
         return f"{_PICTURE[place]}.{kind}"
     block = re.fullmatch(r"blocks\.(\d+)\.(.+)", place)
     if block is None or block[2] not in _BLOCK:
-        raise ConfigError(f"unknown tensor 'blip.visual_encoder.{name}'; expected those of ImageReward.pt")
+        raise ConfigError(f"unknown tensor 'blip.visual_encoder.{name}'; expected a tensor of ImageReward.pt")
     return f"encoder.layers.{block[1]}.{_BLOCK[block[2]]}.{kind}"
 
 
@@ -78,7 +78,7 @@ def config_of(tensors: Mapping[str, Tensor]) -> transformers.BlipConfig:
         "num_attention_heads": VISION_HEADS,
         "patch_size": patch.shape[-1],
         "image_size": patch.shape[-1] * round((places.shape[1] - 1) ** 0.5),
-        # That of the original, not of transformers' BLIP.
+        # The original has this value, transformers' BLIP another one.
         "layer_norm_eps": 1e-6,
     }
     text = {
@@ -95,7 +95,7 @@ def config_of(tensors: Mapping[str, Tensor]) -> transformers.BlipConfig:
 def convert(tensors: Mapping[str, Tensor], target: Path, where: str) -> None:
     """Write ``config.json`` and ``model.safetensors`` to the new folder ``target``.
 
-    ``where`` names the file in errors. Raises :class:`ConfigError` if the tensors are not those of ImageReward.
+    ``where`` names the file in errors. Raises :class:`ConfigError` if the tensors do not belong to ImageReward.
     """
     try:
         found = renamed(tensors)

@@ -16,8 +16,8 @@ class RubricOptions(RewardOptions):
     """What the rubric asks about, in one word. It is part of the score's name, so that a recipe can have several
     judges: ``vlm_judge-anatomy``."""
     rubric: str = Field(min_length=1)
-    """Text that is given after the pictures. ``{prompt}`` stands for the sample's prompt. It has to ask for the form
-    that ``pattern`` or ``key`` reads."""
+    """Text that is given after the pictures. ``{prompt}`` is replaced by the sample's prompt. It has to ask for the
+    form that ``pattern`` or ``key`` reads."""
     pattern: str | None = None
     r"""Regular expression whose one group is the number in the answer, such as ``Score:\s*(\d+)``. Either this or
     ``key``."""

@@ -23,7 +23,7 @@ from cosmos_rl_core.rewards._base.packages import version
 from cosmos_rl_core.rewards._base.pixels import frames_of, no_reference
 
 PROMPT = "{prompt}"
-"""What stands in a rubric for the prompt of the sample."""
+"""Text in a rubric that the prompt of the sample replaces."""
 _FENCE = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
 
 

@@ -108,7 +108,7 @@ class Service:
 
     @property
     def info_url(self) -> str:
-        """Return where services tell which scorers they have: beside the first URL."""
+        """Return the URL at which services tell which scorers they have, next to the first URL."""
         return str(httpx.URL(self.enqueue_url).join("info"))
 
     @property
@@ -160,7 +160,7 @@ class LostError(UnavailableError):
 
 
 class RefusedError(ValueError):
-    """The service did not score what it was sent, or answered without scores. The message quotes its answer."""
+    """The service did not score a request, or answered without scores. The message quotes its answer."""
 
     def __init__(self, message: str, answer: Response | None = None) -> None:
         super().__init__(message)

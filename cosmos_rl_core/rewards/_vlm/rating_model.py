@@ -46,7 +46,7 @@ class HPSv3Model(RatingModel):
     _keep_in_fp32_modules_strict = ["rm_head"]
 
     def head(self, width: int) -> nn.Module:
-        """Return the layers. Identity stands for the dropout of training, so that layers keep their numbers."""
+        """Return the layers. Identity replaces the dropout of training, so that layers keep their numbers."""
         layers = nn.Linear(width, 1024), nn.ReLU(), nn.Identity(), nn.Linear(1024, 16), nn.ReLU(), nn.Linear(16, 2)
         return nn.Sequential(*layers)
 
@@ -85,7 +85,7 @@ def load(
     dtype: torch.dtype,
     changes: Changes,
 ) -> Scorer:
-    """Return the scorer in the folder ``path``. ``changes`` are those of :class:`.Prompts`.
+    """Return the scorer in the folder ``path``. ``changes`` go to :class:`.Prompts`.
 
     Raises :class:`ConfigError` with every mistake in its files, and :class:`ArtifactError` if weights are missing.
     """

@@ -42,10 +42,10 @@ def merged(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
         weight = f"{name.partition('.lora_A.')[0]}.weight"
         up = factors.get(name.replace(".lora_A.", ".lora_B."))
         if weight not in found or up is None:
-            raise ConfigError(f"{name} has no weight {weight}, or no lora_B beside it; fetch the checkpoint again")
+            raise ConfigError(f"{name} has no weight {weight} or no lora_B; fetch the checkpoint again")
         whole = found[weight].float() + scale * (up.float() @ down.float())
         found[weight] = whole.to(found[weight].dtype)
-    # What PEFT trained as a whole lies twice: as it was, and as it is now.
+    # Modules that PEFT trained as a whole are there twice: before and after training.
     kept = {name: tensor for name, tensor in found.items() if ".original_module." not in name}
     return renamed({name.replace(".modules_to_save.default.", "."): tensor for name, tensor in kept.items()})
 
