@@ -35,14 +35,14 @@ def numerics(torch: Any = None) -> dict[str, Any]:
     if torch.cuda.is_available():
         return found | _of_gpu(torch)
     capability = torch.backends.cpu.get_cpu_capability()
-    # Left out where none is forbidden that a CPU has, so that records of earlier versions are those of this one.
+    # Left out if a CPU may use all kernels that it has, so that records equal the records of earlier versions.
     kernels = [name for name in _kernels(torch) if name != "cudnn"]
     permitted = {} if len(kernels) == len(SDP_KERNELS) - 1 else {"attention_kernels": kernels}
     return found | {"device": "cpu", "cpu": _cpu_model(), "cpu_capability": capability} | permitted
 
 
 def _kernels(torch: Any) -> list[str]:
-    """Return the kernels of attention that are permitted. The switches are called those of CUDA and serve CPUs too."""
+    """Return the permitted kernels of attention. PyTorch names the switches after CUDA; they serve CPUs too."""
     return sorted(name for name in SDP_KERNELS if getattr(torch.backends.cuda, f"{name}_sdp_enabled")())
 
 

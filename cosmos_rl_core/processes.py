@@ -112,7 +112,7 @@ def without_garbage() -> Iterator[None]:
 class Traffic:
     """Bytes from stores and to them, and how long the main thread waits for others. Counts only grow.
 
-    They belong to the process, as those of the operating system do: whoever wants a part of them takes a difference.
+    They belong to the process, like the operating system's counts: take a difference to measure a part.
     """
 
     def __init__(self) -> None:

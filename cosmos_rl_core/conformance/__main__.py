@@ -30,7 +30,7 @@ OPTIONS = (
     *("-c", os.devnull, "--rootdir", str(HERE), "--confcutdir", str(HERE), "-p", "no:cacheprovider"),
     *("-o", "tmp_path_retention_policy=none", "--disable-warnings", "-q", "--no-header"),
 )
-"""Settings of pytest: those of the folder that it is run in, or above it, count for nothing."""
+"""Settings of pytest. It ignores the settings in the folder that it runs in, and in the folders above."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -83,7 +83,7 @@ def listing_of(url: str, listed: Callable[[str], Listing | None]) -> Listing | N
     return known[folder]
 
 
-def files_beside(url: str, listed: Callable[[str], Listing | None]) -> tuple[str, Mapping[str, Seen]] | None:
+def listed_folder(url: str, listed: Callable[[str], Listing | None]) -> tuple[str, Mapping[str, Seen]] | None:
     """Return the folder whose listing answers for a file, and all files in it; None where :func:`listing_of` does."""
     found = listing_of(url, listed)
     folder = None if (here := _KNOWN.get()) is None else here[0](url)

@@ -42,7 +42,7 @@ class Encoder(ABC):
 
     @torch.no_grad()
     def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
-        """Return text embeddings of each prompt, unbatched, on the CPU, equal to those of the stock pipeline.
+        """Return text embeddings of each prompt, unbatched, on the CPU, equal to the stock pipeline's.
 
         Prompts are encoded one by one, so that no embedding depends on another prompt.
         """

@@ -51,7 +51,7 @@ def load_pipeline(
 
 
 def load_parts(path: str, components: Sequence[str], device: torch.device, **options: Any) -> dict[str, nn.Module]:
-    """Return the parts with weights of these ``components``, by name. ``options`` are those of ``from_pretrained``.
+    """Return the parts with weights of these ``components``, by name. ``options`` go to ``from_pretrained``.
 
     Weights are read straight to the device: all ranks of a machine share the CPU's memory. Raises
     :class:`ArtifactError` like :func:`read_part`.
@@ -69,7 +69,7 @@ def load_parts(path: str, components: Sequence[str], device: torch.device, **opt
 
 
 def weighted_parts(path: str, components: Sequence[str] | None = None) -> list[str]:
-    """Return the names of the parts of a pipeline directory that have weights: all, or those of some ``components``."""
+    """Return the names of the parts of a pipeline directory that have weights: all, or only of some ``components``."""
     names = [name for name, library in _libraries(path).items() if library in ("diffusers", "transformers")]
     wanted = names if components is None else [name for name in names if _of(name, components)]
     return [name for name in wanted if issubclass(class_of(path, name), nn.Module)]
@@ -78,7 +78,7 @@ def weighted_parts(path: str, components: Sequence[str] | None = None) -> list[s
 def read_part(path: str, name: str, **options: Any) -> nn.Module:
     """Return a part of the pipeline directory ``path`` with its weights, float32.
 
-    ``options`` are those of ``from_pretrained``. Raises :class:`ArtifactError` like
+    ``options`` go to ``from_pretrained``. Raises :class:`ArtifactError` like
     :func:`cosmos_rl_core.pipelines.modules.read_module`.
     """
     reading = {"dtype": torch.float32, **options}

@@ -39,7 +39,7 @@ def split(transformer: Any, group: dist.ProcessGroup) -> None:
         return patches.flatten(2)[..., peers.own()]
 
     def own_modulation(_module: nn.Module, _args: Any, embeddings: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Cut time embeddings of tokens, ``[B, S, C]``. Those of samples, ``[B, C]``, and of the text stay whole."""
+        """Cut time embeddings of tokens, ``[B, S, C]``, not embeddings of samples, ``[B, C]``, nor of the text."""
         time, projected_time, *text = embeddings
         if time.ndim == 3:
             time, projected_time = time[:, peers.own()], projected_time[:, peers.own()]

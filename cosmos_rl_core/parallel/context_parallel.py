@@ -47,7 +47,7 @@ class Peers:
         self.batch, self.frames, self.tokens_per_frame = 0, 0, 0
 
     def own(self, num_tokens: int | None = None) -> slice:
-        """Return the range of this peer's tokens, of those of the current pass if no number is given."""
+        """Return the range of this peer's tokens among ``num_tokens``, by default the tokens of the current pass."""
         sizes = shares("tokens", self.num_tokens if num_tokens is None else num_tokens, self.size)
         start = sum(sizes[: self.rank])
         return slice(start, start + sizes[self.rank])
@@ -178,7 +178,7 @@ class SelfAttention:
     ) -> Tensor:
         """Return the attention of own tokens to all tokens, ``[B, S_own, C]`` like ``hidden_states``.
 
-        The rotary tables, ``[S, D]`` or ``[1, S, 1, D]``, are those of all tokens.
+        The rotary tables, ``[S, D]`` or ``[1, S, 1, D]``, cover all tokens.
         """
         cos, sin = (table.reshape(-1, table.shape[-1]) for table in image_rotary_emb)
         num_tokens = len(cos)

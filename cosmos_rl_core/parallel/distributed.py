@@ -50,8 +50,7 @@ class Group:
     def __init__(self, timeout_s: float, parallelism: Parallelism = ALONE, device: Device | None = None) -> None:
         """Join the other ranks, and compute on a ``device`` as :func:`settled` says.
 
-        Raises :class:`ConfigError` if this rank cannot compute there, or if the numerics of one rank differ from those
-        of rank 0.
+        Raises :class:`ConfigError` if this rank cannot compute there, or if one rank's numerics differ from rank 0's.
         """
         self.parallelism = parallelism
         self.rank = int(os.environ.get("RANK", "0"))

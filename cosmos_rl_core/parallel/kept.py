@@ -143,7 +143,7 @@ KEPT = KeptModules()
 def frozen(cls: Any, folder: str | Path, where: str, device: torch.device, **options: Any) -> Any:
     """Return a module of the class ``cls`` with the weights in ``folder``, on ``device``, frozen, in eval mode.
 
-    It is read straight to the device, unless :data:`KEPT` has it. ``options`` and errors are those of
+    It is read straight to the device, unless :data:`KEPT` has it. Takes ``options`` and raises errors like
     :func:`cosmos_rl_core.pipelines.modules.read_module`.
     """
     reading = {**straight_to(device), **options}

@@ -36,10 +36,10 @@ def buckets(pipeline: str, size: Size, frames: int) -> tuple[Size, ...]:
 
 
 def of_area(size: Size, multiples: Size) -> tuple[Size, ...]:
-    """Return the sizes nearest to :data:`RATIOS` whose area is at most that of ``size``, in that order, each once.
+    """Return the sizes nearest to :data:`RATIOS` with at most the area of ``size``, in that order, each once.
 
     Height and width are the multiples just below or above the exact ones. ``size`` itself takes the place of the ratio
-    nearest to its own, and turned by a quarter that of the inverse.
+    nearest to its own; turned by a quarter, it takes the place of the inverse ratio.
     """
     chosen = {ratio: _nearest_below(size, ratio, multiples) for ratio in RATIOS}
     own = min(RATIOS, key=lambda ratio: _apart(ratio, _ratio(size)))
@@ -52,7 +52,7 @@ def of_area(size: Size, multiples: Size) -> tuple[Size, ...]:
 
 @cache
 def nearest(buckets: Sequence[Size], size: Size) -> Size:
-    """Return the bucket whose ratio is nearest to that of a medium of ``size``; of two as near, the first."""
+    """Return the bucket whose ratio is nearest to the ratio of ``size``; of two as near, the first."""
     return min(buckets, key=lambda bucket: _apart(_ratio(bucket), _ratio(size)))
 
 

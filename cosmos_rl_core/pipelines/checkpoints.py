@@ -8,7 +8,7 @@ def check(path: str) -> None:
     """Raise :class:`ConfigError`, listing what is supported, if the plugin cannot run the pipeline like stock does.
 
     That is a VAE or transformer of another class than its spec has, one of its ``refused_settings``, or a transformer
-    whose input channels are not those of the VAE.
+    whose input channels do not fit the VAE.
     """
     geometry, spec = sizes.vae_geometry(path), directories.spec(path)
     index, transformer = directories.read_json(path, directories.INDEX), directories.settings(path, "transformer")
@@ -21,9 +21,9 @@ def check(path: str) -> None:
         raise ConfigError(f"{path!r} has the transformer {found}; supported here: {spec.transformer_class}")
     channels, masks = geometry.channels * spec.packing**2, spec.mask_channels
     if (taken := transformer["in_channels"]) != channels + masks:
-        beside = f" beside {masks} of a mask" if masks else ""
+        mask = f", plus {masks} of a mask" if masks else ""
         raise ConfigError(
-            f"{path!r}: the transformer takes {taken} channels and the VAE makes {channels}{beside}: not a model that "
+            f"{path!r}: the transformer takes {taken} channels and the VAE makes {channels}{mask}: not a model that "
             "generates from noise alone"
         )
     if spec.max_given_frames and (frames := sizes.patch_shape(path)[0]) != 1:

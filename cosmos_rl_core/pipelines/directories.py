@@ -101,8 +101,8 @@ def resolve_path(model_name_or_path: str) -> str:
 
     ``model_name_or_path`` is a local directory; or ``package:<name>``, a pipeline that ships with this project; or
     ``<owner>/<name>[@<revision>]``, a repository of the Hugging Face hub in the local cache. The revision defaults to
-    main, or to one of :data:`REVISIONS`; the directory is that of the commit that the revision had when it was
-    downloaded. Raises :class:`ConfigError` if there is no such pipeline.
+    main, or to one of :data:`REVISIONS`; the directory holds the commit that the revision had when it was downloaded.
+    Raises :class:`ConfigError` if there is no such pipeline.
     """
     path = shipped.path_of(model_name_or_path, "pipeline")
     if not path.is_dir() and path.suffix != ".pt":
@@ -149,7 +149,7 @@ def stamp(path: str | Path) -> str:
 
 
 def transformer_files(path: str | Path) -> list[str]:
-    """Return the names of the files with the transformer's weights: those of the index if there is one.
+    """Return the names of the files with the transformer's weights, as the index names them if there is one.
 
     Variants, such as half precision, are not among them. Raises :class:`ConfigError` if there are no safetensors.
     """

@@ -34,7 +34,7 @@ class Bytes:
     device: int = 0
     """Bytes on the device that computes."""
     cpu: int = 0
-    """Bytes in the CPU's memory beside it."""
+    """Bytes in the CPU's memory."""
 
     def __add__(self, other: "Bytes") -> "Bytes":
         return Bytes(self.device + other.device, self.cpu + other.cpu)

@@ -16,7 +16,7 @@ ALIGNMENT_BYTES = 64
 def read_module(cls: Any, folder: str | Path, where: str, **options: Any) -> nn.Module:
     """Return a module of the class ``cls`` with the weights in ``folder``. Only safetensors are read, never a pickle.
 
-    ``options`` are those of ``from_pretrained``; ``where`` names the files in errors. Raises :class:`ArtifactError` if
+    ``options`` go to ``from_pretrained``; ``where`` names the files in errors. Raises :class:`ArtifactError` if
     the files lack weights or have weights of another shape, and names them; the libraries would draw these weights at
     random.
     """

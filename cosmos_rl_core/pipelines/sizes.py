@@ -9,8 +9,9 @@ from cosmos_rl_core.pipelines.spec import REFERENCE_TOKENS, Geometry
 
 FLOAT32_BYTES = 4
 MAX_TOKENS = 2**20
-"""Most tokens of one sample: twelve times those of 93 frames of 720p in Cosmos-Predict2.5, the largest video that a
-model here was made for. It bounds transformers without positions, and those whose positions bound each axis alone."""
+"""Most tokens of one sample: twelve times as many as 93 frames of 720p have in Cosmos-Predict2.5, the largest video
+that a model here was made for. It bounds transformers without positions, and those whose positions bound each axis
+alone."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of tensors by name."""

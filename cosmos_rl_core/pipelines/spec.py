@@ -148,7 +148,7 @@ class ModelSpec:
     packing: int = 1
     """Side of the square of latents that the pipeline packs into the channels of one token. 1: it packs none."""
     mask_channels: int = 0
-    """Input channels of the transformer besides those of the latents."""
+    """Input channels of the transformer in addition to the latents' channels."""
     text_width: Callable[[Settings], int]
     """Function of the transformer's settings: elements of one text token."""
     pooled_width: Callable[[Settings], int] = lambda _: 0

@@ -21,7 +21,7 @@ _CONFIGS |= {f"Processor{backend}": "" for backend in ("", "Fast", "Pil")}
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 _MERGES = "merges.txt"
 _READ_MERGES = ("CLIPTokenizer", "GPT2Tokenizer", "Qwen2Tokenizer", "RobertaTokenizer")
-"""Tokenizers that read merges beside ``vocab.json``, by the start of their class's name; without it they guess."""
+"""Tokenizers that read merges and ``vocab.json``, by the start of their class's name; without merges they guess."""
 _POINTER = b"version https://git-lfs"
 """Start of the file that git writes instead of a file that git-lfs has not fetched."""
 _NEEDED = ("transformer", "vae", "scheduler", "text_encoder", "tokenizer")
@@ -85,7 +85,7 @@ def _of_vocabulary(folder: Path, class_name: str) -> Iterator[str]:
         elif name in (*_VOCABULARIES, _MERGES) or (file.suffix == ".json" and name != "tokenizer_config.json"):
             yield _damage(file)
     if class_name.startswith(_READ_MERGES) and not there.keys() & {"tokenizer.json", _MERGES} and "vocab.json" in there:
-        yield f"{_missing(folder / _MERGES)}, and a {class_name} reads it beside vocab.json"
+        yield f"{_missing(folder / _MERGES)}, and a {class_name} reads it together with vocab.json"
 
 
 def _of_weights(folder: Path, library: str) -> Iterator[str]:
@@ -115,7 +115,7 @@ def _without_weights(folder: Path, name: str) -> Iterator[str]:
     suffixes = {".bin", ".pt", ".pth", ".ckpt", ".safetensors"}
     others = sorted(file.name for file in folder.glob("*") if file.suffix in suffixes)
     there = f"; there is {', '.join(others[:3])}, which is not read" if others else ""
-    yield f"{_missing(folder / name)}{there}; weights are read from that file, or from those of {name}.index.json"
+    yield f"{_missing(folder / name)}{there}; weights are read from that file, or from the files of {name}.index.json"
 
 
 def _of_safetensors(file: Path, wanted: Set[str] = frozenset()) -> Iterator[str]:

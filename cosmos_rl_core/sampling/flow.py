@@ -103,7 +103,7 @@ def flow_sde(schedule: Schedule, noise_level: float) -> Kernel:
 
     ``sigma_d = noise_level sqrt(sigma / (1 - sigma))`` and ``std = sigma_d sqrt(-dt)``. At sigma = 1, where sigma_d
     diverges, the denominator takes the second level of the grid. The last step is ill-conditioned: its deviation is far
-    below that of other steps.
+    below other steps'.
     Raises :class:`ConfigError` if ``noise_level`` is not positive and finite.
     Source: FlowGRPO, arXiv:2505.05470; the second level at sigma = 1 and the noise on the last step: its released code.
     """
@@ -149,7 +149,7 @@ def cps(schedule: Schedule, noise_level: float) -> Kernel:
 
 
 def _growth(sigmas: tuple[float, ...], i: int) -> float:
-    """Return the length of step i in log-SNR over that of the step before; 0 for steps of first order.
+    """Return the length of step i in log-SNR, divided by the previous step's; 0 for steps of first order.
 
     Those are the first step, the step after sigma = 1, which is infinitely long, and the step to 0.
     """

@@ -48,11 +48,11 @@ def sample(
     """Take ``noise``, standard normal ``[B, ...]``, through the steps of the kernel to x_0, without gradient.
 
     ``velocity(x_t, t)`` gets the model's input and the noise level of each sample, ``[B]``, both float32.
-    ``draw(i)`` returns the standard normal noise of step i, the shape and device of ``noise``; ``draw(-1)`` returns
-    that of the start. ``record`` has the indices of the steps to keep. ``mask`` is 1 where a log-probability counts,
+    ``draw(i)`` returns the standard normal noise of step i, the shape and device of ``noise``; ``draw(-1)`` is for
+    the start. ``record`` has the indices of the steps to keep. ``mask`` is 1 where a log-probability counts,
     see :func:`~cosmos_rl_core.sampling.transition.generated_mean`. Every state equals ``given``, the shape of
     ``noise``, where ``mask`` is 0.
-    A step is float64, and its result is rounded to float32 before any use. The log-probability is that of the rounded
+    A step is float64, and its result is rounded to float32 before any use. The log-probability is for the rounded
     state given rounded states, all of which can be stored.
     Raises ``ValueError`` for a stochastic kernel without ``draw``.
     """

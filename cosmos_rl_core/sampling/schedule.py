@@ -1,4 +1,4 @@
-"""The noise levels of a rollout: those of the pipeline's own scheduler."""
+"""The noise levels of a rollout, from the pipeline's own scheduler."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -111,4 +111,4 @@ _OTHER_LEVELS = {
     ),
     "UniPCMultistepScheduler": (_SIGMA_MIN,),
 }
-"""Settings of a scheduler's class, with the value that makes its levels not those of a flow, or end above 0."""
+"""Settings of a scheduler's class, with the value that makes its levels differ from a flow's, or end above 0."""

@@ -69,7 +69,7 @@ def copy(url: str, file: BinaryIO) -> None:
     def receive() -> None:
         nonlocal tag
         place = file.tell()
-        # Without a tag that stands for equal bytes, the rest could be of another file.
+        # Without a tag that promises equal bytes, the rest could be of another file.
         wanted = {"Range": f"bytes={place}-", "If-Range": tag} if place and tag.startswith('"') else {}
         with _client(os.getpid()).stream("GET", url, headers=wanted) as answer:
             if answer.status_code != httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:

@@ -29,7 +29,7 @@ RETRY_FOR_S = 60.0
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 8.0
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 5, 30
 PART_BYTES = 2**23
-"""Bytes of a part. Objects are read in parts; those of at least two parts are also written in parts."""
+"""Bytes of a part. Objects are read in parts; objects of at least two parts are also written in parts."""
 PARTS_AT_ONCE = 8
 
 _PASSING_CODES = {"SlowDown", "RequestTimeout", "Throttling", "ThrottlingException"}

@@ -330,7 +330,7 @@ def _listing(folder: str) -> listings.Listing | None:
     return None if found is None else listings.Listing.of(folder, seen)
 
 
-seen_beside = partial(listings.files_beside, listed=_listing)
+listed_folder = partial(listings.listed_folder, listed=_listing)
 """Return a folder and all files in it, by URL, if a look lists it for a file; see :mod:`cosmos_rl_core.listing`."""
 
 
@@ -379,12 +379,12 @@ def _put(url: str, data: bytes, *, replace: bool) -> None:
 
 
 def _publish(path: Path, chunks: Iterable[Chunk], publish: Callable[[Path, Path], None]) -> None:
-    """Write a temporary file beside ``path``, then give it its name, so that the name never shows a partial object."""
+    """Write a temporary file next to ``path``, then rename it, so that ``path`` never shows a partial object."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with temporary.open("wb") as file:
-            # The lock ends with the process, so files being written differ from those of killed processes.
+            # The lock ends with the process, so files being written differ from files that killed processes left.
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_SH)
             file.writelines(chunks)

@@ -48,7 +48,7 @@ def dtype_of(word: str) -> torch.dtype:
 
 
 def read_tensors(stream: Readable) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and tensor, on the CPU, for each tensor of the file at whose beginning ``stream`` stands."""
+    """Yield name and tensor, on the CPU, for each tensor of the file that begins where ``stream`` is."""
     for entry in read_header(stream):
         data = stream.read(entry.end - entry.start)
         if len(data) != entry.end - entry.start:
@@ -78,7 +78,7 @@ def _checked(name: str, tensor: Tensor, spec: Spec) -> memoryview:
 
 
 def check_tensors(tensors: Tensors, expected: Tensors, what: str) -> Tensors:
-    """Return ``tensors`` if their names, shapes and types equal those of ``expected``.
+    """Return ``tensors`` if their names, shapes and types equal ``expected``'s.
 
     Otherwise raises :class:`ArtifactError`, which states that they are not ``what``.
     """

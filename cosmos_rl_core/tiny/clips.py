@@ -33,7 +33,7 @@ def block_vae() -> AutoencoderKLWan:
     """Return a VAE whose latents are the mean colours of blocks of 8 x 8 pixels, in [-1, 1], and of 4 frames.
 
     Its weights are set, not trained. The shortcuts of its blocks take means and repeat them; what is next to them is
-    zero. The last norm of either side divides by the length of a vector, which is nearly that of its one large
+    zero. The last norm of either side divides by the length of a vector, which is nearly the value of its one large
     channel. ``silu(x) - silu(-x)`` is x.
     """
     vae = AutoencoderKLWan(

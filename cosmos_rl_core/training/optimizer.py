@@ -123,7 +123,7 @@ def summed_norms(parameters: Parameters, group: Group | None, shards: Shards = W
 def move(
     optimizer: torch.optim.Optimizer, parameters: Parameters, norms: Sequence[float], *, lr: float, max_norm: float
 ) -> dict[str, float]:
-    """Clip the gradients, whose ``norms`` are those of :func:`summed_norms`, move the weights and clear the gradients.
+    """Clip the gradients by their ``norms`` from :func:`summed_norms`, move the weights and clear the gradients.
 
     Returns and raises like :func:`optimizer_step`.
     """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["image", "video"]
 Changes = Mapping[Kind, Mapping[str, Any]]
-"""Settings that replace those of a model's folder, by kind of medium."""
+"""Settings that replace the settings in a model's folder, by kind of medium."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Visual(NamedTuple):
     text: str
     """Text that replaces its placeholder in the prompt."""
     inputs: "dict[str, Tensor | list[Any]]"
-    """Arguments of the model's forward, by name. Those of a batch are joined along the first dimension."""
+    """Arguments of the model's forward, by name. Arguments of a batch are joined along the first dimension."""
     before: str = ""
     """Text that goes before the ``markers`` of its processor, between which the template has the placeholder."""
 
@@ -101,8 +101,8 @@ Module = Literal["vision", "projector", "language"]
 def module_of(processor: Processor, name: str) -> Module:
     """Return the part of the model that a parameter belongs to, by its name.
 
-    A class says by ``modules`` which names are those of the projector and of the vision tower, in this order; without
-    it all are of the language model.
+    A class says by ``modules`` which names belong to the projector and to the vision tower, in this order; without it
+    all belong to the language model.
     """
     modules: Mapping[Module, tuple[str, ...]] = getattr(processor, "modules", {})
     found: list[Module] = [module for module, prefixes in modules.items() if name.startswith(prefixes)]

@@ -65,7 +65,7 @@ def check(path: str, changes: Changes, instruction: str) -> None:
         try:
             judge()
         except ConfigError as error:
-            # Those of the settings name the folder themselves.
+            # Mistakes in the settings name the folder themselves.
             mistakes.append(str(error).removeprefix(f"{path}:\n    "))
     if mistakes:
         raise mistakes_in(path, mistakes)

@@ -36,7 +36,7 @@ def video(source: Source, fps: float | None, sample: Sample) -> Clip:
     """
     if not isinstance(source, np.ndarray):
         if fps is not None:
-            raise ItemError(f"fps = {fps} beside a file; leave it out, the file has its own")
+            raise ItemError(f"fps = {fps} given with a file; leave it out, the file has its own")
         return _read(lambda file: _video(file, sample), source)
     pixels = _checked(source, "video")
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < float("inf"):

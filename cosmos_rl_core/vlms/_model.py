@@ -97,7 +97,7 @@ def load(
     changes: Changes | None = None,
     max_side: int | None = None,
 ) -> Vlm:
-    """Return the VLM in the folder ``path``. ``changes`` and ``max_side`` are those of :class:`.Prompts`.
+    """Return the VLM in the folder ``path``. ``changes`` and ``max_side`` go to :class:`.Prompts`.
 
     Raises :class:`ConfigError` if no plugin serves its class, or with every mistake in its files, and
     :class:`ArtifactError` if its weights are not all there.

@@ -27,7 +27,7 @@ with media as in :data:`cosmos_rl_core.vlms._media.Source`. A video of pixels al
 ROLES = ("system", "user", "assistant", "tool")
 _KEYS = {"text": {"type", "text"}, "image": {"type", "image"}, "video": {"type", "video", "fps"}}
 _TYPE_IDS: dict[Kind, int] = {"image": 1, "video": 2}
-"""Numbers of transformers for the kinds of tokens; those of text are 0."""
+"""Numbers of transformers for the kinds of tokens; text has 0."""
 
 
 class Prompts:
@@ -145,7 +145,7 @@ class Prompts:
     def replaced(self, text: str, media: Sequence[tuple[Kind, Visual]]) -> list[str]:
         """Return the text cut at its placeholders, each replaced by the text of its medium: those are every second one.
 
-        Raises :class:`ConfigError` if the placeholders are not those of the media.
+        Raises :class:`ConfigError` if the placeholders do not fit the media.
         """
         kinds = {token: kind for kind, token in self.processor.placeholders.items()}
         pieces = self.split(text)

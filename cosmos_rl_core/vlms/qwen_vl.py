@@ -1,7 +1,7 @@
 """Qwen2.5-VL and Qwen3-VL, models with their classes, such as Cosmos-Reason1 and Cosmos-Reason2, and VideoReward.
 
-Sizes, sampling and texts are those of the processors of transformers 5.23, which need torchvision. With
-``clip_markers = false`` the tokens of Qwen3-VL are those of transformers 4.57.1, which cosmos-rl uses.
+Sizes, sampling and texts are the same as in the processors of transformers 5.23, which need torchvision. With
+``clip_markers = false`` Qwen3-VL gets the tokens of transformers 4.57.1, which cosmos-rl uses.
 """
 
 import math
@@ -159,7 +159,7 @@ class Qwen3VL(Qwen25VL):
         return np.linspace(0, total - 1, count).round().astype(int).tolist()
 
     def size(self, kind: Kind, frames: int, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width in pixels to scale a medium to. The bounds are those of all frames together.
+        """Return the height and width in pixels to scale a medium to. The bounds apply to all frames together.
 
         Raises :class:`ItemError` like :meth:`Qwen25VL.size`, and on fewer frames than a patch has.
         """

@@ -19,9 +19,9 @@ from cosmos_rl_core.weights import lora
 from cosmos_rl_core.weights.shapes import matrices_of
 
 NAMES = ("pytorch_lora_weights.safetensors", "model.safetensors", "adapter_model.safetensors")
-"""Names of the file with the tensors: diffusers', that of exports, peft's."""
+"""Names of the file with the tensors: diffusers', exports', peft's."""
 CONFIG = "adapter_config.json"
-"""File of settings beside the tensors, if there is one: peft's, or cosmos-rl's."""
+"""File of settings next to the tensors, if there is one: peft's, or cosmos-rl's."""
 METADATA = "lora_adapter_metadata"
 """Metadata entry of the tensors' file with the settings, if there is one: diffusers'."""
 _PREFIXES = (f"{directories.TRANSFORMER}.", "base_model.model.")
@@ -56,7 +56,7 @@ def find(folder: Path) -> Path:
 
 
 def folder_digest(folder: Path) -> str:
-    """Return the digest of the tensors' file and of the settings beside it."""
+    """Return the digest of the tensors' file and of the settings next to it."""
     files = {file.name: file for file in (find(folder), folder / CONFIG) if file.is_file()}
     return files_digest(files)
 
@@ -82,7 +82,7 @@ def read(folder: Path) -> AdapterFile:
         if name is None or entry.dtype not in _FLOATS or len(entry.shape) != 2 or 0 in entry.shape:
             strange.append(f"{entry.name} ({entry.dtype}, {list(entry.shape)})")
         elif name in found:
-            strange.append(f"{entry.name} beside {found[name].name}")
+            strange.append(f"{entry.name} in addition to {found[name].name}")
         else:
             found[name] = entry
     strange += [f"{name} without the other factor" for name in found if _other(name) not in found]
@@ -99,7 +99,7 @@ def read(folder: Path) -> AdapterFile:
 def settings(file: AdapterFile, shapes: sizes.Shapes, given_alpha: float | None) -> LoraConfig:
     """Return the settings of an adapter of a transformer whose weights have these ``shapes``.
 
-    Ranks are those of the tensors. Alpha is stated in the file, or beside it, or else ``given_alpha``. Raises
+    Ranks follow from the tensors. Alpha is stated in the file, or next to it, or else ``given_alpha``. Raises
     :class:`ConfigError` if no place states it or two contradict each other, for settings that change what the tensors
     mean, and for tensors that do not fit the transformer.
     """
@@ -111,7 +111,7 @@ def settings(file: AdapterFile, shapes: sizes.Shapes, given_alpha: float | None)
     alpha = stated.get("lora_alpha", given_alpha)
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not alpha > 0:
         raise ConfigError(
-            f"{file.path} does not state its alpha, nor does a {CONFIG} beside it (cosmos-rl's files of adapters do "
+            f"{file.path} does not state its alpha, nor does a {CONFIG} next to it (cosmos-rl's files of adapters do "
             f"not): set policy.init_alpha, the lora_alpha that it was trained with (its rank is {max(ranks.values())})"
         )
     if given_alpha not in (None, alpha):
@@ -146,10 +146,10 @@ def _stated(path: Path) -> tuple[dict[str, Any], str]:
     """Return the settings that are stated, without a prefix, and where; none if nothing states them."""
     with safe_open(path, framework="np") as stored:
         metadata: dict[str, str] = stored.metadata() or {}
-    beside = path.with_name(CONFIG)
+    config = path.with_name(CONFIG)
     for place, text in (
         (f"the metadata of {path}", metadata.get(METADATA)),
-        (str(beside), beside.read_text(encoding="utf-8") if beside.is_file() else None),
+        (str(config), config.read_text(encoding="utf-8") if config.is_file() else None),
     ):
         if text is None:
             continue

@@ -28,7 +28,7 @@ def lora_files(tensors: Mapping[str, Tensor], config: LoraConfig) -> Iterator[Fi
 
     Stock diffusers reads them by
     ``load_lora_weights(folder, weight_name="model.safetensors", adapter_name="default")``.
-    Rank and alpha, also those of single modules, are in the file's one metadata entry. Without it diffusers would set
+    Rank and alpha, also for single modules, are in the file's one metadata entry. Without it diffusers would set
     alpha to the rank, and the adapter would have the wrong strength. ``adapter_config.json`` holds the same values for
     other readers. Each tensor is read twice: for the file's header and for its bytes.
     """

@@ -55,7 +55,7 @@ def cast_frozen(transformer: nn.Module, param_dtype: precision.ParamDtype) -> No
 
 
 def _whole(value: Any) -> Any:
-    """Return floating-point tensors, also those of lists, as float32, other values unchanged."""
+    """Return floating-point tensors, also in lists, as float32, other values unchanged."""
     if isinstance(value, list):
         return [_whole(one) for one in value]
     return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value

@@ -184,7 +184,7 @@ class PolicyWeights:
 
     @torch.no_grad()
     def _swap_cut(self, tensors: Mapping[str, Tensor]) -> None:
-        # FSDP gathers from its own memory, so its contents and those of the part change places.
+        # FSDP gathers from its own memory, so its memory and the part's exchange contents.
         gathers_on_gpu = self.shards.mesh is not None and self.shards.mesh.device_type == "cuda"
         if gathers_on_gpu and any(self.parameters[name].is_cpu for name in self._cut):
             # A GPU may still read the rows in CPU memory, which are overwritten next.

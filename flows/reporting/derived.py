@@ -119,7 +119,7 @@ def sources_of(run: AnyRun, told: Sequence[Told], logs: Logs) -> str:
     ledger, page = page_of_ledger(run.url, 0), _page_of(run)
     folders: dict[str, Mapping[str, Seen]] = {}
     for url in (ledger, *(store.join(place, "manifest") for slot, made in told for place in {slot, made.slot})):
-        if (found := store.seen_beside(url)) is not None:
+        if (found := store.listed_folder(url)) is not None:
             folders.setdefault(*found)
     files = sorted((url, seen.stamp) for some in folders.values() for url, seen in some.items() if url != page)
     if any(stamp.endswith(" inf") for _, stamp in files):

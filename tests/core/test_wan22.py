@@ -26,7 +26,7 @@ from cosmos_rl_core.conformance.models.test_media import (  # noqa: F401
     test_encoding_is_what_decoding_undoes,
     test_exported_weights_make_the_policys_pictures_in_the_stock_pipeline,
 )
-from cosmos_rl_core.conformance.models.test_negative import test_a_negative_prompt_is_that_of_the_stock_call  # noqa: F401
+from cosmos_rl_core.conformance.models.test_negative import test_a_negative_prompt_acts_as_in_the_stock_call  # noqa: F401
 from cosmos_rl_core.conformance.models.test_training import (  # noqa: F401
     test_a_policy_gradient_makes_good_steps_likelier_than_bad_ones,
     test_nft_moves_towards_good_samples_and_away_from_bad_ones,

@@ -68,7 +68,7 @@ def change(folder: Path, file: str, **settings: Any) -> None:
         ("model_index.json", {"boundary_ratio": 0.9}, "boundary_ratio = 0.9, so it is a Wan 2.2 A14B, of two tra"),
         ("model_index.json", {"expand_timesteps": True}, "the 5B model of Wan 2.2, which takes a picture as a WanPi"),
         ("transformer/config.json", {"pos_embed_seq_len": 514}, "a model of first and last frames; that is not supp"),
-        ("transformer/config.json", {"in_channels": 16}, "takes 16 channels and the VAE makes 16 beside 20 of a mask"),
+        ("transformer/config.json", {"in_channels": 16}, "takes 16 channels and the VAE makes 16, plus 20 of a mask"),
     ],
 )
 def test_models_that_take_pictures_otherwise_are_refused(

@@ -66,7 +66,7 @@ def test_every_mistake_about_the_model_is_in_one_message(cosmos):
     ("file", "values", "said"),
     [
         ("transformer", {"patch_size": [2, 2, 2]}, "patches have 2 latent frames, expected 1"),
-        ("transformer", {"in_channels": 4}, "takes 4 channels and the VAE makes 4 beside 1 of a mask"),
+        ("transformer", {"in_channels": 4}, "takes 4 channels and the VAE makes 4, plus 1 of a mask"),
         (
             "vae",
             {"_class_name": "AutoencoderKLCosmos"},

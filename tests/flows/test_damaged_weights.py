@@ -95,7 +95,7 @@ def test_all_damaged_files_are_named_at_once(base: Path):
     for file, what in {
         WEIGHTS[0]: "is empty",
         WEIGHTS[1]: "is damaged: not a safetensors file",
-        WEIGHTS[2]: "is missing; weights are read from that file, or from those of model.safetensors.index.json",
+        WEIGHTS[2]: "is missing; weights are read from that file, or from the files of model.safetensors.index.json",
         WEIGHTS[3]: "is damaged: not a safetensors file",
         WEIGHTS[4]: "is damaged: it has 4 bytes more than its header says",
         "tokenizer": "is missing, and model_index.json lists it as a CLIPTokenizer",
@@ -196,7 +196,7 @@ def test_a_clip_tokenizer_by_vocabulary_has_its_merges_too(base: Path):
     (tokenizer / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
     assert damages(str(base)) == []
     (tokenizer / "tokenizer.json").unlink()
-    lost = f"{tokenizer / 'merges.txt'} is missing, and a CLIPTokenizer reads it beside vocab.json"
+    lost = f"{tokenizer / 'merges.txt'} is missing, and a CLIPTokenizer reads it together with vocab.json"
     assert damages(str(base)) == [lost]
     (tokenizer / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
     assert damages(str(base)) == []

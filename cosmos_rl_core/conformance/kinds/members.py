@@ -42,7 +42,7 @@ def runnable(kind: str) -> list[str]:
 
 
 def options_of(kind: str, name: str, settings: Mapping[str, Any], **given: Any) -> Any:
-    """Return a plugin's options: those of ``settings`` that it has, then what is given. None if one has no value."""
+    """Return a plugin's options, its fields of ``settings`` and then ``given``. None if a required one is missing."""
     options, key = plugins.load(kind, name).Options, BASES[kind][1]
     chosen = {key: name} | given | {field: value for field, value in settings.items() if field in options.model_fields}
     return None if required(kind, name) - chosen.keys() else options.model_validate(chosen)
@@ -79,7 +79,7 @@ def check_offers(plugin: type, protocol: type) -> None:
 
 
 def check_arguments(where: str, function: Callable[..., Any], expected: Callable[..., Any] | list[str]) -> None:
-    """Check that a function takes some arguments, or those of another one; more of its own may have defaults."""
+    """Check that a function takes the ``expected`` names or another function's arguments; others must have defaults."""
     found = inspect.signature(function).parameters
     asked = expected if isinstance(expected, list) else list(inspect.signature(expected).parameters)
     more = list(found.values())[len(asked) :]

@@ -121,7 +121,7 @@ def test_media_have_ids_of_their_own_and_end(dataset: Subject):
     if not hasattr(dataset.module, "Media"):
         return
     media, file = dataset.module.Media(dataset.options), dataset.file
-    assert media.prompts == dataset.module.prompts(dataset.options), f"{file}: Media.prompts are not those of prompts"
+    assert media.prompts == dataset.module.prompts(dataset.options), f"{file}: Media.prompts differ from prompts()"
     ids = media.item_ids
     assert len(set(ids)) == len(ids) == len(media), f"{file}: {len(media)} items have {len(set(ids))} ids"
     odd = [one for one in ids if not re.fullmatch(r"[\w.-]{1,80}", one)]

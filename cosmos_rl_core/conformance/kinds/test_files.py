@@ -1,4 +1,4 @@
-"""Every plugin's file: its settings are described, and its members are those of its kind."""
+"""Every plugin's file: its settings are described, and it has the members of its kind."""
 
 from typing import Any, Literal
 

@@ -43,7 +43,7 @@ def test_a_model_has_the_members_of_its_protocol(model: str):
 
 
 @pytest.mark.parametrize("model", plugins.known("models"))
-def test_a_models_facts_are_those_of_the_stock_pipeline(model: str):
+def test_a_models_facts_agree_with_the_stock_pipeline(model: str):
     spec = plugins.load("models", model).SPEC
     for pipeline in (getattr(diffusers, class_name) for class_name in spec.pipeline_classes):
         made, called = (inspect.signature(getattr(pipeline, m)).parameters for m in ("__init__", "__call__"))

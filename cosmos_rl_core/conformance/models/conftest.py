@@ -1,4 +1,4 @@
-"""Fixtures of the suite: one tiny pipeline a model plugin, and what it is computed with."""
+"""Fixtures of the suite: one tiny pipeline a model plugin, and the device and data type of its computation."""
 
 from pathlib import Path
 

@@ -47,7 +47,7 @@ PICTURES = [
     np.random.default_rng(seed).integers(0, 256, (1, *size, 3), np.uint8)
     for seed, size in enumerate([(75, 131), (140, 66)])
 ]
-"""References: one lies, one stands, and no side is a multiple of anything."""
+"""References: one wide, one tall, and no side is a multiple of anything."""
 VIDEO_FRAMES = 5
 STATE, TIME, TEXTS = "state", "time", "texts"
 """What the suite calls those arguments of every transformer."""

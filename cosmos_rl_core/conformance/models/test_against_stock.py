@@ -48,7 +48,7 @@ MULTISTEP = ("dpm2", "unipc")
 
 @torch.no_grad()
 def test_the_transformer_is_fed_what_the_stock_pipeline_feeds_it(family: Family, dtype: ParamDtype, record_property):
-    """Embeddings and masks of the prompt, and those of the model's negative prompt, by the same arguments.
+    """Embeddings and masks of the prompt and of the model's negative prompt, by the same arguments.
 
     The same bits. In bfloat16, in which the stock pipeline's text encoders compute too, 0.031 off.
     """

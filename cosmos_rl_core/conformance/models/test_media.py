@@ -1,4 +1,4 @@
-"""Every model plugin's pictures against those of the stock pipeline: decoded, encoded, and of exported weights.
+"""Every model plugin's pictures against the stock pipeline's: decoded, encoded, and of exported weights.
 
 In float32, and in bfloat16 as in test_against_stock.py.
 """

@@ -27,7 +27,7 @@ def config(text: str) -> DiffusersConfig:
 
 
 @pytest.mark.parametrize("text", [NEGATIVE, ""])
-def test_a_negative_prompt_is_that_of_the_stock_call(family: Family, text: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_negative_prompt_acts_as_in_the_stock_call(family: Family, text: str, monkeypatch: pytest.MonkeyPatch):
     """Its embedding bit for bit, and the latents that guidance away from it leads to."""
     if text and not directories.spec(family.folder).takes_negative:
         with pytest.raises(ConfigError, match="guides away from the empty prompt alone; leave it out"):

@@ -1,4 +1,4 @@
-"""Sizes, tokens and weights of every model plugin: a plan has those of its transformer."""
+"""Sizes, tokens and weights of every model plugin: a plan counts what its transformer has."""
 
 import json
 import os

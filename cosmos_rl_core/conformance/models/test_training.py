@@ -61,12 +61,12 @@ class Policy:
         return cls(family, dtype, model, weights)
 
     def velocity(self, x: Tensor, t: Tensor, dtype: ParamDtype = "float32") -> Tensor:
-        """Return that of the current weights."""
+        """Return the velocity of the current weights."""
         with computes_in(dtype, self.family.device):
             return self.model.velocity(x, t, self.family.conditioning)
 
     def loss(self, algorithm: Any, batches: list[Batch | Transitions], dtype: ParamDtype = "float32") -> Tensor:
-        """Return that of each sample, summed over kinds of batches: ``[B]``."""
+        """Return the loss of each sample, summed over kinds of batches: ``[B]``."""
 
         def of_part(batch: Batch | Transitions) -> Callable[[str], Tensor]:
             def velocity(part: str) -> Tensor:
@@ -123,7 +123,7 @@ def transitions(family: Family, dtype: ParamDtype) -> Transitions:
 
 @torch.no_grad()
 def log_density(policy: Policy, batch: Transitions, dtype: ParamDtype = "float32") -> Tensor:
-    """Return that of the recorded steps under the current weights, ``[B]``, nats a dimension."""
+    """Return the log-density of the recorded steps under the current weights, ``[B]``, nats a dimension."""
     center = mean(batch.x, policy.velocity(batch.x_t, batch.t.float(), dtype), batch.history, batch.at)
     return log_prob(square_error(batch.x_next, center), batch.at.std)
 

@@ -37,7 +37,7 @@ def with_references(name: str) -> dict[str, Any]:
 
 
 def save(name: str, folder: Path, seed: int = 0, **options: Any) -> Path:
-    """Write the tiny pipeline of the model plugin ``name`` to ``folder``. ``options`` are those of its file."""
+    """Write the tiny pipeline of the model plugin ``name`` to ``folder``. ``options`` go to its ``tiny.py``."""
     module = module_of(name)
     if module is None:
         raise ConfigError(missing(name))

@@ -185,7 +185,7 @@ def _load_pipeline(
 ) -> Cosmos2_5_PredictBasePipeline:
     """Return the stock pipeline with these ``components`` (and the scheduler) loaded and every other one None.
 
-    ``options`` are those of ``from_pretrained`` for each part. The pipeline's own ``from_pretrained`` does not serve:
+    ``options`` go to ``from_pretrained`` of each part. The pipeline's own ``from_pretrained`` does not serve:
     it makes a guardrail, or fails if the directory names one that is not installed.
     """
     read = {"local_files_only": True}

@@ -33,7 +33,7 @@ def save(folder: Path, seed: int = 0, *, latent_channels: int = 4, **transformer
 
 
 class LetsPass:
-    """Stands where a safety checker would: the stock pipeline is neither made nor run without one."""
+    """Takes the place of a safety checker: the stock pipeline is neither made nor run without one."""
 
     def to(self, *_: Any) -> None:
         """Has no weights."""

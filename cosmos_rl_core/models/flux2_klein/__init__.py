@@ -42,7 +42,7 @@ def _sigmas(num_steps: int, scheduler: Settings) -> np.ndarray | None:
 
 
 def reference_size(size: tuple[int, int]) -> tuple[int, int]:
-    """Return height and width that a reference is scaled to: its own, or those of about 1024 x 1024 pixels.
+    """Return the height and width that a reference is scaled to: its own, or an area of about 1024 x 1024 pixels.
 
     Raises :class:`ConfigError` for one that the stock pipeline does not take. Source: its image processor.
     """

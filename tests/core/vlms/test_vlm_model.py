@@ -200,7 +200,7 @@ GREY = np.zeros((8, 8, 3), np.uint8)
         (asked({"type": "video", "video": GREY[None]})[0], "fps = None, expected the frames per second"),
         (asked({"type": "video", "video": GREY[None], "fps": 0})[0], "fps = 0, expected"),
         (asked({"type": "video", "video": GREY[None], "fps": float("nan")})[0], "fps = nan, expected"),
-        (asked({"type": "video", "video": io.BytesIO(b"x"), "fps": 2})[0], "fps = 2 beside a file; leave it out"),
+        (asked({"type": "video", "video": io.BytesIO(b"x"), "fps": 2})[0], "fps = 2 given with a file; leave it out"),
         (asked({"type": "video", "video": io.BytesIO(b"no video")})[0], "cannot be read"),
         (asked({"type": "image", "image": io.BytesIO(b"no picture")})[0], "cannot be read"),
         (asked({"type": "image", "image": "/no/such.png"})[0], "/no/such.png: cannot be read"),
