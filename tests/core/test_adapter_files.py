@@ -124,7 +124,7 @@ def test_the_digest_is_that_of_tensors_and_settings(tmp_path: Path):
         ({"text_encoder.x.lora_A.weight": (2, 4), "text_encoder.x.lora_B.weight": (8, 2)}, "text_encoder.x"),
         ({"blocks.0.attn.to_q.lora_A.weight": (2, 4)}, "without the other factor"),
         (TO_Q | {"blocks.0.attn.to_q.lora_magnitude_vector": (8,)}, "lora_magnitude_vector"),
-        (TO_Q | {f"transformer.{name}": shape for name, shape in TO_Q.items()}, "beside"),
+        (TO_Q | {f"transformer.{name}": shape for name, shape in TO_Q.items()}, "in addition to"),
         (factors("blocks.0.attn.to_q", 0), "lora_A.weight (F32, [0, 4])"),
         (factors("blocks.9.attn.to_q"), "it has no linear module blocks.9.attn.to_q"),
         (factors("blocks.0.attn.to_q", out=7), "blocks.0.attn.to_q is [8, 4], its factors are [7, 2] and [2, 4]"),
