@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOCK := deployments/requirements.lock
 # Tests compute on one core each.
 WORKERS ?= 2
-# Also those of launchers, servers and clusters, as in .ci/run: make test TESTS="not slow"
+# Also tests of launchers, servers and clusters, as in .ci/run: make test TESTS="not slow"
 TESTS ?= not slow and not processes
 # uv does not read pip's setting for a local folder of wheels.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
