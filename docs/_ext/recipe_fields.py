@@ -46,7 +46,7 @@ def _tables(table: Schema, path: str, defs: Schema) -> Iterator[str]:
 
 
 def _plugins(name: str, defs: Schema) -> Iterator[str]:
-    """Yield the fields that all plugins of a kind have, then those of each."""
+    """Yield the fields that all plugins of a kind have, then the fields of each."""
     options = [defs[str(_definition(each))] for each in defs[name]["anyOf"]]
     key = next(field for field, values in options[0]["properties"].items() if "const" in values)
     common = [field for field in options[0]["properties"] if all(field in each["properties"] for each in options)]

@@ -42,7 +42,7 @@ def _cells(name: str, facts: Facts) -> Iterator[str]:
     yield ("images and videos" if facts.input == "any" else f"{facts.input}s") + REFERENCES[facts.references]
     yield "`judge`" if facts.torch else "`reward`"
     told = [f"{_code(score)}{_wired(score, facts)}: {scale}" for score, scale in facts.scores.items()]
-    yield "; ".join(told) or "those of the service"
+    yield "; ".join(told) or "the service's"
     yield facts.source or "the service"
     yield EVIDENCE[facts.evidence]
     yield ("yes" if facts.names_checked else "no") if facts.torch else "no weights of ours"

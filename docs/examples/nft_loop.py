@@ -40,7 +40,7 @@ options = train.train_policy
 assert policy.lora is not None
 assert isinstance(options, nft.Options)
 
-# The model: a plugin that reads a directory of diffusers. `velocity(x_t, t, conditioning)` is what it is for.
+# The model: a plugin that reads a directory of diffusers. Its purpose is `velocity(x_t, t, conditioning)`.
 base = directories.resolve_path(policy.model_name_or_path)
 adapter = plugins.load_model(directories.adapter_name(base))
 model = adapter.load(base, ("text", "transformer", "vae"), CPU)
