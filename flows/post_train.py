@@ -79,9 +79,9 @@ def iteration(run: Run, k: int, *, last: bool) -> Iterator[Wave]:
     if stale and not last:
         yield from embedding(run, k + 1)
     # A stale rollout reads nothing of this update, so both run side by side.
-    beside = [rollout(k + 1)] if stale and not last else []
+    ahead = [rollout(k + 1)] if stale and not last else []
     shown = step("fragment", "fragment", partial(requests.fragment, run, k))
-    yield Wave(step("update", "update", partial(requests.update, run, k)), shown, *beside)
+    yield Wave(step("update", "update", partial(requests.update, run, k)), shown, *ahead)
 
 
 def embedding(run: Run, k: int) -> Iterator[Wave]:

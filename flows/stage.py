@@ -55,7 +55,7 @@ def run(
             samples that a rollout did not decode.
         iteration: Number of the iteration, from 0; for an export or an evaluation the policy version. Leave empty for
             stages that a run has once.
-        force: Make the stage again although it stands. If its bytes change, the next run of the recipe makes what
+        force: Make the stage again although it is current. If its bytes change, the next run of the recipe makes what
             depends on them again.
         store: Directory or URL (s3://bucket/prefix) of all runs. Default: COSMOS_FLOWS_STORE where the flow runs, else
             outputs.

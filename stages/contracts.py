@@ -76,13 +76,13 @@ class Encode(StageConfig):
     buckets: tuple[tuple[int, int], ...] = Field(default=(), json_schema_extra={"neutral": []})
     """Heights and widths: each medium of parts is cut to that nearest to its own ratio. None: all to ``media``."""
     deviations: bool = Field(default=False, json_schema_extra={"neutral": False})
-    """Whether the standard deviation of the VAE's posterior is stored beside its mode."""
+    """Whether the standard deviation of the VAE's posterior is stored with its mode."""
     items_per_shard: int = 64
     """Items in one shard: the unit that a retry keeps."""
 
 
 class Policy(StageConfig):
-    """Policy version 0 in the part ``current``: the base's weights, fresh adapters or weights, or those of ``init``."""
+    """Policy version 0 in the part ``current``: the base's weights, fresh adapters or weights, or ``init``'s."""
 
     name = "policy"
     version = 1
@@ -92,7 +92,7 @@ class Policy(StageConfig):
     lora: LoraConfig | None
     init: Init | None = Field(default=None, json_schema_extra={"neutral": None})
     stacked: bool = Field(default=False, json_schema_extra={"neutral": False})
-    """Whether a fresh adapter is trained on that of ``init``, which is then a frozen part."""
+    """Whether a fresh adapter is trained on top of ``init``'s, which is then a frozen part."""
     keeps_base: bool = Field(default=False, json_schema_extra={"neutral": False})
     """Whether the base is written too, as the part ``reference``: where ``current`` does not begin as the base."""
 

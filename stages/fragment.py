@@ -154,7 +154,7 @@ def _numbers(scored: Scored, config: Fragment) -> dict[str, Any]:
 
 
 def _scores(label: str, table: Any) -> Iterator[Score]:
-    """Yield each score that a reward gave, that of its own name first."""
+    """Yield each score that a reward gave, the one of its own name first."""
     for name in (label, *sorted({*table.columns} - {label, "prompt_id"})):
         known = table[name].dropna()
         yield Score.of(label, name, known, table["prompt_id"].reindex(known.index))

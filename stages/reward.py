@@ -46,7 +46,7 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
     portions = portions_of(all_rows(samples), scorer.part, groupwise=scorer.groupwise)
     served = _served(scorer, context)
     alone = scorer.make_exact(context.ranks.gather, context.outcome.note)
-    # Scores of another scorer of the service, and those of other batches, are not adopted.
+    # Scores of another scorer of the service, or of other batches, are not adopted.
     made_by = ({"served": served.digest} if served else {}) | ({"batches": ONE_BY_ONE} if alone else {})
     ahead_by = dict(made_by)
     # The calls of all workers are told, so they go with the scores.

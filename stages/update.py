@@ -54,7 +54,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     units = units_of(table, algorithm)
     planned: dict[str, Any] = {"steps": _order(request, table, units, algorithm, fills.samples, group.data_world_size)}
     if config.algorithm.tokens_per_forward is not None:
-        # Left out otherwise, so that layouts of earlier versions are those of this one.
+        # Left out otherwise, so that layouts equal earlier versions' layouts.
         planned["levels"] = fills.levels
     layout = context.layout(planned)
     steps: list[list[list[str]]] = layout["steps"]
@@ -108,7 +108,7 @@ def _anchored(
         return behaviours
     own = algorithm.needs.behaviour
     if own not in weights.parts or own == CURRENT:
-        # Training moves ``current``, and a loss compares with what it was.
+        # Training moves ``current``, and a loss compares with its former weights.
         own = f"{BEHAVIOUR} own"
         weights.create(own)
     return [own] * len(behaviours)
@@ -220,7 +220,7 @@ def _kinds(request: Request, table: pd.DataFrame) -> dict[str, int]:
 
 
 def _copies(config: contracts.Update) -> list[str]:
-    """Return the copies beside ``current`` that this policy has."""
+    """Return the copies other than ``current`` that this policy has."""
     kept = {
         OLD: config.old_decay is not None,
         EMA: config.keeps_ema,

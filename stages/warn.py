@@ -1,4 +1,4 @@
-"""Early warning: how far the scores of a rollout have moved from those of iteration 0, and which limits tripped.
+"""Early warning: how far the scores of a rollout have moved from iteration 0's, and which limits tripped.
 
 It only judges. What follows from a limit that tripped is decided in ``flows/warning``.
 """
@@ -66,7 +66,7 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
     """Write ``evidence.json`` and, if a limit tripped, a page with the samples that exceed it most.
 
     The evidence has ``scores`` and ``first``, the contents of the scores that were judged, by reward; ``numbers``, the
-    digests of every number beside them too; ``levels``, a row a score of every reward; ``tripped``, a row a bound
+    digests of the scores with all other numbers; ``levels``, a row a score of every reward; ``tripped``, a row a bound
     that is exceeded; and ``undecided``, the bounds on drift for which an iteration has too few prompts. Return its
     summary (:func:`summary_of`).
     """
@@ -120,7 +120,7 @@ def _digest(table: Any) -> str:
 
 
 def _levels(label: str, now: Any, first: Any) -> Iterator[Level]:
-    """Yield the level of each score that a reward gave now or in iteration 0, that of its own name first."""
+    """Yield the level of each score that a reward gave now or in iteration 0, the one of its own name first."""
     others = sorted({*now.columns, *first.columns} - {label, "prompt_id"})
     for name in (label, *others):
         yield Level(label, name, _spread(now, name), _spread(first, name))

@@ -36,7 +36,7 @@ from stages.registry import trains
 Right = dict[tuple[str, FileEntry], tars.Members | None]
 """Files whose bytes are right, with their members if they are tars."""
 LOOKS = 3
-"""Looks at a run until the faults are those of the look before."""
+"""Most looks at a run, which end when one finds the same faults as the look before."""
 AT_ONCE = 8
 """Files that are hashed at once."""
 DIGEST = re.compile("[0-9a-f]{64}")
@@ -54,7 +54,7 @@ def audit(
 ) -> Findings:
     """Return what is wrong with a run, and how much was looked at. Changes nothing.
 
-    The run may be at work. What came later is looked at first, so that what it was made from is there by the time it is
+    The run may be at work. Later artifacts are looked at first, so that their inputs exist by the time these are
     looked at; and a fault is one only if another look finds it in the same place.
 
     ``iteration`` looks at one iteration and at what it reads; ``quick`` compares sizes and hashes no file.
@@ -123,7 +123,7 @@ class Audit:
         self._slots: dict[str, Slot] = {}
 
     def look(self, iteration: int | None) -> Findings:
-        """Look at all steps, or at those of one iteration, and return what was found."""
+        """Look at all steps, or at one iteration's, and return what was found."""
         every = self._opened.steps
         chosen = [step for step in every if iteration in (None, step.k)]
         if not chosen:
@@ -199,18 +199,18 @@ class Audit:
     def _compare(self, url: str, field: str, source: Input, found: Manifest) -> None:
         for name, expected in (("fingerprint", found.fingerprint), ("content", found.part_content(*source.parts))):
             if getattr(source, name) != expected:
-                self._findings.add(url, f"{field}.{name}", f"not that of {self._findings.place(found.slot)}")
+                self._findings.add(url, f"{field}.{name}", f"differs from {self._findings.place(found.slot)}'s")
 
     def _at(self, source: Input) -> Input:
-        """Return an input where it is now: in the generation that stands, if that has the same contents.
+        """Return an input where it is now: in the current generation, if it has the same contents.
 
         `gc` deletes files of ended generations.
         """
         here = source.model_copy(update={"url": self._here(source.url)})
-        stands = self._look_at(here.url).standing
-        if stands is None or stands.part_content(*source.parts) != source.content:
+        current = self._look_at(here.url).standing
+        if current is None or current.part_content(*source.parts) != source.content:
             return here
-        own = {"generation": stands.generation, "manifest": stands.digest, "fingerprint": stands.fingerprint}
+        own = {"generation": current.generation, "manifest": current.digest, "fingerprint": current.fingerprint}
         return here.model_copy(update=own)
 
     def _here(self, url: str) -> str:
@@ -381,7 +381,7 @@ def _look_into(url: str, size: int) -> tuple[str, tars.Members | None]:
 
 
 def _blocks(url: str, size: int) -> Iterator[bytes]:
-    """Read a file's blocks in order; those of a distant file ahead, since each is a request."""
+    """Read a file's blocks in order; from a distant store ahead, since each is a request."""
 
     def read(start: int) -> bytes:
         return store.read(url, start, min(start + BLOCK_BYTES, size))

@@ -38,7 +38,7 @@ Check = Callable[[Artifact, Request, Findings], None]
 def check(
     made: Manifest, planned: Request, at: Place, tars: Mapping[str, Members], findings: Findings
 ) -> list[dict[str, Any]]:
-    """Check what an artifact holds against what it was made from. ``planned`` is the plan's Request of its recipe.
+    """Check what an artifact holds against its inputs. ``planned`` is the plan's Request of its recipe.
 
     ``tars`` are the members of tars by URL. Returns the index rows of samples.
 
@@ -204,7 +204,7 @@ def _check_drift(update: Artifact, config: contracts.Update, table: pd.DataFrame
 
 
 def _check_steps(policy: Artifact, request: Request, findings: Findings) -> None:
-    """Check that the numbers of a training are those of its last optimizer step."""
+    """Check that the numbers of a training equal its last optimizer step's."""
     if contracts.METRICS not in policy.names():
         return
     last: dict[str, Any] = read_table(policy, contracts.METRICS).iloc[-1].to_dict()

@@ -1,4 +1,4 @@
-"""Check that artifacts are those that the plan asks for: with its settings and seed, made from what stands now."""
+"""Check that artifacts are what the plan asks for: with its settings and seed, made from the current inputs."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -35,7 +35,7 @@ class Asking(Protocol):
 
 
 class Asked:
-    """The Requests of a run: those of today, and those from before it went on with other stage versions or limits."""
+    """The Requests of a run: of today, and from before it went on with other stage versions or limits."""
 
     def __init__(self, run: AnyRun) -> None:
         self._run = run
@@ -100,7 +100,7 @@ def _compare(
 ) -> Request | None:
     """Compare an artifact with what is or was asked for in its slot; return the Request that has its recipe, or None.
 
-    That is the newest that it stands for, else the newest of its recipe.
+    It is the newest that the artifact is current for, else the newest of its recipe.
     """
     found: tuple[Request, list[str]] | None = None
     rank = (True, True, True)

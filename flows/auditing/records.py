@@ -25,7 +25,7 @@ from stages.scoring.rewards import label_of
 def check_decisions(slot: Slot, update: Manifest | None, findings: Findings) -> None:
     """Check the decisions on a warning: each on evidence that was there, on what tripped, before the update it let be.
 
-    ``update`` is the update of the same iteration that stands.
+    ``update`` is the current update of the same iteration.
     """
     known: dict[str, Manifest] = {made.content: made for made in slot.manifests.values() if made.stage == "warn"}
     folder = store.join(slot.url, DECISIONS)
@@ -92,7 +92,7 @@ def _check_scorer(made: Manifest, pinned: Mapping[str, set[str]], url: str, find
 
 
 def check_numerics(url: str, slots: Iterable[Slot], findings: Findings) -> None:
-    """Check the numerics that are pinned, and those of artifacts, which may differ where it is said.
+    """Check the pinned numerics, and the artifacts', which may differ where it is said.
 
     ``slots`` are those that were made under the numerics in the folder ``url``, which is a run's or a re-score's: what
     runs share was made under the numerics of the run that made it.

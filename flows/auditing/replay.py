@@ -1,4 +1,4 @@
-"""A stage of a run, made again in a scratch place from what it was made from, and compared with its artifact."""
+"""A stage of a run, made again in a scratch place from the same inputs, and compared with its artifact."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class Replay:
-    """Outcome of a stage that was made again, beside its artifact."""
+    """Outcome of a stage that was made again, compared with its artifact."""
 
     name: str
     """The step: ``iteration-0003/update``."""
@@ -92,18 +92,19 @@ def replay(
     """Make a stage again and compare all of it, or some samples of it. The run's own files are only read.
 
     ``launch`` replaces the run's launch settings. Raises :class:`ConfigError` if there is no such stage or sample,
-    :class:`ArtifactError` if it has no artifact that stands, and :class:`StageError` if the stage fails.
+    :class:`ArtifactError` if it has no current artifact, and :class:`StageError` if the stage fails.
     """
     opened = OpenedRun(read_run(store_url, run_id))
     run = opened.run
     step = find(opened.steps, run_id, stage, iteration)
     _, made = standing(step.slot)
     if made is None:
-        raise ConfigError(f"{step.name} has no artifact; `{about(store_url, 'status', run_id)}` shows what stands")
+        shows = f"`{about(store_url, 'status', run_id)}` shows which stages are current"
+        raise ConfigError(f"{step.name} has no artifact; {shows}")
     request = step.request()
     _check_samples(made, samples)
     if (reason := made.why_not(request)) is not None:
-        raise ArtifactError(f"{step.name} does not stand: {reason}; only what stands can be made again and compared")
+        raise ArtifactError(f"{step.name} is not current: {reason}; only what is current can be replayed")
     with tempfile.TemporaryDirectory(prefix="cosmos-replay-") as folder:
         scratch = store.join(folder, place_of(step.slot))
         _copy_layout(made, scratch)

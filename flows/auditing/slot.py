@@ -69,7 +69,7 @@ class Slot:
 
     @property
     def standing(self) -> Manifest | None:
-        """Return the manifest that stands, or None."""
+        """Return the current manifest, or None."""
         return self.manifests.get(self.current)
 
     def named(self, data_digest: str) -> Manifest | None:
@@ -119,7 +119,7 @@ class Slot:
                 self._look_for_dropped(generation, manifest)
         layout = self._read(Layout, generation)
         if layout is not None and manifest is not None and layout.recipe != manifest.recipe:
-            self._findings.add(Layout.url(self.url, generation), "recipe", "not that of the manifest beside it")
+            self._findings.add(Layout.url(self.url, generation), "recipe", "differs from the manifest's")
         if generation > 1 and generation - 1 not in self.ended:
             before = Invalidated.url(self.url, generation - 1)
             self._findings.add(before, "file", f"missing, but there is generation {generation} after it")
@@ -144,9 +144,9 @@ class Slot:
             if record is None:
                 continue
             if record.manifest != manifest.digest:
-                self._findings.add(url, "manifest", "of another manifest than the one beside it")
+                self._findings.add(url, "manifest", "of another manifest than the one next to it")
             elif record.part != part:
-                self._findings.add(url, "part", "of another part than the one beside it")
+                self._findings.add(url, "part", "of another part than the one next to it")
             elif part not in DELETED or not manifest.has_part(part):
                 told = f"retention deletes {', '.join(DELETED)} of artifacts that have them"
                 self._findings.add(url, "part", f"{told}, not {part} of a {manifest.stage}")
@@ -163,7 +163,7 @@ class Slot:
                     self._compare(url, marker_at(url, self.url, f"shards/{shards}", name))
 
     def _compare(self, url: str, marker: Marker) -> None:
-        """Compare the files of a marker with those of manifests, and add those that no manifest has."""
+        """Compare the files of a marker with the manifests' files, and add those that no manifest has."""
         for entry in marker.files.values():
             if self.entries.setdefault(entry.path, entry) != entry:
                 self._findings.add(url, entry.path, "other size or digest than in the manifest")

@@ -126,7 +126,7 @@ def _folders(run_url: str, name: str) -> Iterator[str]:
 
 
 def _others(run_url: str, names: list[str], findings: Findings) -> Iterator[str]:
-    """Add records beside the plan that follow none; yield what else nothing names."""
+    """Add records next to the plan that follow none; yield what else nothing names."""
     there = {*names}
     records = {f"{VERSIONS}.{number}.json" for number in _consecutive(there)}
     for name in names:

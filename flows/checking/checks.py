@@ -168,7 +168,7 @@ def _check_dropout(recipe: Recipe) -> None:
         )
     if costs.needs_of(recipe).transitions:
         raise ConfigError(
-            f"{setting}: {policy.type} trains on the ratio of the policy's density to that of the rollout. It must be "
+            f"{setting}: {policy.type} trains on the ratio of the policy's density to the rollout's. It must be "
             "exactly 1 until weights move; dropout adds noise to it. Set it to 0"
         )
 

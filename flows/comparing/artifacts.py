@@ -85,7 +85,7 @@ def artifacts(a: Side, b: Side) -> Artifacts:
 
 
 def _contents(every: Sequence[Step]) -> dict[str, str]:
-    """Return the digests of the files of each step that stands."""
+    """Return the digests of the files of each step with a current artifact."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = pool.map(lambda step: standing(step.slot)[1], every)
         return {step.name: made.part_content() for step, made in zip(every, found, strict=True) if made is not None}

@@ -120,21 +120,21 @@ def _overlaps(plan: Plan, store_url: str, slots: int | None) -> list[str]:
     if labels and launch.launcher != "local":
         return [f"nothing: with launcher = {launch.launcher!r}, {labels} begins after the rollout"]
     count = fitting.most(launch, fitting.devices_for(launch, runs_here=False), slots)
-    beside, after = _beside_rollouts(plan, store_url, count) if overlapping else [], list[str]()
+    together, after = _most_with_a_rollout(plan, store_url, count) if overlapping else [], list[str]()
     for reward in overlapping:
         if not reward.fn.facts.torch:
             continue
-        if why := fitting.why_not_beside([*beside, Judge.name], launch, count):
+        if why := fitting.why_not_together([*together, Judge.name], launch, count):
             after.append(f"{reward.fn.label} begins after the rollout: {why}")
         else:
-            beside.append(Judge.name)
+            together.append(Judge.name)
     late = {line.partition(" begins ")[0] for line in after}
     early = ", ".join(reward.fn.label for reward in overlapping if reward.fn.label not in late)
     return [f"{early}: scored while the rollout runs"] * bool(early) + after
 
 
-def _beside_rollouts(plan: Plan, store_url: str, count: int | None) -> list[str]:
-    """Return the most stages that run side by side with a rollout, with itself."""
+def _most_with_a_rollout(plan: Plan, store_url: str, count: int | None) -> list[str]:
+    """Return the most stages that run at the same time as a rollout, and the rollout."""
     found: list[str] = []
     for wave in post_train(run_of(plan, store_url)):
         kinds = [step.kind for step in wave.steps]
@@ -147,7 +147,7 @@ def _beside_rollouts(plan: Plan, store_url: str, count: int | None) -> list[str]
 def turns(plan: Plan, store_url: str, *, slots: int | None = None) -> dict[str, str]:
     """Return how the stages of each wave take turns that does not fit the devices of the profile, by its stages.
 
-    ``slots`` are those of ``launch.gpu_limit``, if they are known.
+    ``slots`` is the number of ``launch.gpu_limit``, if it is known.
     """
     launch, found = plan.recipe.launch, dict[str, str]()
     count = fitting.most(launch, fitting.devices_for(launch, runs_here=False), slots)
@@ -207,7 +207,7 @@ def missing_files(plan: Plan) -> list[str]:
 
 
 def as_json(plan: AnyPlan, store_url: str, *, slots: int | None = None) -> dict[str, Any]:
-    """Return the plan for scripts. ``slots`` are those of ``launch.gpu_limit``, if they are known.
+    """Return the plan for scripts. ``slots`` is the number of ``launch.gpu_limit``, if it is known.
 
     ``recipe`` has every setting, resolved. ``init`` says what policy version 0 begins with, "" for the base model.
     ``model.digest`` is ``""`` if files of the model are ``missing``.
@@ -295,7 +295,7 @@ def _memory_table(found: Sequence[memory.StageMemory]) -> Table:
     add("on the device", [stage.peak.device for stage in found], "bold")
     if any(stage.peak.device for stage in found):
         table.add_row("most is held in", *(stage.moment if stage.peak.device else "" for stage in found))
-    add("beside it on the CPU", [stage.peak.cpu for stage in found], "bold")
+    add("meanwhile on the CPU", [stage.peak.cpu for stage in found], "bold")
     if any(stage.ranks > stage.nodes for stage in found):
         add("CPU of all ranks", [stage.peak.cpu * stage.ranks // stage.nodes for stage in found], "bold")
     return table

@@ -1,4 +1,4 @@
-"""The fit of stages to devices: of each alone, told before anything starts, and of those of a wave together.
+"""The fit of stages to devices: of each alone, told before anything starts, and of a wave's stages together.
 
 A wave whose stages do not fit together is made in turns, in its order. How it is cut depends on the machine alone and
 is part of no name and no digest.
@@ -18,7 +18,7 @@ FEWER = "use fewer processes (launch.processes, launch.stage_processes)"
 def most(launch: LaunchConfig, devices: Sequence[str] | None, slots: int | None = None) -> int | None:
     """Return how many devices the stages of a wave may use together, None for any number.
 
-    ``devices`` are those of :func:`devices_for`, ``slots`` those of ``launch.gpu_limit``, if they are known.
+    ``devices`` come from :func:`devices_for`; ``slots`` is the number of ``launch.gpu_limit``, if it is known.
     """
     return min((count for count, _ in _bounds(launch, devices or (), slots)), default=None)
 
@@ -47,8 +47,8 @@ def turns(stages: Sequence[str], launch: LaunchConfig, count: int | None) -> lis
     return found
 
 
-def why_not_beside(stages: Sequence[str], launch: LaunchConfig, count: int | None) -> str:
-    """Return why the last one of some stages cannot compute beside the others, with what to set; "" if it can.
+def why_not_together(stages: Sequence[str], launch: LaunchConfig, count: int | None) -> str:
+    """Return why the last of some stages cannot compute while the others do, with what to set; "" if it can.
 
     ``count`` is :func:`most`.
     """

@@ -8,7 +8,7 @@ Roots are the newest snapshots of each dataset and every plan of the store. Runs
 - A run reads its snapshot after it has written its plan. Here the removal of a snapshot is recorded first, then the
   plans are read again. So either the record is taken back, or the run is refused at its beginning.
 - A preparation names a part in a snapshot only after it has made the part. A new one is younger than the grace period;
-  one that stands already is dated anew (:func:`stages.artifacts.garbage.renew`) before it is looked for.
+  one that exists already is dated anew (:func:`stages.artifacts.garbage.renew`) before it is looked for.
 - An embedding names its texts in a layout before it looks for their files (:mod:`stages.artifacts.pool`). Here a sweep
   is announced first, then all layouts and indexes are read, then files go. So either the names are seen here, or the
   stage sees the sweep and is tried again.

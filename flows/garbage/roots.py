@@ -76,13 +76,13 @@ class Roots:
     def add(self, run: AnyRun) -> None:
         """Add what a run reads. A removal of its snapshots is taken back, unless something of them is gone."""
         pins = {(pinned.dataset, pinned.number) for pinned in run.plan.snapshots}
-        if not all(self._stands(*pin) for pin in pins):
+        if not all(self._is_there(*pin) for pin in pins):
             self.cannot_run.append(run.plan.run_id)
             return
         self._pins |= pins
         self._add(_read_by(run))
 
-    def _stands(self, dataset: str, number: int) -> bool:
+    def _is_there(self, dataset: str, number: int) -> bool:
         if not snapshots.is_removed(self._store_url, dataset, number):
             return True
         snapshot = Snapshot.read(self._store_url, dataset, number, removed=True)

@@ -104,7 +104,7 @@ class Heads:
     def write(self, iteration: int | None) -> None:
         """Write a head with the records that no head names yet; none if there is no such record.
 
-        After an iteration of which nothing is new, what is beside the artifacts waits for the next head.
+        After an iteration without new artifacts, the other records wait for the next head.
         """
         if iteration is not None and self._known and not self._slots:
             return
@@ -145,7 +145,7 @@ def slots_in(run_url: str) -> list[str]:
 
 
 def run_records(run_url: str) -> Iterator[str]:
-    """Yield the URLs of the records beside a run's plan: of what it continued with, numerics, scorers of services."""
+    """Yield the URLs of the records next to a run's plan: of what it continued with, numerics, scorers of services."""
     yield from (store.join(run_url, name) for name in sorted(store.names(run_url)) if name.startswith(f"{VERSIONS}."))
     for folder in (NUMERICS, SCORERS):
         url = store.join(run_url, folder)

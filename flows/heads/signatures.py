@@ -61,7 +61,7 @@ def signed_up_to(
     """Return the newest head that is signed by a key, and what is wrong with its signatures, by URL.
 
     ``heads`` are the digests of the heads that :func:`read_heads` yields. A signature of another file says nothing of
-    this run: who forges a run may keep a signed head beside the chain.
+    this run: who forges a run may keep a signed head outside the chain.
     """
     newest, wrong = None, list[tuple[str, str]]()
     ending = f".{key_id(key)}.sig"

@@ -122,7 +122,7 @@ class JobLauncher(Protocol):
         """
         ...
 
-    def taken_beside(self, need: Need) -> Share | None:
+    def taken_meanwhile(self, need: Need) -> Share | None:
         """Lock devices of this machine for what runs at the same time as a wave; None if not enough are free."""
 
     def give_back(self) -> None:

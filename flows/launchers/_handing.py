@@ -108,7 +108,7 @@ class Handing:
 
     folder: Path
     numerics: dict[str, Any] | None = None
-    """Numerics that every worker must have; None takes those of the first one."""
+    """Numerics that every worker must have; None takes the first worker's."""
     units: Units = field(default_factory=Units)
     gave_back: set[int] = field(default_factory=set[int])
     """Workers that end because somebody asked them to."""

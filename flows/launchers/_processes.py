@@ -64,7 +64,7 @@ def start_cold(job: Job, request: Path, log: Path, launch: LaunchConfig, share: 
 def start_ahead(folder: Path, log: Path, launch: LaunchConfig, job: Job, share: Share | None) -> Process:
     """Start the processes that score a rollout while it runs, by the Requests in a folder.
 
-    Those of a stage with torch keep the locks of a share; others get no device.
+    Processes of a stage with torch keep the locks of a share; others get no device.
     """
     chosen = launch.python if launch.mode == "cold" else None
     python, stage = chosen or sys.executable, job.request.stage
@@ -116,7 +116,7 @@ def environment_here(launch: LaunchConfig, *, alone: bool = True) -> dict[str, s
 
 
 def _shown(job: Job, share: Share | None) -> dict[str, str]:
-    """Return the variable that shows a stage its devices. Without a share, these are the ones that settings name."""
+    """Return the variable that shows a stage its devices. Without a share, the settings name them."""
     if share is not None:
         return share.environment
     return {VISIBLE: ",".join(map(str, job.execution.gpus))} if job.execution.gpus else {}

@@ -37,7 +37,7 @@ LOOK_S = 0.5
 POLITE_S = 2 * ASK_S
 """Time in seconds that another run has to take a device that it waits for."""
 MEETING_FILE = "meeting"
-"""File beside a request at which its ranks join their process group."""
+"""File next to a request at which its ranks join their process group."""
 REASONS = 3
 """Number of last reasons that are told."""
 BITS = {"device", "threads", "deterministic"}

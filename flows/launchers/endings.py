@@ -70,7 +70,7 @@ def _ran_out_of_memory(text: str) -> bool:
     messages = _WHAT.findall(text, aborted[0].end()) if aborted else ()
     raised = False
     for follows, name, message in _RAISED.findall(text):
-        # Torchrun's own error comes after those of its workers.
+        # Torchrun's own error comes after its workers' errors.
         if not name.endswith("ChildFailedError"):
             raised = means_out_of_memory(name, message) or (raised and bool(follows))
     return raised or any(means_out_of_memory("RuntimeError", message) for message in messages)

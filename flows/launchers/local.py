@@ -46,7 +46,7 @@ class JobLauncher:
                 self._shares.setdefault(slot, []).append(share)
             yield
 
-    def taken_beside(self, need: Need) -> Share | None:
+    def taken_meanwhile(self, need: Need) -> Share | None:
         """Lock devices, taking them from idle processes if no other is free; return None if there are not enough."""
         share = devices.taken_now(need, self.devices)
         if share is None and self._residents.idle():
@@ -91,7 +91,7 @@ class JobLauncher:
 
     def _free_now(self, need: Need, *, apart: bool) -> Share | None:
         if not apart:
-            return self.taken_beside(need)
+            return self.taken_meanwhile(need)
         return devices.taken_now(need, self.devices, self._residents.idle())
 
     def _begin(self, job: Job, share: Share | None) -> "LocalJob":

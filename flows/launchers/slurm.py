@@ -56,7 +56,7 @@ class JobLauncher:
         """Return at once: the job has its nodes."""
         return nullcontext()
 
-    def taken_beside(self, need: Need) -> None:
+    def taken_meanwhile(self, need: Need) -> None:
         """Return None: here nothing runs at the same time as a wave."""
 
     def give_back(self) -> None:

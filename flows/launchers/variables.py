@@ -21,7 +21,7 @@ PASSED = (
 )
 """Addresses and credentials of the store, of services and of the model hub, and settings of caches."""
 OF_THE_POD = ("AWS_ROLE_*", "AWS_WEB_IDENTITY_*", "AWS_CONTAINER_*")
-"""Variables that a cluster gives each pod for its service account; those of another pod would be wrong."""
+"""Variables that a cluster gives each pod for its service account; another pod's would be wrong."""
 SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD|CREDENTIALS")
 
 

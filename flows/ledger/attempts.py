@@ -41,7 +41,7 @@ class Attempts:
 
     run_url: str
     newest: Page | None = None
-    """Its totals are those of the run; None before there is a ledger."""
+    """Its totals are the run's; None before there is a ledger."""
     _earlier: list[Entry] = field(default_factory=list[Entry])
     """Of the pages before the newest one."""
 
@@ -73,7 +73,7 @@ class Attempts:
         """Yield what left no artifact, by stages and causes. Those at work in ``wave`` are no part of it.
 
         ``logged`` has slots by their places in the store, in the order of the loop. Attempts that only left a log are
-        from before there was a ledger; in slots that runs share they may be those of other runs.
+        from before there was a ledger; in slots that runs share they may be other runs'.
         """
         failed = self._all_failed(wave)
         for place in dict.fromkeys([*logged, *failed]):

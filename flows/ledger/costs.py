@@ -109,7 +109,7 @@ class Startup:
     def __str__(self) -> str:
         if not self.known:
             return "their start-up is not known" if self.unknown else "no start-up"
-        rest = f"; that of {counted(self.unknown, 'attempt')} is not known" if self.unknown else ""
+        rest = f"; unknown for {counted(self.unknown, 'attempt')}" if self.unknown else ""
         return f"of which start-up {device_time(self.device_s)}{rest}"
 
 
@@ -241,7 +241,7 @@ def cost_of(run: AnyRun, found: Sequence[Page], prices: PricesConfig | None) -> 
 
 
 def _samples(run: AnyRun) -> int:
-    """Return the number of samples of an iteration: those of a rollout, or those of all its optimizer steps."""
+    """Return the number of samples of an iteration: of its rollout, or of all its optimizer steps."""
     train = run.recipe.train
     options: Any = train.train_policy
     return train.train_batch_per_replica * (1 if options.rewarded else options.steps_per_iteration)

@@ -58,7 +58,7 @@ class Estimate:
         each = f"{duration(self.iteration_s)}, {device_time(self.iteration_device_s)} of device time"
         total = f"{duration(self.total_s)}, {device_time(self.total_device_s)} of device time"
         lines = [
-            f"an iteration like those of {self.like}: {each}",
+            f"an iteration like {self.like}'s: {each}",
             f"{counted(self.iterations, 'iteration')} with what is around them: {total}",
         ]
         return lines + ([f"not counted, because {self.like} had none: {', '.join(self.unknown)}"] * bool(self.unknown))

@@ -1,7 +1,7 @@
 """Pages of a run's ledger: ``ledger/<n>.json``, one for each time that a wave of stages was started.
 
 A page has an entry for each attempt of a stage. It is written when the attempts start and again while they work, so
-that those of a killed process have cost their seconds too. No content digest depends on it; heads name it.
+that a killed process has cost its seconds too. No content digest depends on it; heads name it.
 
 ``ledger/bound-<n>.jsonl`` is a copy of the lines of :data:`BOUND` pages that nobody writes again, so that a store is
 asked for them once. A copy that is missing or damaged costs requests alone.
@@ -97,7 +97,7 @@ class Totals(Section):
     written_bytes: int = 0
 
     def plus(self, page: "Page") -> "Totals":
-        """Return the sums with those of one more page."""
+        """Return the sums with one more page."""
         device_s, inside = page.device_s, page.iteration is not None
         return Totals(
             attempts=self.attempts + len(page.entries),
@@ -252,7 +252,7 @@ def _copied(run_url: str, which: Sequence[int]) -> list[Page] | None:
 
 
 def newest_page(run_url: str) -> Page | None:
-    """Return the newest page of a run, whose totals are those of the run; None without any."""
+    """Return the newest page of a run, whose totals are the run's; None without any."""
     return next(pages(run_url, numbers(run_url)[-1:]), None)
 
 

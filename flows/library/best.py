@@ -125,7 +125,7 @@ def _judged(k: int, judge: Judge, labels: Sequence[str], found: Mapping[str, Mea
 def _weighted(
     scores: tuple[tuple[str, str], ...], weights: tuple[tuple[str, float], ...], gates: tuple[tuple[str, Gate], ...]
 ) -> tuple[float, int, int]:
-    """Return the weighted sum of scores, its mean over samples that pass every gate, their number, and that of all.
+    """Return the mean weighted sum of scores over samples that pass every gate, their number, and the number of all.
 
     ``scores`` are the slots and digests of the scores of each reward and gate. A sample that one of them could not
     score does not count. Digests name the bytes, so what was read once need not be read again.

@@ -93,7 +93,7 @@ def export(
         )
     for k in wanted:
         name = made[k].step.name
-        _check_stands(run, found, made[k], f"{name}, the newest export," if which == "newest" else name)
+        _check_current(run, found, made[k], f"{name}, the newest export," if which == "newest" else name)
     judge = judge_of(run)
     ranks = judge.stages[0] if judge is not None else ""
     copied: list[Copied] = []
@@ -143,14 +143,14 @@ def _best(run: AnyRun, found: list[State]) -> Best:
         )
     for stage in judge.stages:
         for state in _made(found, stage)[1].values():
-            _check_stands(run, found, state, state.step.name)
+            _check_current(run, found, state, state.step.name)
     if (best := best_of(run, found)) is None:
         raise ConfigError(f"no {judge.by} of {run_id} is known; {_see(run)}")
     return best
 
 
-def _check_stands(run: AnyRun, found: list[State], state: State, name: str) -> None:
-    """Raise if a state does not stand, so that no other version is taken for it."""
+def _check_current(run: AnyRun, found: list[State], state: State, name: str) -> None:
+    """Raise if a state is not current, so that no other version is taken for it."""
     if state.word == "stands":
         return
     for earlier in found[: found.index(state) + 1]:

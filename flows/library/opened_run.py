@@ -68,7 +68,7 @@ class OpenedRun:
         return steps_of(self.run)
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings of the recipe, without those of the machine."""
+        """Return the settings of the recipe, without the machine's."""
         return self.run.recipe.identity()
 
     def life(self, patience_s: float = PATIENCE_S) -> Life:

@@ -56,8 +56,7 @@ class Outlook:
     change: Change | None
     """Of the headline reward; None without two scores."""
     left_s: float | None
-    """Seconds of work that is left, like that of this run or of one of its shape; None if nothing tells, or at its
-    end."""
+    """Seconds of work that is left, by this run or by one of its shape; None if nothing tells, or at its end."""
     device_s: float | None
     """Device seconds until now; None without a ledger."""
     report: str
@@ -75,7 +74,7 @@ class Outlook:
 
 
 def outlook(run: AnyRun, states: Sequence["State"], progress: Progress, means: Callable[[], Means]) -> Outlook:
-    """Return the outlook of a run. ``means`` returns those of :func:`known_means`."""
+    """Return the outlook of a run. ``means`` returns what :func:`known_means` does."""
     report = store.join(run.slots.report, Report.PAGE)
     return Outlook(
         change=change_of(run, states, run.headline_reward),

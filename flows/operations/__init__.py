@@ -1,1 +1,1 @@
-"""Commands beside training: rerun, export, checks."""
+"""Commands other than training: rerun, export, checks."""

@@ -143,7 +143,7 @@ def _newest(slot: str, generation: int) -> Manifest | None:
 
 
 def _inputs(step: Step, manifest: Manifest | None = None) -> list[Input]:
-    """Return the inputs of a manifest; without one, those of the step's Request now, none if one is missing."""
+    """Return the inputs of a manifest; without one, of the step's Request now, none if one is missing."""
     try:
         made = manifest or step.request()
     except ArtifactError:

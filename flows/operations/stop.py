@@ -38,7 +38,7 @@ class Stopped:
 def stop(store_url: str, run_id: str, wait_s: float) -> Stopped:
     """Ask the process that works on a run to end, by its lease in the store, and wait until it has.
 
-    It ends its stages first; what they finished stands. A flow run of Prefect is then cancelled. Raises
+    It ends its stages first; what they finished is kept. A flow run of Prefect is then cancelled. Raises
     :class:`ConfigError` if there is no such run, :class:`StageError` if the process works on after ``wait_s`` seconds.
     """
     run = read_run(store_url, run_id)

@@ -1,4 +1,4 @@
-"""Continue a run whose artifacts were made by other stage versions than those of this code."""
+"""Continue a run whose artifacts were made by other stage versions than this code's."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def settled(run: AnyRun, *, remake: bool) -> AnyRun:
 
 
 def _of_another_version(step: Step) -> Manifest | None:
-    """Return the manifest that stands, if this code has another version of its stage."""
+    """Return the current manifest, if this code has another version of its stage."""
     _, manifest = standing(step.slot)
     if manifest is None or manifest.stage not in STAGES:
         return None

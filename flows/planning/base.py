@@ -149,7 +149,7 @@ class BasePlan(Section, Generic[OfKind]):
     recipe: OfKind
     model: ModelRef
     prompts: tuple[Prompt, ...]
-    """Training prompts; for supervised training, those of the media unless they are in the store."""
+    """Training prompts; for supervised training, the media's unless they are in the store."""
     shares: tuple[Share, ...] = Field(default=(), json_schema_extra={"neutral": []})
     """The sets of a mixture, in the order of their prompts; none if all prompts are one set."""
     validation_prompts: tuple[Prompt, ...] = ()
@@ -180,10 +180,10 @@ class BasePlan(Section, Generic[OfKind]):
     plugins: tuple[Pin, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
     """Plugins from outside the package, with the digests of their files: an edited file is refused."""
     early_warning: EarlyWarningConfig | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
-    """Limits on the scores of rollouts: those of the last recipe of the run that had any, else the default ones when
+    """Limits on the scores of rollouts: from the last recipe of the run that had any, else the default ones when
     the run was planned. None in plans from before there were any."""
     stage_versions: dict[str, int] = Field(json_schema_extra=NOT_IDENTITY)
-    """Stage versions of its Requests: those of the code that planned it, or that last took ``--remake``."""
+    """Stage versions of its Requests: of the code that planned it, or that last took ``--remake``."""
     races_decided: bool
     """Whether the store lets only the first of several writers create a file. If not, one process may write a run."""
 

@@ -39,7 +39,7 @@ def about(plan: AnyPlan) -> Rows:
 def settings(plan: AnyPlan, *, identity: bool) -> Rows:
     """Return the settings of the recipe that differ from their defaults, sorted by name.
 
-    A plan that was read has the keys of free tables, such as those of media, in another order than the recipe.
+    A plan that was read has the keys of free tables, such as a medium's, in another order than the recipe.
     With ``identity`` without those that do not decide the result: machines, numbers of files that are kept, logging.
     """
     decides = dict(flat(plan.recipe.identity()))

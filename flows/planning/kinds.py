@@ -1,4 +1,4 @@
-"""Kinds of runs besides those of diffusion models. Each ``kind.py`` in a folder of the flows has one as ``KIND``.
+"""Kinds of runs that train no diffusion model. Each ``kind.py`` in a folder of the flows has one as ``KIND``.
 
 A kind adds what is its own. Waves, audit, cost, replay and the frame of the report are the same for all.
 """
@@ -59,10 +59,10 @@ def known() -> tuple[Kind, ...]:
 
 
 def claiming(values: Mapping[str, Any]) -> Kind | None:
-    """Return the kind of a recipe's values; None for those of diffusion models."""
+    """Return the kind of a recipe's values; None for a diffusion model's."""
     return next((kind for kind in known() if kind.claims(values)), None)
 
 
 def of(plan: object) -> Kind | None:
-    """Return the kind of a plan; None for those of diffusion models."""
+    """Return the kind of a plan; None for a diffusion model's."""
     return next((kind for kind in known() if isinstance(plan, kind.plan)), None)

@@ -361,7 +361,7 @@ def _samples_the_base(run: Run) -> bool:
 
 
 def _behaviour(run: Run, k: int) -> Input:
-    """Return the weights that generate rollout k: those of ``staleness`` versions ago."""
+    """Return the weights that generate rollout k: from ``staleness`` versions ago."""
     version, part = max(0, k - run.recipe.train.staleness), run.needs.behaviour
     if part == REFERENCE and run.needs.reference_after(0) == "base":
         # It never changes: the base, or what version 0 begins with.

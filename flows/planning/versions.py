@@ -1,6 +1,6 @@
 """Records of what a run continued with: stage versions, early warning, and the number that ranks its policies.
 
-Without a record, those of its plan count.
+Without a record, the plan's count.
 """
 
 import itertools
@@ -28,7 +28,7 @@ class Versions(Section):
     versions: dict[str, int]
     early_warning: EarlyWarningConfig | None = None
     best_by: str | None = None
-    """``validation.best_by`` of the recipe; that of the plan counts if a record was written without the field."""
+    """``validation.best_by`` of the recipe; the plan's counts if a record was written without the field."""
 
     def replaced(self, recipe: AnyRecipe) -> dict[str, Any]:
         """Return the fields of a plan with this recipe that the record replaces."""
@@ -39,7 +39,7 @@ class Versions(Section):
         """Return a recipe with the number that ranks policies now."""
         if "best_by" not in self.model_fields_set or self.best_by == best_by_of(recipe):
             return recipe
-        assert recipe.validation is not None, "that of a run never comes or goes"
+        assert recipe.validation is not None, "a run's number never comes or goes"
         validation = recipe.validation.model_copy(update={"best_by": self.best_by})
         return recipe.model_copy(update={"validation": validation})
 

@@ -41,7 +41,7 @@ _FRAME = re.compile(r'File "(.+?)", line (\d+)')
 
 
 def check(plugin: dict[str, Any], base: dict[str, Any], folder: Path, only: str, note: Note) -> None:
-    """Make the runs whose sentence has the words ``only`` in a folder, and add their checks to those of the plugin.
+    """Make the runs whose sentence has the words ``only`` in a folder, and add their checks to the plugin's.
 
     ``base`` has its tiny pipelines, as the suite wrote them.
     """

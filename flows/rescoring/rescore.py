@@ -133,7 +133,7 @@ class Rescore:
         return stock.moved(self.url, f"{stage}-{reward.fn.label}")
 
     def _standing(self, slot: str, stock: Stock, reward: RewardConfig) -> Request | None:
-        """Return the Request that the artifact in a slot stands for; None if it stands for none.
+        """Return the Request that the artifact in a slot is current for; None if there is none.
 
         Scores stay although the pictures that they were computed from are deleted later.
         """

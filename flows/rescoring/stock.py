@@ -83,7 +83,7 @@ class Counts:
     samples: int
     finite: int
     undecoded: int
-    """Finite ones that the rollout did not decode."""
+    """Finite samples that the rollout did not decode."""
 
 
 def rollouts_of(run: Run) -> list[Stock]:

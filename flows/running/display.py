@@ -67,7 +67,7 @@ class Display:
     def done(self, name: str, manifests: Sequence[Manifest], *, skipped: bool) -> None:
         """Print one line for a finished wave: its seconds and the numbers of its artifacts.
 
-        Those of an update are means over its optimizer steps.
+        An update's numbers are means over its optimizer steps.
         """
         for follower in self._followers:
             follower.done()
@@ -76,7 +76,7 @@ class Display:
         seconds = sum(float(manifest.summary.get("seconds") or 0) for manifest in manifests)
         # Two rewards both have a standard error: the stages of a wave are kept apart.
         texts = " | ".join(filter(None, (_numbers(manifest) for manifest in manifests)))
-        self.note(f"{name:<28} {'stands' if skipped else f'{seconds:5.1f} s'}  {texts}")
+        self.note(f"{name:<28} {'kept' if skipped else f'{seconds:5.1f} s'}  {texts}")
 
     def note(self, message: str) -> None:
         """Print a line."""

@@ -93,7 +93,7 @@ def _wait(held: ExitStack, limit: str, count: int, waiting: Waiting) -> None:
             answered = isinstance(cause, httpx.HTTPStatusError)
             if answered and cause.response.status_code == HTTPStatus.LOCKED:
                 free_s, answered_s = LEASE_S + SWEEP_S, time.monotonic()
-                why = f"waits for {slots}, which other runs hold; those of a killed flow come back in {free_s:g} s"
+                why = f"waits for {slots}, which other runs hold; a killed flow's come back in {free_s:g} s"
             elif cause is None or (answered and not is_overloaded(cause)):
                 raise ConfigError(f"{message}; {CREATE}") from error
             elif time.monotonic() - answered_s > PATIENCE_S:

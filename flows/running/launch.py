@@ -3,7 +3,7 @@
 Waves that all stand are one task together (:func:`taken`).
 
 A wave is one synchronous task that is called directly, so that a cancellation interrupts it. Prefect's task cache is
-off, because the store decides what stands.
+off, because the store decides what is current.
 """
 
 import time
@@ -117,7 +117,7 @@ def _attempt(waves: Waves, name: str, requests: Sequence[Request]) -> Any:
             found = [standing_manifest(request) for request in requests]
         manifests = [manifest for manifest in found if manifest is not None]
         if len(manifests) < len(requests):
-            raise StageError.of("crash", f"{name} ended without an artifact that stands")
+            raise StageError.of("crash", f"{name} ended without a current artifact")
         waves.display.done(name, manifests, skipped=not missing)
         return manifests if missing else Completed(name="Skipped", data=manifests)
     except StoppedError as error:

@@ -1,6 +1,6 @@
 """Progress of a run in its store, ``progress.json``, for ``cosmos-flows status``.
 
-Nothing depends on this file. The lease tells who works on a run, and the manifests tell what stands.
+Nothing depends on this file. The lease tells who works on a run, and the manifests tell what is current.
 """
 
 import time

@@ -160,7 +160,7 @@ def _require_healthy(url: str) -> None:
 def _full_disk(what: str) -> NoSpaceError | None:
     """Return an error that names a disk of the own server without room, None if all have some.
 
-    They hold its database and what SQLite writes beside it. What the server itself says is not kept.
+    They hold its database and what SQLite writes next to it. What the server itself says is not kept.
     """
     home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
     for folder in (home, Path(os.environ.get("TMPDIR", "/tmp"))):

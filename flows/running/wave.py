@@ -11,7 +11,7 @@ from cosmos_rl_core.errors import ConfigError, CosmosRLError, StageError, mistak
 from cosmos_rl_core.storage import store
 from flows import launchers
 from flows.devices.devices import device_of, need_of, need_of_worker
-from flows.devices.fitting import misfits, most, turns, why_not_beside
+from flows.devices.fitting import misfits, most, turns, why_not_together
 from flows.devices.staying import Processes
 from flows.devices.waiting import Waiting
 from flows.launchers._base import Job, JobLauncher
@@ -58,7 +58,7 @@ class Waves:
     _out_of_memory: set[str] = field(default_factory=set)
     """Slots whose last attempt ran out of memory. The next attempt holds half as many samples in memory at once."""
     _fresh: set[str] = field(default_factory=set)
-    """Slots whose last attempt ran out of memory beside what other stages had left in its processes."""
+    """Slots whose last attempt ran out of memory, with what other stages had left in its processes."""
     _raised_at: dict[str, str] = field(default_factory=dict[str, str])
     """Of slots whose last attempt ended by a Python exception: its class and place."""
 
@@ -221,11 +221,11 @@ class Waves:
             for reward in self.overlapping(rollout):
                 share = None
                 if STAGES[reward.stage].torch:
-                    if why_not_beside([*stages, reward.stage], self.config, count):
+                    if why_not_together([*stages, reward.stage], self.config, count):
                         continue
-                    share = self._jobs.taken_beside(need_of(reward.stage, self.config))
+                    share = self._jobs.taken_meanwhile(need_of(reward.stage, self.config))
                     if share is None and devices:
-                        self.display.note(f"{place_of(reward)}: no device is free beside the rollout; it begins after")
+                        self.display.note(f"{place_of(reward)}: no device is free during the rollout; it begins after")
                         continue
                     stages.append(reward.stage)
                 job = Job(reward, self.execution_of(reward))

@@ -47,6 +47,6 @@ def observed(launch: Launch, observers: Sequence[Observer]) -> Launch:
 
 
 def told(observers: Sequence[Observer], name: str, requests: Sequence[Request], manifests: Sequence[Manifest]) -> None:
-    """Tell observers, in their order, of a wave that stands. Raises what they raise."""
+    """Tell observers, in their order, of a wave that is current. Raises what they raise."""
     for one in observers:
         (one.stood or one.after)(name, requests, manifests)

@@ -129,7 +129,7 @@ def working_in(
 
 
 def _tag(plan: AnyPlan) -> None:
-    """Add the recipe's tags to those of the deployment, whose default recipe may have been replaced."""
+    """Add the recipe's tags to the deployment's, whose default recipe may have been replaced."""
     tags = set(flow_run.get_tags())
     if missing := tags_of(plan.recipe.train.train_policy.type, plan.model.adapter) - tags:
         with get_client(sync_client=True) as client:
@@ -271,7 +271,7 @@ def _take(
 ) -> None:
     """Take a run through waves that stand: tell observers of each, in order, and people of all in one line."""
     names = list(dict.fromkeys([stood[0].wave.name, stood[-1].wave.name]))
-    waves.display.note(f"{' to '.join(names):<28} stands  {counted(len(stood), 'wave')}, nothing to do")
+    waves.display.note(f"{' to '.join(names):<28} kept  {counted(len(stood), 'wave')}, nothing to do")
     taken(waves, " to ".join(names), partial(tell, observers, deriving, stood, ended, waves.check))
 
 

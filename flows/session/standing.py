@@ -29,7 +29,7 @@ Take = Callable[[Sequence[Standing], Ended], None]
 def left(waves: Sequence[Wave], take: Take, ended: Ended) -> Iterator[Wave]:
     """Yield the waves that have to be made. Waves between them whose artifacts are current are taken together.
 
-    Each look ends before a wave is yielded, because making it changes what stands.
+    Each look ends before a wave is yielded, because making it changes what is current.
     """
     place = 0
     while place < len(waves):

@@ -44,7 +44,7 @@ def table(collected: Collected, roles: Mapping[str, str], seconds: Mapping[int, 
     """Return rows of iterations, the newest first: rewards ± standard errors, means of optimizer steps, seconds.
 
     Only numbers that the algorithm measures have a column. Old iterations share rows, so that the table of a long run
-    stays small. ``roles`` of rewards are by label, that of the headline reward first, ``seconds`` by iteration.
+    stays small. ``roles`` of rewards are by label, the headline reward's first, ``seconds`` by iteration.
     """
     numbers = sorted({*collected.iterations, *collected.trained})
     means = {k: means_of(one.steps) for k, one in collected.trained.items()}

@@ -85,7 +85,7 @@ def embedding_bytes(recipe: Recipe, pictures: Pictures = ()) -> int:
 
 
 def embedded_together(recipe: Recipe, num_prompts: int, k: int) -> range | None:
-    """Return the iterations whose prompts one stage embeds with those of iteration k; None if it embeds all prompts.
+    """Return the iterations whose prompts one stage embeds with iteration k's; None if it embeds all prompts.
 
     Each stage embeds as many iterations as all before it, up to :data:`LARGEST` times the first, so that a run starts
     few stages and embeds at most twice what it needs. The ranges depend neither on the number of iterations nor on the
@@ -168,8 +168,8 @@ def is_large(recipe: Recipe) -> bool:
 def kept_samples(recipe: Recipe) -> int:
     """Return the number of samples whose tensors are in the store at the same time, at most.
 
-    One rollout more than are kept: the oldest goes when an update has read the newest. A stale rollout is made beside
-    it.
+    One rollout more than are kept: the oldest goes when an update has read the newest. A stale rollout is made
+    meanwhile.
     """
     keep, train = recipe.rollout.keep.tensors, recipe.train
     rollouts = train.num_iterations

@@ -122,7 +122,7 @@ class StageMemory:
 
 
 LOADING = ("embed", "encode", "rollout", "decode", "judge", "update", "finetune", "validate", "export", "evaluate")
-"""Stages that load weights of the pipeline or of a scorer. A method of the same name counts those of the pipeline."""
+"""Stages that load weights of the pipeline or of a scorer. A method of the same name counts the pipeline's weights."""
 
 
 def stages(
@@ -134,7 +134,7 @@ def stages(
 ) -> list[StageMemory]:
     """Return the memory of the stages :data:`LOADING` among ``kinds``.
 
-    With ``activations`` also those of :mod:`flows.sizes.activations`, which a process with torch counts once.
+    ``activations`` adds what :mod:`flows.sizes.activations` counts, once, in a process with torch.
     """
     model = _Model(recipe, basis)
     found = [kind for kind in dict.fromkeys(kinds) if kind in LOADING]

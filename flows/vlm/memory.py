@@ -90,7 +90,7 @@ class Model:
         return factors
 
     def _multiplies(self, name: str) -> bool:
-        """Return whether a weight is that of a linear module."""
+        """Return whether a weight is a linear module's."""
         return name.endswith(".weight") and len(self.shapes[name]) == 2 and name not in self.known.tables
 
     def policy(self) -> Rows:

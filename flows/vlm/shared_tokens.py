@@ -17,8 +17,8 @@ MOST = 8
 def earlier_of(request: Request, tokens_of_runs: Iterable[str]) -> tuple[Input, ...]:
     """Return the artifacts that the stage ``vlm_tokenize`` takes equal conversations from.
 
-    ``tokens_of_runs`` are the slots of the tokens of every run of the store. A current artifact keeps the ones that it
-    was built from, so tokens that other runs add later do not invalidate it.
+    ``tokens_of_runs`` are the slots of the tokens of every run of the store. A current artifact keeps those it was
+    built from, so tokens that other runs add later do not invalidate it.
     """
     _, made = standing(request.slot)
     if made is not None:
@@ -33,7 +33,7 @@ def earlier_of(request: Request, tokens_of_runs: Iterable[str]) -> tuple[Input, 
 
 
 def reached_from(slot: str) -> Iterator[str]:
-    """Yield the slots of all earlier tokens that those of a slot were made with, and that these were made with."""
+    """Yield the slots of all earlier tokens that a slot's tokens were made with, directly or through others."""
     try:
         _, made = standing(slot)
         left = [*made.inputs.get(EARLIER, ())] if made is not None else []

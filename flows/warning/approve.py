@@ -38,7 +38,7 @@ class Approval:
         yield f"to go on, {again}, or resume or retry its flow run"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the approval for scripts: the decision, what it is about, and whether it was there before."""
+        """Return the approval for scripts: the decision, its run and iteration, and whether it was there before."""
         said = self.decision.model_dump(mode="json", exclude={"place"})
         return {"run": self.run, "iteration": self.warned.k, "already": self.already, **said}
 

@@ -1,6 +1,6 @@
 """Decisions on warnings: who let a run go on, or ended it, on which evidence, when and why.
 
-They are sealed files beside the warning, ``<slot of warn>/decisions/<digest of the evidence>/0001.json``. None is ever
+They are sealed files next to the warning, ``<slot of warn>/decisions/<digest of the evidence>/0001.json``. None is ever
 changed or removed; of several on the same evidence the last one counts.
 """
 

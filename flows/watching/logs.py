@@ -1,4 +1,4 @@
-"""The logs of a run: one for each attempt of a stage that has ended, beside its artifact."""
+"""The logs of a run: one for each attempt of a stage that has ended, next to its artifact."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -71,7 +71,7 @@ def logs(store_url: str, run_id: str, stage: str | None = None, iteration: int |
 
 
 def text_of(found: Logs, attempt: int | None) -> str:
-    """Return the newest of some logs, or that of an attempt of the last stage that has one.
+    """Return the newest of some logs, or an attempt's, of the last stage that has one.
 
     Raises :class:`ConfigError` if there is none.
     """

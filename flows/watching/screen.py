@@ -264,12 +264,12 @@ class _Groups:
         self.groups = [list(group) for _, group in groupby(overview.states, lambda state: state.step.group)]
         iterations = [group for group in self.groups if group[0].step.group.startswith(ITERATION)]
         self.total = max(len(iterations), overview.run.recipe.train.num_iterations)
-        self.done = sum(_stands(group) for group in iterations)
+        self.done = sum(_finished(group) for group in iterations)
         self.current = self._at_work()
 
     def _at_work(self) -> int | None:
         """Return the number of the group with the newest wave, else of the first that is to be made; None without."""
-        wave, left = self._overview.progress.wave, [i for i, group in enumerate(self.groups) if not _stands(group)]
+        wave, left = self._overview.progress.wave, [i for i, group in enumerate(self.groups) if not _finished(group)]
         with_wave = (i for i in left if any(state.step.wave == wave for state in self.groups[i]))
         return next(with_wave, left[0] if left else None)
 
@@ -320,7 +320,7 @@ class _Groups:
         scored = [(state.step.stage.partition("-")[2], state.reward) for state in group]
         scores = [f"{reward} {mean:.3f}" for reward, mean in scored if mean is not None]
         seconds = sum(state.seconds or 0.0 for state in group)
-        told = [f"{seconds:.1f} s" if _stands(group) else _counts(group), *scores]
+        told = [f"{seconds:.1f} s" if _finished(group) else _counts(group), *scores]
         while len(told) > 1 and cell_len(name + ", ".join(told)) > width:
             told.pop()
         return _wrapped(name + ", ".join(told), width)[0]
@@ -358,7 +358,7 @@ def folded_command(command: str, width: int) -> list[str]:
     return lines
 
 
-def _stands(group: Sequence[State]) -> bool:
+def _finished(group: Sequence[State]) -> bool:
     return all(state.word == "stands" for state in group)
 
 

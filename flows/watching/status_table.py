@@ -115,7 +115,7 @@ def _life(overview: Overview) -> str:
 def _table(overview: Overview) -> Table:
     """Return the table: a row for the start, each iteration, each evaluated policy and the end; a column a stage.
 
-    A cell whose stage is not that of its column begins with the stage's name.
+    A cell of another stage than its column's begins with the stage's name.
     """
     rows = [list(group) for _, group in itertools.groupby(overview.states, lambda state: state.step.group)]
     head = next(row for row in rows if row[0].step.group.startswith("iteration-"))

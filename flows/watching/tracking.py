@@ -59,7 +59,7 @@ class Tracker:
         self._try(self._file.write)
 
     def stood(self, requests: Sequence[Request], manifests: Sequence[Manifest]) -> list[Line]:
-        """Add the numbers of a wave that stands, and return its lines. They are written with later ones."""
+        """Add the numbers of a current wave, and return its lines. They are written with later ones."""
         pairs = [pair for pair in zip(requests, manifests, strict=True) if pair[1].digest not in self._seen]
         self._seen |= {manifest.digest for _, manifest in pairs}
         lines = self._try(partial(wave_lines, pairs, self._steps, self._headline)) or []

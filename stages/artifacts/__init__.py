@@ -1,1 +1,1 @@
-"""Slots, artifacts and attempts: what a stage is asked, what it leaves, and when that stands."""
+"""Slots, artifacts and attempts: what a stage is asked, what it leaves, and when that is current."""

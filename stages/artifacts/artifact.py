@@ -14,7 +14,7 @@ from stages.artifacts.slots import is_dropped, named_manifest
 from stages.contracts import MEDIA, TENSORS
 
 KEPT_BY = {MEDIA: "rollout.keep.media", TENSORS: "rollout.keep.tensors"}
-"""The setting that says how many artifacts keep a part, where it is not that of policies."""
+"""The setting that says how many artifacts keep a part, where it is not the policies' setting."""
 
 
 def remaking(slot: str) -> str:

@@ -42,7 +42,7 @@ class Attempt:
 
     @staticmethod
     def begin(request: Request, log: Log) -> tuple[int, str, Manifest | None]:
-        """Return the generation to make, a fresh attempt id, and the manifest that already stands, if there is one.
+        """Return the generation to make, a fresh attempt id, and the manifest that is current already, if there is one.
 
         For rank 0 alone. Ends the standing generation if it is stale, and logs why.
         """

@@ -1,4 +1,4 @@
-"""The generations of a slot: which one stands, and how one is ended."""
+"""The generations of a slot: which one is current, and how one is ended."""
 
 import itertools
 

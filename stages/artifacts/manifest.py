@@ -1,4 +1,4 @@
-"""The manifest of a committed artifact: its files, its origin, and whether it stands for a Request."""
+"""The manifest of a committed artifact: its files, its origin, and whether it is current for a Request."""
 
 from typing import Any, Self
 
@@ -53,7 +53,7 @@ class Manifest(Record):
         """Return the manifest of an unsealed body, like :meth:`unsealed`."""
         manifest = super().checked(body, url, slot, generation)
         if (wrong := manifest._contradiction()) is not None:
-            raise ArtifactError(f"{url} contradicts itself: its {wrong} is not that of what it lists; {RESTORE}")
+            raise ArtifactError(f"{url} contradicts itself: its {wrong} does not match what it lists; {RESTORE}")
         return manifest
 
     def found(self, slot: str, data: bytes) -> Self:

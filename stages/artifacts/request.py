@@ -22,7 +22,7 @@ FORMAT = 1
 REQUEST = "request.json"
 """Name of the file that a stage process is given."""
 ROLLOUT = "rollout.json"
-"""Name of the file beside a reward's Request that has the Request of the rollout that it scores while that runs."""
+"""Name of the file next to a reward's Request that has the Request of the rollout that it scores while that runs."""
 
 
 class Input(Section):
@@ -145,7 +145,7 @@ class Request(Section):
 
     @property
     def input_contents(self) -> InputContents:
-        """Return the contents that decide, with the recipe, whether an artifact stands."""
+        """Return the contents that decide, with the recipe, whether an artifact is current."""
         return contents_of(self.inputs)
 
     def settings(self, kind: type[Settings]) -> Settings:

@@ -1,4 +1,4 @@
-"""Slots: which artifact stands, and which of its parts were deleted.
+"""Slots: which artifact is current, and which of its parts were deleted.
 
 A slot holds ``manifest.1.json``, ``manifest.2.json``, ...; ``invalidated.<n>.json`` ends generation n. The standing
 generation is the first that is not invalidated, found by probing; :func:`one_look` probes in a listing. Files lie under
@@ -61,7 +61,7 @@ def one_look() -> Iterator[None]:
 def _folder_of(url: str) -> str | None:
     """Return the folder of the iteration, or of the policy version, that a file of a run belongs to.
 
-    None for files that belong to none: what is beside them grows with the run, or with the store.
+    None for files that belong to none: what is next to them grows with the run, or with the store.
     """
     before, runs, inside = url.rpartition("/runs/")
     names = inside.split("/", 4)
@@ -87,7 +87,7 @@ def standing(slot: str) -> tuple[int, Manifest | None]:
 def read_manifest(slot: str, generation: int) -> Manifest | None:
     """Read one generation's manifest; None if there is none.
 
-    That of a reference is the one that it names, with the slot that holds its files. Raises :class:`ArtifactError` if
+    A reference's manifest is the one it names, with the slot that holds its files. Raises :class:`ArtifactError` if
     it is damaged, or if there is something else in its place.
     """
     url = Manifest.url(slot, generation)
@@ -155,7 +155,7 @@ def named_manifest(source: Input) -> Manifest:
 
 
 def standing_manifest(request: Request) -> Manifest | None:
-    """Return the committed artifact that stands for this Request, or None."""
+    """Return the committed artifact that is current for this Request, or None."""
     _, manifest = standing(request.slot)
     if manifest is None or why_stale(manifest, request) is not None:
         return None
@@ -163,7 +163,7 @@ def standing_manifest(request: Request) -> Manifest | None:
 
 
 def why_stale(manifest: Manifest, request: Request) -> str | None:
-    """Return why the artifact must be made again: other settings, other inputs, a missing file. None if it stands.
+    """Return why the artifact must be made again: other settings, other inputs, a missing file. None if it is current.
 
     Raises :class:`ArtifactError` if a file has another size: wrong bytes are never rebuilt silently.
     """
@@ -183,7 +183,7 @@ def why_stale(manifest: Manifest, request: Request) -> str | None:
 
 
 def drop(slot: str, *parts: str, held: Callable[[], bool] = lambda: False) -> None:
-    """Delete parts of the standing artifact for good. The artifact still stands, and reading them raises an error.
+    """Delete parts of the standing artifact for good. The artifact stays current; reading the parts raises an error.
 
     Each part's record is written before its files are removed: after a kill in between, another call removes the rest.
     ``held`` returns whether somebody else has asked for the artifact; it is called between the two: of a drop and a
@@ -224,7 +224,7 @@ def is_dropped(manifest: Manifest, part: str) -> bool:
     found = Dropped.read(manifest.slot, manifest.generation, part)
     if found is not None and (found.manifest, found.part) != (manifest.digest, part):
         url = Dropped.url(manifest.slot, manifest.generation, part)
-        raise ArtifactError(f"{url} is not of the manifest beside it, or of another part; restore both")
+        raise ArtifactError(f"{url} is of another manifest than the one next to it, or of another part; restore both")
     if seen is not None and found is not None:
         seen.dropped.add((manifest.digest, part))
     return found is not None

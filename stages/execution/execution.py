@@ -1,4 +1,4 @@
-"""The execution of a Request: ranks, threads, precision, limits; ``execution.json`` beside ``request.json``."""
+"""The execution of a Request: ranks, threads, precision, limits; ``execution.json`` next to ``request.json``."""
 
 from pathlib import Path
 from typing import Literal
@@ -51,16 +51,16 @@ class Execution(Section):
     """Whether to hold half as many samples in memory at once as in the last attempt."""
 
     @staticmethod
-    def beside(request: Path) -> Path:
-        """Return the path of the file beside ``request``."""
+    def path_for(request: Path) -> Path:
+        """Return the path of the file next to ``request``."""
         return request.with_name("execution.json")
 
     @classmethod
     def read(cls, request: Path) -> "Execution":
-        """Read the file beside ``request``; return the defaults if there is none. Raises ``ValidationError``."""
-        path = cls.beside(request)
+        """Read the file next to ``request``; return the defaults if there is none. Raises ``ValidationError``."""
+        path = cls.path_for(request)
         return cls.model_validate_json(path.read_bytes()) if path.exists() else cls()
 
     def write(self, request: Path) -> None:
-        """Write the file beside ``request``."""
-        self.beside(request).write_text(self.model_dump_json(indent=1), encoding="utf-8")
+        """Write the file next to ``request``."""
+        self.path_for(request).write_text(self.model_dump_json(indent=1), encoding="utf-8")

@@ -1,8 +1,8 @@
 """Run one stage from its request: ``python -m stages.execution.runner request.json``.
 
 Under ``torch.distributed.run`` the process is one rank of the stage. Rank 0 commits the artifact. A failure writes
-``error.<rank>.json`` beside the request.
-Exit codes: 0 success, or the artifact stands; 64 config; 65 data; 75 unavailable; 70 any other failure.
+``error.<rank>.json`` next to the request.
+Exit codes: 0 success, or the artifact is current; 64 config; 65 data; 75 unavailable; 70 any other failure.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from stages.execution.handing import HandedUnits, LeftError
 from stages.execution.outcome import Outcome, failure_of
 from stages.registry import module_of
 
-SUMMARY = "Run one stage from request.json, with the settings of execution.json beside it."
+SUMMARY = "Run one stage from request.json, with the settings of execution.json next to it."
 REASON_TIMEOUT_S = 10.0
 """Seconds for which a rank that lost another one waits for the error file of that rank."""
 
@@ -93,7 +93,7 @@ def _execution(request: Path) -> Execution:
     found, expected = int(os.environ.get("WORLD_SIZE", "1")), execution.parallelism.world_size
     if found != expected:
         raise ConfigError(
-            f"{Execution.beside(request)} is for {expected} ranks, this process group has {found}; start {expected}, "
+            f"{Execution.path_for(request)} is for {expected} ranks, this process group has {found}; start {expected}, "
             "or change parallelism.world_size"
         )
     return execution
@@ -133,8 +133,8 @@ def _make(
         unfinished = Layout.read(request.slot, generation)
         halvings = (0 if unfinished is None else unfinished.halvings) + execution.halve
         begun = [generation, attempt_id, already is not None, halvings]
-    generation, attempt_id, stands, halvings = ranks.broadcast(begun)
-    if not stands:
+    generation, attempt_id, is_current, halvings = ranks.broadcast(begun)
+    if not is_current:
         changes = _check_numerics(request, found, execution, outcome) if ranks.rank == 0 else []
         attempt = Attempt(request, found, generation, attempt_id)
         if handed is not None:
@@ -205,7 +205,7 @@ def joined(request: Request, execution: Execution) -> tuple[Ranks, dict[str, Any
 
 
 def _check_numerics(request: Request, found: dict[str, Any], how: Execution, outcome: Outcome) -> list[str]:
-    """Return how the numerics differ from those of this stage's first artifact in the run.
+    """Return how the numerics differ from this stage's first artifact in the run.
 
     Raises :class:`ConfigError` if they differ and changes are not allowed.
     """
@@ -215,8 +215,8 @@ def _check_numerics(request: Request, found: dict[str, Any], how: Execution, out
     changes = [] if pinned is None else differences(pinned.numerics, found)
     if changes and not how.allow_numerics_change:
         raise ConfigError(
-            f"this run began {request.stage} under other numerics ({', '.join(changes)}); its results would not be "
-            "those of an uninterrupted run. Continue under the old numerics, or accept the change with "
+            f"this run began {request.stage} under other numerics ({', '.join(changes)}); its results would "
+            "differ from an uninterrupted run's. Continue under the old numerics, or accept the change with "
             "--allow-numerics-change"
         )
     if changes:

@@ -30,7 +30,7 @@ class Spent(Section):
     """Since its work began: waiting for the store, or for a reward service."""
     read_bytes: int = 0
     written_bytes: int = 0
-    """Bytes from the store and to it, without those of processes that a stage starts beside it."""
+    """Bytes from the store and to it, without what other processes that a stage starts read and write."""
 
     @property
     def seconds(self) -> float:

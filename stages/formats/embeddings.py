@@ -1,6 +1,6 @@
-"""Text embeddings: files in a pool that all runs of a store share, and the index of those that an artifact has.
+"""Text embeddings: files in a pool that all runs of a store share, and the index of an artifact's files.
 
-A file of the pool is ``embeddings/<key>/<name>.safetensors`` beside the slots of datasets. The key is the digest of
+A file of the pool is ``embeddings/<key>/<name>.safetensors`` next to the slots of datasets. The key is the digest of
 what decides its bits besides the text: the encoder's settings and the numerics. The name is the prompt's id, so that a
 text is encoded once, whichever other prompts it comes with. Each is written once, whole, with a digest of its own.
 """
@@ -72,7 +72,7 @@ class Text(NamedTuple):
 
 
 class Pool:
-    """The files of one encoder and its numerics, beside the slot of a Request."""
+    """The files of one encoder and its numerics, next to the slot of a Request."""
 
     def __init__(self, request: Request, numerics: Mapping[str, Any], unread_padding: Mapping[str, str | None]) -> None:
         # The texts are all that files of one key may differ in.
@@ -153,7 +153,7 @@ class _Layout(NamedTuple):
 class Embeddings:
     """Conditioning by prompt id, unbatched, on the CPU, from one or several artifacts; each is read on access.
 
-    The negative prompt is that of the first artifact. At most ``kept_bytes`` of files stay in memory. Threads may share
+    The negative prompt is the first artifact's. At most ``kept_bytes`` of files stay in memory. Threads may share
     it. Raises :class:`ArtifactError` at once if one of ``prompt_ids`` was not embedded.
     """
 

@@ -36,7 +36,7 @@ def sums_of(items: Any) -> Sums:
     """Return the losses of items, summed within media: clips and captions of one medium are alike.
 
     Their mean is NaN if the loss of an item is not finite, because a mean over the other items could not be compared
-    with that of another policy.
+    with another policy's.
     """
     return Sums.of(items["loss"].fillna(np.inf), items["medium"])
 

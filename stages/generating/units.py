@@ -174,7 +174,7 @@ class _Making:
                     writer.take(n, self._generator.encodings(plans, sampled))
         context.progress("sampling", self._done, self._total)
         for call in range(num_calls, most_calls):
-            context.progress("sampling beside the other ranks", call, most_calls)
+            context.progress("sampling along with the other ranks", call, most_calls)
             self._generator.sample(tiles[0][0])
 
 

@@ -30,11 +30,11 @@ class Piece:
     of_answers: bool = False
     """Whether it was made from answers to questions."""
     answers: Sequence[Answered] = ()
-    """Those of them that are shown."""
+    """The answers that are shown."""
 
     @classmethod
     def read(cls, artifact: Artifact, folder: str = "", first: Artifact | None = None) -> "Piece":
-        """Read a fragment, or answers to questions, which are compared with those of version 0."""
+        """Read a fragment, or answers to questions, which are compared with version 0's."""
         if (reader := reader_of(artifact.manifest.stage)) is not None:
             return cls(reader.excerpt_of(artifact, first), of_answers=True, answers=reader.answers_of(artifact, first))
         return cls(Excerpt.read(artifact.read(Fragment.FRAGMENT), artifact.url), folder)
@@ -127,7 +127,7 @@ class Now:
     """A row a stage, of the names :attr:`cost_names`."""
     cost_names: Sequence[str] = ()
     links: Rows = ()
-    """Names and addresses of files of the run beside the page."""
+    """Names and addresses of files of the run next to the page."""
 
 
 @dataclass(frozen=True)

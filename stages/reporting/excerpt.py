@@ -17,7 +17,7 @@ QUANTILES = 32
 
 
 HELD_OUT_LOSS = "held-out loss"
-"""Name of the change of the held-out loss among those of rewards."""
+"""Name of the change of the held-out loss among the rewards' changes."""
 
 
 class Score(Section):
@@ -25,7 +25,7 @@ class Score(Section):
 
     reward: str
     score: str
-    """Its name: that of the reward, or of another number that it gives."""
+    """Its name: the reward's, or another number's that it gives."""
     n: int
     mean: float | None
     deviation: float | None
@@ -140,7 +140,7 @@ class Change(Section):
 
 
 class Loss(Section):
-    """The loss on held-out data, over items; None if that of an item is not finite."""
+    """The loss on held-out data, over items; None if an item's is not finite."""
 
     mean: float | None
     error: float | None
@@ -243,8 +243,8 @@ class Excerpt(Section):
 def _today(found: Any) -> Any:
     """Return the values of an excerpt as this version writes them.
 
-    Versions 1 and 2 had an error over samples beside that over prompts, which was that over samples for one prompt,
-    and did not count prompts and media.
+    Versions 1 and 2 had an error over samples and one over prompts, equal for one prompt, and did not count prompts
+    and media.
     """
     if not isinstance(found, dict):
         return found

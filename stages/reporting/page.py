@@ -106,12 +106,12 @@ def _held_out(book: Book) -> list[HeldOut]:
 
 
 def _headlines(book: Book, held_out: Sequence[HeldOut]) -> list[HeldOut]:
-    """Return the held-out numbers in large digits: the headline, and the loss beside a reward, or a reward beside it.
+    """Return the held-out numbers in large digits: the headline, and the loss with a reward, or a reward with it.
 
     Of answers to questions all, as far as there is room.
     """
-    beside = book.reward if book.headline == LOSS else LOSS
-    shown = {book.headline, beside} if book.reward else {one.name for one in held_out}
+    second = book.reward if book.headline == LOSS else LOSS
+    shown = {book.headline, second} if book.reward else {one.name for one in held_out}
     return [one for one in held_out if one.name in shown][:HEADLINES]
 
 

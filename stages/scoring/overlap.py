@@ -59,7 +59,7 @@ class Growing:
         return self._entries[name]
 
     def read(self, name: str) -> bytes:
-        """Read a file of a finished unit. Raises :class:`ArtifactError` unless its bytes are those of the entry."""
+        """Read a file of a finished unit. Raises :class:`ArtifactError` unless its bytes match the entry."""
         return read_stored(self._request.slot, self._entries[name])
 
     def json(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The scorers of reward services that a run keeps to: records beside its plan, written at first contact."""
+"""The scorers of reward services that a run keeps to: records next to its plan, written at first contact."""
 
 import itertools
 from collections.abc import Callable

@@ -66,7 +66,7 @@ def through_windows(
     """Yield each portion with its scores, as soon as it has them.
 
     A portion begins when the service lacks samples of fewer than :data:`UNSENT` others, so it never waits for samples
-    at the border of two, and memory holds those of its requests and of as many portions.
+    at the border of two, and memory holds the samples of its requests and of as many portions.
     """
     left, turn, ended = iter(portions), threading.Lock(), SimpleQueue[Future[tuple[Portion, Made]]]()
     threads = ThreadPoolExecutor(len(portions), "portion")

@@ -84,7 +84,7 @@ def label_of(scores: Manifest) -> str:
 def gated(samples: pd.DataFrame, gates: dict[str, Gate]) -> pd.DataFrame:
     """Return the samples with the column ``gated``; only those that pass are valid and have a ``reward``.
 
-    With a gate of ``on_fail = "worst"``, ``held`` marks the valid ones that wait for :func:`placed`.
+    With a gate of ``on_fail = "worst"``, ``held`` marks the valid samples that wait for :func:`placed`.
     """
     reasons: list[list[str]] = [[] for _ in range(len(samples))]
     valid, worst = samples["valid"].to_numpy(bool), np.zeros(len(samples), bool)
@@ -106,7 +106,7 @@ def gated(samples: pd.DataFrame, gates: dict[str, Gate]) -> pd.DataFrame:
 def placed(samples: pd.DataFrame) -> pd.DataFrame:
     """Return the samples where those held back have the rewards of the valid one of their prompt with the lowest.
 
-    It is the lowest ``reward``, after the rewards were mixed. Those of a prompt without a valid sample have no place,
+    It is the lowest ``reward``, after the rewards were mixed. Samples of a prompt without a valid one have no place,
     because nothing tells how bad they are; they stay invalid.
     """
     names = [name for name in samples.columns if name == "reward" or name.startswith(PREFIX)]

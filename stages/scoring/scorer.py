@@ -81,7 +81,7 @@ class Scorer:
             found = f"this process scores with {self.reward.version}"
             raise ConfigError(f"{found}, the request asks for {self.config.scorer}")
         self.name = self.config.scorer
-        """What scored, as it stands beside each score."""
+        """What scored, as written with each score."""
         self.alone = False
         """Whether each item has a forward of its own, although the settings say that several share one."""
         decoded = [Artifact(one) for one in request.inputs.get("decoded", ())]
@@ -221,5 +221,5 @@ class Scorer:
 
 
 def is_of(named: str, version: str) -> bool:
-    """Return whether the name beside a score begins with a reward's version; a digest or its batches may follow."""
+    """Return whether the name with a score begins with a reward's version; a digest or its batches may follow."""
     return named == version or named.startswith(f"{version}, ")

@@ -36,7 +36,7 @@ from stages.training.trainer import CPU, MicroBatch, repeated
 Draw = Callable[[list[str], int, Sequence[int], float], MicroBatch]
 """From sample keys, the pass, which of their noise levels or recorded steps, and a weight to a micro-batch.
 
-Its rows are the levels of the first sample, then those of the next.
+Its rows are the levels of the first sample, then the next one's.
 """
 
 
@@ -200,11 +200,10 @@ class TransitionDraws:
 
 
 class DataDraws:
-    """Prepared media for the diffusion loss beside each trained step: one item a sample, of the sample's prompt if it
-    has any.
+    """Prepared media for the diffusion loss added to each trained step: one item a sample, of its prompt if it has any.
 
-    Noise level and noise are those of the step and of the rollout's initial noise, or drawn like in supervised
-    training. Each rank reads the latents and captions of its own draws.
+    Noise level and noise are the step's and the rollout's initial noise, or drawn like in supervised training. Each
+    rank reads the latents and captions of its own draws.
     """
 
     def __init__(

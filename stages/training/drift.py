@@ -78,7 +78,7 @@ class DriftWatch(Watcher):
         if not drift <= self.max_logp_drift:
             raise DriftError(
                 f"sample {place_of(key)[1]}, step {step}: the logarithm of the ratio is {drift:.3g} although the "
-                f"weights are those of the rollout; at most {self.max_logp_drift:g} is allowed (max_logp_drift, "
+                f"weights are the rollout's; at most {self.max_logp_drift:g} is allowed (max_logp_drift, "
                 "by default half of clip_ratio). Rollout and update do not compute the same: look at dtypes, kernels "
                 "and conditioning, or raise max_logp_drift"
             )

@@ -25,7 +25,7 @@ Micro = TypeVar("Micro", bound=Tensors)
 
 
 def my_share(items: list[list[Callable[[float], Micro]]], group: Group) -> list[Callable[[], Micro]]:
-    """Return what makes this rank's micro-batches: those of every ``data_world_size``-th item.
+    """Return what makes this rank's micro-batches: of every ``data_world_size``-th item.
 
     An item's micro-batches are the noise levels of the same samples, so that a rank reads its own samples only. Ranks
     with fewer items repeat one with weight 0: all do the same number of passes.

@@ -73,7 +73,7 @@ class Stepper:
         """Move the weights by the gradients that :meth:`read` summed, and update the average.
 
         Returns gradient norm and learning rate; None if the step is skipped. All ranks decide alike, because the norm
-        is that of the gradients summed over ranks.
+        is taken of the gradients summed over ranks.
         """
         steps = self.steps
         try:

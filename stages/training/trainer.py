@@ -29,7 +29,7 @@ from stages.training.readings import Readings
 from stages.training.stepper import Stepper
 
 PEAKS = ("loss", "policy_loss", "kl", "data_loss", "old_deviation")
-"""Metrics whose maximum over samples is recorded beside their mean; NaN if any value is."""
+"""Metrics whose maximum over samples is recorded with their mean; NaN if any value is."""
 
 
 @dataclass(frozen=True)

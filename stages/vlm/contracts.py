@@ -25,7 +25,7 @@ class VlmRef(Section):
     digest: str
     """Digest of the files that decide its answers, pinned by the plan."""
     changes: dict[Literal["image", "video"], dict[str, Any]] = {}
-    """Settings of media that replace those of the folder."""
+    """Settings of media that replace the folder's."""
 
 
 class LeavesOut(StageConfig):

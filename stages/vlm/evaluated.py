@@ -92,7 +92,7 @@ def compared(a: Artifact, b: Artifact) -> Iterator[Compared]:
 
 
 def _named(answers: Artifact) -> Any:
-    """Return answers by dataset and id of the conversation: its number is that of one dataset of tokens."""
+    """Return answers by dataset and id of the conversation: its number counts within one dataset of tokens."""
     table = answer_table(answers)
     return table.assign(number=table["source"] + "/" + table["id"]).set_index("number", drop=False)
 

@@ -92,7 +92,7 @@ def test_a_finished_run_resumed_starts_a_server_and_leaves_none(flows: Flows, re
 
     # A fragment is made in the wave of its update; `embed` is not one of the run's own slots.
     waves = {path.rpartition("/")[0].replace("fragment", "update") for path in before}
-    assert f"stands  {len(waves) + 1} waves, nothing to do" in run.finish()
+    assert f"kept  {len(waves) + 1} waves, nothing to do" in run.finish()
     assert flows.nothing_is_left()
     require_untouched(flows, before)
     require_same_run(flows, reference)

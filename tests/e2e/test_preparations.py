@@ -76,7 +76,7 @@ def test_a_preparation_whose_processes_are_all_killed_goes_on(flows: Flows, tmp_
         assert snapshots.newest(flows.store, "clips") is None
         server.caption = size_of_pictures
         said = prepare(flows, dataset).finish()
-        assert "index                        stands" in said
+        assert "index                        kept" in said
         assert f"clips: snapshot 1: {SHARD + 3} new, 0 removed, 0 left out, {SHARD + 3} captioned" in said
         # The request that hung is asked again, no other.
         assert len(server.asked) == SHARD + 1 + 3

@@ -51,7 +51,7 @@ def test_the_same_command_again_runs_nothing(flows: Flows, reference: Flows) -> 
     before, numbers = flows.manifests(), (flows.root / METRICS_FILE).read_bytes()
     said = flows.run()
     # The embeddings are current too, next to the runs that share them. An update and its fragment are one wave.
-    assert f"policy to report             stands  {len(before) + 1 - ITERATIONS} waves, nothing to do" in said
+    assert f"policy to report             kept  {len(before) + 1 - ITERATIONS} waves, nothing to do" in said
     require_untouched(flows, before)
     require_same_run(flows, reference)
     assert (flows.root / METRICS_FILE).read_bytes() == numbers
@@ -145,7 +145,7 @@ def test_a_stage_by_hand_exits_as_documented(flows: Flows) -> None:
     request = reward_of(flows)
     by_hand(flows, request).finish(expect=0)
 
-    execution = Execution.beside(flows.folder / "request.json")
+    execution = Execution.path_for(flows.folder / "request.json")
     execution.write_text('{"threads": 0}', encoding="utf-8")
     path = flows.folder / "request.json"
     path.write_text(request.model_dump_json(), encoding="utf-8")

@@ -61,7 +61,7 @@ def test_a_warm_run_on_s3_has_the_bytes_of_one_in_a_directory_and_the_secret_is_
 
     before = here.manifests()
     # Embeddings lie next to the run, and each update shares a wave with its fragment.
-    assert f"stands  {len(before) + 1 - ITERATIONS} waves, nothing to do" in on_s3.run()
+    assert f"kept  {len(before) + 1 - ITERATIONS} waves, nothing to do" in on_s3.run()
     assert on_s3.fetch().manifests() == before
     assert "to go on" not in on_s3.command("status")
     assert on_s3.nothing_is_left()

@@ -270,7 +270,7 @@ def test_an_edited_tombstone_is_found(forger: Forger, kept: str):
         path.write_bytes(data)
         seal_anew(path, lambda body, field=field, value=value: body.update({field: value}))
         found = told(forger)
-        assert f"{OLD}/dropped.1.media.json {field}: of another {field} than the one beside it" in " ".join(found)
+        assert f"{OLD}/dropped.1.media.json {field}: of another {field} than the one next to it" in " ".join(found)
         # A tombstone that is none excuses no deletion.
         assert sum(line.endswith(" bytes: missing") for line in found) == 4
     assert any("a head names" in line for line in told(forger, kept))

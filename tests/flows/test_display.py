@@ -35,7 +35,7 @@ def test_a_line_adds_seconds_and_keeps_the_numbers_of_two_stages_apart() -> None
 def test_stages_without_numbers_leave_no_mark() -> None:
     lines: list[str] = []
     Display(lines.append).done("export", (finished(seconds=2.0), finished(steps=3)), skipped=True)
-    assert [line.split() for line in lines] == [["export", "stands", "steps", "3"]]
+    assert [line.split() for line in lines] == [["export", "kept", "steps", "3"]]
 
 
 def trained(folder: Path, **columns: list[float]) -> Manifest:

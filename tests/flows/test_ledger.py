@@ -221,7 +221,7 @@ def test_an_unknown_start_up_is_absent(recipe, tmp_path, main):
     said = open_run("hand", run.store_url).cost().as_json()["total"]
     assert (said["startup_device_s"], said["startup_unknown"], said["device_s"]) == (0.875, 2, 120.0)
     _, out, _ = main("cost", "hand", "--store", run.store_url)
-    assert "2 min of device time, of which start-up 0.875 s; that of 1 attempt is not known" in out
+    assert "2 min of device time, of which start-up 0.875 s; unknown for 1 attempt" in out
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_an_earlier_run_of_the_same_shape_says_what_a_run_will_take(recipe, tmp_
     code, out, _ = main("plan", recipe(), *words)
     assert code == 0
     # With what writing its pages takes on a busy machine.
-    assert re.search(r"an iteration like those of first: 43\.\d s, 40 s of device time", out)
+    assert re.search(r"an iteration like first's: 43\.\d s, 40 s of device time", out)
     larger = planned(recipe(), tmp_path, run_id="larger", overrides=("train.train_batch_per_replica=16",))
     assert estimate(larger.plan, larger.store_url) is None
     # Without iterations of its own, the limit asks the other run too.

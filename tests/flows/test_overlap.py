@@ -10,7 +10,7 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.recipes.reading import check
 from flows.describing.describe import describe_plan
-from flows.devices.fitting import most, why_not_beside
+from flows.devices.fitting import most, why_not_together
 from flows.planning import requests
 from flows.planning.plan import Settings, plan_of
 from tests.core.test_without_effect import recipe as values
@@ -67,8 +67,8 @@ def test_rewards_of_supervised_training_overlap_with_no_rollout():
 )
 def test_a_reward_with_torch_overlaps_where_devices_are_left(launch: dict[str, object], says: str):
     config = LaunchConfig.model_validate({"stage_processes": {"rollout": 2}} | launch)
-    why = why_not_beside(["rollout", "judge"], config, most(config, None))
+    why = why_not_together(["rollout", "judge"], config, most(config, None))
     assert re.match(says, why) if says else why == ""
     # With two of them, the second one needs a device of its own too.
     if launch == {"gpus": 3}:
-        assert why_not_beside(["rollout", "judge", "judge"], config, most(config, None)) != ""
+        assert why_not_together(["rollout", "judge", "judge"], config, most(config, None)) != ""

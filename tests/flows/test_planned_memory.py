@@ -37,7 +37,7 @@ def table_of(lines: list[str]) -> dict[str, list[str]]:
     names = (
         "a rank's memory, MiB",
         "on the device",
-        "beside it on the CPU",
+        "meanwhile on the CPU",
         "largest tensor twice",
         "other components",
         "weights of the scorer",

@@ -187,7 +187,7 @@ def test_device_hours_tell_start_up_apart(run: Run):
     assert fact(page, "device time") == "1 s, of which start-up 0.875 s"
     page_of_killed = Entry(stage="update", slot=place_of(run.slots.iteration(1, "update")), devices=1, outcome="killed")
     record(run, WAVE, page_of_killed)
-    assert fact(on_demand(run), "device time").endswith("; that of 1 attempt is not known")
+    assert fact(on_demand(run), "device time").endswith("; unknown for 1 attempt")
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def test_what_was_dropped_belongs_to_the_manifest_in_its_slot(slot):
     url = store.join(slot, "dropped.1.old.json")
     body = unseal(store.read(url), "dropped", url) | {"manifest": "0" * 64}
     store.write(url, seal("dropped", body))
-    with pytest.raises(ArtifactError, match=r"dropped\.1\.old\.json is not of the manifest beside it"):
+    with pytest.raises(ArtifactError, match=r"dropped\.1\.old\.json is of another manifest than the one next to it"):
         Artifact(input_of(slot)).read("old/w")
 
 

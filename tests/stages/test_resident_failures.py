@@ -32,7 +32,7 @@ def written(folder: Path, request: Request, execution: Execution | str) -> Path:
     if isinstance(execution, Execution):
         execution.write(path)
     else:
-        Execution.beside(path).write_text(execution, encoding="utf-8")
+        Execution.path_for(path).write_text(execution, encoding="utf-8")
     return path
 
 

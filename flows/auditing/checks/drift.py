@@ -55,7 +55,7 @@ def _near(found: float, expected: float, rounding: float = 0.0) -> bool:
 def _effective_sample_size(log_ratios: Any) -> float:
     """Return ``(sum w)^2 / (n sum w^2)``, with w the exponential of each log-ratio.
 
-    That of :mod:`stages.training.drift`, which imports torch.
+    The same number as in :mod:`stages.training.drift`, which imports torch.
     """
     weights = np.exp(log_ratios - log_ratios.max())
     return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))

@@ -39,7 +39,7 @@ class _Wave:
     remade: bool
     """Whether an artifact is not the first of its slot: until the file is written again, its lines are of the first."""
     stale: bool
-    """Whether an input of an artifact is not what it was made from: the run makes it again when it goes on."""
+    """Whether an input of an artifact has changed since: the run makes the artifact again when it goes on."""
 
 
 def check(run: AnyRun, every: Iterable[Step], url: str, findings: Findings) -> None:
@@ -67,7 +67,7 @@ def check(run: AnyRun, every: Iterable[Step], url: str, findings: Findings) -> N
 
 
 def _standing(run: AnyRun, every: Iterable[Step]) -> list[_Wave]:
-    """Return the waves with anything that stands, up to the first that is not whole."""
+    """Return the waves with a current artifact, up to the first that is not whole."""
     planned = {step.slot for wave in post_train(run) for step in wave.steps}
     waves: list[_Wave] = []
     reached = 0

@@ -89,7 +89,7 @@ def _look(run: AnyRun, every: Sequence[Step], url: str) -> tuple[str, str]:
 
 
 def _page(run: AnyRun, steps: Iterable[Step], state: str) -> tuple[str, str]:
-    """Return the page of what stands, and the name of the newest log."""
+    """Return the page of the current artifacts, and the name of the newest log."""
     found = Collected(run)
     for step in steps:
         if (made := standing(step.slot)[1]) is not None:

@@ -15,7 +15,7 @@ def shipped(
 ) -> None:
     """List the recipes, cluster profiles, pipelines and deployments inside the package.
 
-    `package:NAME` stands for one wherever a path is expected.
+    `package:NAME` names one wherever a path is expected.
 
     Examples:
         cosmos-flows shipped

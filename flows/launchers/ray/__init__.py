@@ -57,7 +57,7 @@ class JobLauncher:
         """Return at once: Ray gives each job nodes when it has some."""
         return nullcontext()
 
-    def taken_beside(self, need: Need) -> None:
+    def taken_meanwhile(self, need: Need) -> None:
         """Return None: here nothing runs at the same time as a wave."""
 
     def give_back(self) -> None:

@@ -55,7 +55,7 @@ READY_BYTES = 2**30
 _READY_BYTES: list[int] = []
 """Of what is loaded."""
 MEETING_FILE = "meeting"
-"""File beside a request at which its ranks join their process group."""
+"""File next to a request at which its ranks join their process group."""
 
 
 def main() -> None:
@@ -106,7 +106,7 @@ def _preload_torch() -> None:
     _preload(TORCH)
     sys.modules["torch"].set_num_threads(1)
     for library in ("diffusers", "transformers"):
-        # Those of the server would be in the output of the flow.
+        # The server's bars would be in the output of the flow.
         importlib.import_module(f"{library}.utils.logging").disable_progress_bar()
 
 

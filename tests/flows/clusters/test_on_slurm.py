@@ -152,7 +152,7 @@ def test_a_run_on_two_nodes_goes_on_after_a_warning(conf: Path, tmp_path: Path):
     log = jobs.log(job)
     assert log.count("run short: ") == 2
     assert len(re.findall("^policy  .* trainable", log, re.MULTILINE)) == 1
-    assert len(re.findall("^policy  .* stands", log, re.MULTILINE)) == 1
+    assert len(re.findall("^policy  .* kept", log, re.MULTILINE)) == 1
     assert (tmp_path / "store" / "runs" / "short" / "report" / "index.html").is_file()
 
 
