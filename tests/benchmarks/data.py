@@ -1,4 +1,4 @@
-"""Measure the preparation of data beside plain loops, its memory, and training on it from a slow store.
+"""Measure the preparation of data against plain loops, its memory, and training on it from a slow store.
 
 ``python -m tests.benchmarks.data`` writes what came out into ``results/``, or a part of it by its name.
 """
@@ -42,8 +42,8 @@ Row = dict[str, Any]
 def speed(folder: Path, settings: argparse.Namespace) -> Iterator[Row]:
     """Items a second of each stage and of a plain loop, without start-up: medians over repeats side by side.
 
-    What one item costs is the time of many items less that of a few, over the difference in number. Beside the seconds
-    of a clock those of a core count, which others on the machine change less.
+    What one item costs is the time of many items less the time of a few, over the difference in number. Seconds of a
+    core are measured too, which others on the machine change less than the clock's.
     """
     numbers = count()
     for stage, source, size in MEASURED:
@@ -97,7 +97,7 @@ def memory(folder: Path, settings: argparse.Namespace) -> Iterator[Row]:
 
 
 def unchanged(folder: Path, settings: argparse.Namespace) -> Iterator[Row]:
-    """Seconds, and those of a core, of the whole command ``cosmos-flows preprocess`` when no file has changed."""
+    """Seconds of the clock and of a core of the whole command ``cosmos-flows preprocess`` when no file has changed."""
     dataset = Dataset(folder / "unchanged", max(settings.sizes))
     assert dataset.index.stage == "index"
     toml = folder / "drawn.toml"

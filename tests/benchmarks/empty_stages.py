@@ -71,7 +71,7 @@ def rows_of(mode: str, found: dict[str, list[dict[str, float]]]) -> Iterator[dic
 
 
 def imports(what: str) -> dict[str, Any]:
-    """Seconds that a cold process takes to import what it needs, by package, and those of Python alone."""
+    """Seconds that a cold process takes to import what it needs, by package, and of Python alone."""
     words = [sys.executable, "-X", "importtime", "-c", f"import {', '.join(IMPORTS[what])}"]
     with one_core.start(words, subprocess.PIPE, errors=subprocess.PIPE) as process:
         _, said = process.communicate()

@@ -1,4 +1,4 @@
-"""Measure an iteration of NFT by the command line beside a naive resident loop, on one core, at several sizes.
+"""Measure an iteration of NFT by the command line against a naive resident loop, on one core, at several sizes.
 
 ``python -m tests.benchmarks.iteration`` writes what came out into ``results/``. The loops and the commands take turns.
 """

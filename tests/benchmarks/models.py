@@ -25,7 +25,7 @@ _WEIGHT_STD = 0.02
 
 @dataclass(frozen=True)
 class Shape:
-    """A pipeline's configuration files, and what it is measured at."""
+    """A pipeline's configuration files, and the sizes at which it is measured."""
 
     name: str
     pipeline: str

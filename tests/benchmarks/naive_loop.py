@@ -1,7 +1,7 @@
-"""A plain resident loop of DiffusionNFT, as public scripts have it: what this project is measured beside.
+"""A plain resident loop of DiffusionNFT, as public scripts have it: what this project is compared with.
 
 One process holds everything: the stock pipeline of diffusers, adapters of peft, a scorer, an optimizer. The recipe and
-the draws (prompts, noise, noise levels, order) are those of a run of this project, so that its first step is the same.
+the draws (prompts, noise, noise levels, order) come from a run of this project, so that its first step is the same.
 No file is written and nothing is checked: a kill loses all.
 
 ``python -m tests.benchmarks.naive_loop configs/tiny/nft.toml --iterations 2`` prints a line of JSON an iteration.

@@ -1,4 +1,4 @@
-"""Measure ``overlap = true``: iterations of a run whose reward waits, with scoring beside the rollout and after it.
+"""Measure ``overlap = true``: iterations of a run whose reward waits, with scoring during the rollout and after it.
 
 ``python -m tests.benchmarks.overlap`` writes what came out into ``results/``. Set ``OMP_NUM_THREADS=1``.
 """
@@ -58,8 +58,8 @@ def main(argv: list[str]) -> int:
     if len(policies) != 1:
         raise SystemExit("overlap changed the bits of the policy")
     loads.append(os.getloadavg()[0])
-    after_s, beside_s = (statistics.median(found[overlap]) for overlap in (False, True))
-    row: dict[str, Any] = {"after_s": after_s, "beside_s": beside_s, "ratio": beside_s / after_s}
+    after_s, during_s = (statistics.median(found[overlap]) for overlap in (False, True))
+    row: dict[str, Any] = {"after_s": after_s, "beside_s": during_s, "ratio": during_s / after_s}
     asked = {name: value for name, value in vars(settings).items() if name != "output"}
     settings_found = asked | {"loads": loads, "cpus": os.cpu_count()}
     print(f"wrote {record.write(settings.output, 'overlap', {'settings': settings_found, 'measured': [row]})}")

@@ -96,7 +96,7 @@ def run(request: Request, folder: Path) -> Manifest:
 
 
 def again(request: Request, number: int) -> Request:
-    """The same work in a folder of its own, so that nothing of it stands or is in a pool."""
+    """The same work in a folder of its own, so that nothing of it is finished or in a pool."""
     folder, _, name = request.slot.rpartition("/")
     return request.model_copy(update={"slot": f"{folder}-{number}/{name}"})
 

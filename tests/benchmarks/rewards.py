@@ -1,4 +1,4 @@
-"""Measure the reward service beside a plain loop: scores a second of a scorer that takes 20 ms or more a sample.
+"""Measure the reward service against a plain loop: scores a second of a scorer that takes 20 ms or more a sample.
 
 ``python -m tests.benchmarks.rewards`` writes what came out into ``results/``. Set ``OMP_NUM_THREADS=1``: the loop has
 one thread, as each process of the service.

@@ -58,7 +58,7 @@ def test_attention_is_counted_as_four_times_the_width_for_each_pair_of_tokens():
 
 
 @pytest.mark.parametrize("name", models.known())
-def test_a_run_on_tiny_shapes_says_what_it_was_measured_on(name: str, tmp_path: Path):
+def test_a_run_on_tiny_shapes_names_its_device(name: str, tmp_path: Path):
     assert bench.main([name, "--tiny", "--repeats", "1", "--output", str(tmp_path)]) == 0
     (path,) = tmp_path.iterdir()
     result = json.loads(path.read_text(encoding="utf-8"))
@@ -67,7 +67,7 @@ def test_a_run_on_tiny_shapes_says_what_it_was_measured_on(name: str, tmp_path: 
     rows = {row["work"]: row for row in result["measured"]}
     assert all(row["seconds"] > 0 and row["mfu"] is None for row in rows.values())
     shape = Shape.read(name, tiny=True)
-    # EDM asks once more at its end. Old and reference beside a trained pass; the old one beside two trained ones.
+    # EDM asks once more at its end. A trained pass comes with old and reference; two trained ones with the old one.
     passes = {"sampling": shape.num_steps + (shape.solver == "edm"), "nft step": 2 + 2, "ddrl step": 1 + 2 + 2}
     expected = {work: n * shape.batch * flops.forward_flops(shape) for work, n in passes.items()}
     assert {work: row["flops"] for work, row in rows.items()} == expected
@@ -98,7 +98,7 @@ def test_the_preparation_of_data_is_measured_in_parts(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_the_service_is_measured_beside_a_loop_of_the_same_scorer(tmp_path: Path):
+def test_the_service_is_compared_with_a_loop_of_the_same_scorer(tmp_path: Path):
     few = ["--samples", "4", "--batch", "2", "--size", "256", "--sample-s", "0.002", "--repeats", "1"]
     assert rewards.main([*few, "--output", str(tmp_path)]) == 0
     (path,) = tmp_path.iterdir()
@@ -109,7 +109,7 @@ def test_the_service_is_measured_beside_a_loop_of_the_same_scorer(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_scoring_beside_the_rollout_is_measured_with_equal_policies(tmp_path: Path):
+def test_scoring_during_the_rollout_is_measured_with_equal_policies(tmp_path: Path):
     few = ["--wait-s", "0.01", "--num-steps", "4", "--iterations", "1", "--repeats", "1", "--output", str(tmp_path)]
     assert overlap.main(few) == 0
     (path,) = tmp_path.iterdir()
@@ -118,7 +118,7 @@ def test_scoring_beside_the_rollout_is_measured_with_equal_policies(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_fine_tuning_of_a_vlm_is_measured_beside_a_plain_loop(tmp_path: Path):
+def test_fine_tuning_of_a_vlm_is_compared_with_a_plain_loop(tmp_path: Path):
     few = ["--rounds", "1", "--steps", "1", "--conversations", "48", "--sizes", "48", "--output", str(tmp_path)]
     assert vlm.main(few) == 0
     (path,) = tmp_path.iterdir()
@@ -165,7 +165,7 @@ def our_steps(recipe: str, overrides: list[str], folder: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_the_first_optimizer_steps_of_the_naive_loops_are_those_of_the_stages(tmp_path: Path):
+def test_the_naive_loops_take_the_same_first_optimizer_steps_as_the_stages(tmp_path: Path):
     """So that it does the same work, and no other."""
     recipe, overrides = small_iteration(tmp_path)
     # Three steps: after the first one, current and old differ.
@@ -180,7 +180,7 @@ def test_the_first_optimizer_steps_of_the_naive_loops_are_those_of_the_stages(tm
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_an_iteration_is_measured_beside_naive_loops_of_as_many_samples(tmp_path: Path):
+def test_an_iteration_is_compared_with_naive_loops_of_as_many_samples(tmp_path: Path):
     assert iteration.main(["--samples", "24", "--repeats", "1", "--output", str(tmp_path)]) == 0
     (path,) = tmp_path.iterdir()
     rows = {row["how"]: row for row in json.loads(path.read_text(encoding="utf-8"))["measured"]}

@@ -1,4 +1,4 @@
-"""Figures of pages: those of docs/from-demo-to-sd3.5.md follow from the model's config, others were measured."""
+"""Figures of pages: in docs/from-demo-to-sd3.5.md they follow from the model's config, others were measured."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ SAMPLES, STEPS, LEVELS, PASSES = 1152, 10, 9, 4
 
 
 @pytest.mark.slow
-def test_the_arithmetic_of_an_iteration_is_that_of_the_config():
+def test_the_arithmetic_of_an_iteration_follows_from_the_config():
     forward = forward_flops(Shape.read("sd3_5_medium"))
     assert f"{forward / 1e12:.2f} TFLOP " in PAGE
     assert f"{SAMPLES} samples x {STEPS} steps | {SAMPLES * STEPS * forward / 1e15:.0f} |" in PAGE

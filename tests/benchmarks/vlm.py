@@ -1,4 +1,4 @@
-"""Measure fine-tuning of a VLM beside a plain loop of transformers and peft, and the memory of large datasets.
+"""Measure fine-tuning of a VLM against a plain loop of transformers and peft, and the memory of large datasets.
 
 ``python -m tests.benchmarks.vlm`` writes what came out into ``results/``. Set ``OMP_NUM_THREADS=1``.
 """

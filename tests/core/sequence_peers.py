@@ -93,7 +93,7 @@ def transformer_alone(folder: Path, timesteps: Tensor, **settings: Any) -> Build
 
 
 def transformer_of_a_picture(folder: Path) -> Build:
-    """Wan's transformer itself, as that of Wan 2.1 I2V, whose texts are read beside what CLIP sees of a picture."""
+    """Wan's transformer itself, as in Wan 2.1 I2V, which reads texts and what CLIP sees of a picture."""
 
     def build() -> tuple[nn.Module, Callable[[], list[Tensor]], list[Tensor]]:
         torch.manual_seed(3)
@@ -218,7 +218,7 @@ def refusals(folder: Path, group: dist.ProcessGroup) -> dict[str, str]:
 def share(folder: Path) -> None:
     """One of four ranks: two pairs, who have every other case, then all together.
 
-    Each leaves what it found of its cases, by name, and what it was told of mistakes in ``<rank>.json``.
+    Each writes its results by the names of its cases, and the messages about mistakes, to ``<rank>.json``.
     """
     with ranks() as rank:
         pair = group_of([[0, 1], [2, 3]])

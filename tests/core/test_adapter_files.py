@@ -93,7 +93,7 @@ def test_a_number_alone_is_no_suffix(tmp_path: Path):
     assert settings(tmp_path, 1).target_modules == ("net.2",)
 
 
-def test_alpha_is_stated_in_the_file_or_beside_it_or_by_the_recipe(tmp_path: Path):
+def test_alpha_is_stated_in_the_file_or_next_to_it_or_by_the_recipe(tmp_path: Path):
     folder = write(tmp_path, TO_Q)
     message = refused(folder)
     assert "does not state its alpha" in message
@@ -107,7 +107,7 @@ def test_alpha_is_stated_in_the_file_or_beside_it_or_by_the_recipe(tmp_path: Pat
     assert (settings(folder).lora_alpha, settings(folder).use_rslora) == (5, True)
 
 
-def test_the_digest_is_that_of_tensors_and_settings(tmp_path: Path):
+def test_the_digest_covers_tensors_and_settings(tmp_path: Path):
     folder = write(tmp_path, TO_Q)
     before = adapter_files.folder_digest(folder)
     (folder / "README.md").write_text("x", encoding="utf-8")

@@ -147,7 +147,7 @@ def test_a_clock_of_nothing_is_neither_imported_nor_taken():
 # ---- supervised steps
 
 
-def test_supervised_numbers_beside_gradients_are_those_of_a_mean():
+def test_supervised_clips_and_epsilons_are_scaled_to_mean_gradients():
     """cosmos-rl adds the gradients of a rank's 6 / 2 micro-batches: a clip of 1 there is one of a third here."""
     values = read(SD3_SFT, train__train_batch_per_replica=6, train__train_policy__mini_batch=2)
     config = translated_optimizer(values)

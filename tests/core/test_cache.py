@@ -13,7 +13,7 @@ SIZE = SMALLEST_BYTES
 
 
 def object_of(number):
-    """Bytes unlike those of other numbers, and their digest."""
+    """Bytes unlike any other number's, and their digest."""
     data = bytes([number]) * SIZE
     return data, sha256(data)
 

@@ -67,7 +67,7 @@ def test_an_identity_survives_the_way_through_json():
     assert digest(Outer.model_validate_json(outer.model_dump_json()).identity()) == digest(outer.identity())
 
 
-def test_where_something_lies_is_no_part_of_what_it_is():
+def test_the_place_of_something_is_no_part_of_its_identity():
     moved = Outer(path="/b", inner=Inner(place="there"), by_name={"x": Inner(place="there")})
     assert moved.identity() == Outer(by_name={"x": Inner()}).identity()
     assert moved.identity() == {"rate": 1.0, "inner": {"scale": 1.0}, "by_name": {"x": {"scale": 1.0}}}

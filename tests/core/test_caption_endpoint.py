@@ -1,4 +1,4 @@
-"""Captions of a real HTTP service: what it is sent, and what becomes of each way to fail."""
+"""Captions of a real HTTP service: what is sent to it, and what becomes of each way to fail."""
 
 import email.utils
 import io

@@ -83,7 +83,7 @@ def test_compiled_blocks_of_peers_compute_what_one_process_computes(folder: Path
 
 
 def test_every_parameter_is_compared(found: dict[str, Any]):
-    """Those of embeddings of patches, text and time among them, which each peer computes in full."""
+    """Also parameters that embed patches, text and time, which each peer computes in full."""
     gradients = found["wan full, 2 peers"]["gradients"]
     for part in ("patch_embedding", "time_embedder", "time_proj", "text_embedder", "attn1", "attn2", "ffn", "proj_out"):
         assert any(part in name for name in gradients)

@@ -218,7 +218,7 @@ def test_a_sample_does_not_depend_on_its_company(model, conditioning, noise):
 
 
 def test_every_recorded_state_of_a_stochastic_rollout_holds_the_given_frames(model, conditioning, noise):
-    """Their log-probability is that of the generated frames alone: the given ones would add a density of their own."""
+    """Their log-probability counts the generated frames alone: the given ones would add a density of their own."""
     given = normal(4, 1, 4, 4)
 
     def run(noise: torch.Tensor) -> Any:

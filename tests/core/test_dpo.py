@@ -60,7 +60,7 @@ def by_hand(batch: Batch, weights: np.ndarray, old: np.ndarray, beta: float) -> 
 
 
 @pytest.mark.parametrize("beta", [0.5, 3.0])
-def test_loss_and_gradient_of_a_linear_model_are_those_of_the_closed_form(beta: float):
+def test_loss_and_gradient_of_a_linear_model_match_the_closed_form(beta: float):
     batch, old = pairs_of(), normal(2, DIM, DIM)
     weights = (old + 0.3 * normal(3, DIM, DIM)).requires_grad_()
     losses, expected = by_hand(batch, weights.detach().numpy(), old.numpy(), beta)

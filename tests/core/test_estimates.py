@@ -94,7 +94,7 @@ def test_a_change_of_the_same_samples_is_taken_sample_by_sample():
     assert (found.mean, found.error, found.n) == pytest.approx((alone.mean, alone.error, 6))
 
 
-def test_a_change_between_other_prompts_is_that_of_independent_means():
+def test_a_change_between_other_prompts_has_the_error_of_independent_means():
     a, b = Sums.of([0.1, 0.4, 0.2], [*"abc"]), Sums.of([0.9, 0.5, 0.6, 0.1], [*"wxyz"])
     found, apart = a.change_to(b), b.estimate.minus(a.estimate)
     assert (found.mean, found.error) == pytest.approx((apart.mean, apart.error))
@@ -182,7 +182,7 @@ def test_iterations_on_the_same_prompts_tell_less_than_iterations_on_others():
     assert (same.mean, same.error, same.n, same.clusters) == pytest.approx((one.mean, one.error, 12, 4))
     apart, plain = mean_of_sums([first, other]), mean_of_estimates([one, other.estimate])
     assert (apart.mean, apart.error, apart.clusters) == pytest.approx((plain.mean, plain.error, plain.clusters))
-    # The mean of the same prompts in another order is that of the mean of each prompt.
+    # The error of the mean over the same prompts in another order is the error over each prompt's mean.
     means = mean_of(np.mean([values, [0.4, 0.1, 0.8, 0.5]], axis=0), [*"abcd"])
     assert mean_of_sums([first, again]).error == pytest.approx(means.error)
     assert mean_of_sums([first, Sums.of([], [])]) == mean_of_sums([first])

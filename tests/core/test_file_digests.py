@@ -124,9 +124,7 @@ def test_without_a_place_for_it_files_are_read_each_time(file: Path, tmp_path: P
         assert Remembered(folder, settled_s=-1.0).sha256(file) == sha256(file)
 
 
-def test_the_digest_of_files_is_that_of_their_names_and_bytes(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_digest_of_files_covers_their_names_and_bytes(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "a").write_text("1")
     plain = f'[["a","{sha256(tmp_path / "a")}"],["w","{sha256(file)}"]]'.encode()

@@ -1,4 +1,4 @@
-"""FLUX.2 klein beside what every model is tested for: its shift, its latents, and distilled models."""
+"""FLUX.2 klein, in addition to every model's tests: its shift, its latents, and distilled models."""
 
 from pathlib import Path
 

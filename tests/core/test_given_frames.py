@@ -1,4 +1,4 @@
-"""Given frames count in no loss: it is that of the generated frames by themselves."""
+"""Given frames count in no loss: it equals the loss of the generated frames by themselves."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def loss_of(name: str, options: dict[str, Any], cut: Any, current: torch.Tensor,
         ("grpo", {"train_on": [0], "kl_beta": 0.5, "clip_ratio": 0.99}),
     ],
 )
-def test_a_masked_loss_is_that_of_the_generated_frames_alone(name: str, options: dict[str, Any]):
+def test_a_masked_loss_equals_the_loss_of_the_generated_frames_alone(name: str, options: dict[str, Any]):
     current = CURRENT.clone().requires_grad_()
     whole = (slice(0, 2),)
     masked = loss_of(name, options, whole, current, mask=MASK)

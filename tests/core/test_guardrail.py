@@ -41,7 +41,7 @@ def run_stock(pipeline: Any, prompt: str, latents: torch.Tensor) -> np.ndarray:
 
 
 class Guardrail:
-    """Stands where cosmos_guardrail's checker would: refuses a word and blacks out a corner."""
+    """Takes the place of cosmos_guardrail's checker: refuses a word and blacks out a corner."""
 
     def to(self, device: torch.device) -> None:
         self.device = device

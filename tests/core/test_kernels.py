@@ -133,7 +133,7 @@ def test_at_pure_noise_the_flow_sde_takes_its_diffusion_from_the_second_level(fi
 
 
 @every_stochastic_kernel
-def test_a_log_prob_is_that_of_the_normal_distribution_and_equal_on_replay(kernel: Kernel, device: torch.device):
+def test_a_log_prob_is_the_normal_distributions_and_equal_on_replay(kernel: Kernel, device: torch.device):
     trajectory = rollout(kernel, device=device)
     assert set(trajectory.log_prob) == set(kernel.trainable)
     for i in kernel.trainable:

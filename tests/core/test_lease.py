@@ -77,7 +77,7 @@ def test_a_clock_that_is_set_makes_nobody_dead(tmp_path: Path, monkeypatch: pyte
             lease(str(tmp_path)).__enter__()
 
 
-def test_a_counter_that_stands_still_is_outlasted(tmp_path: Path):
+def test_a_counter_that_does_not_move_is_outlasted(tmp_path: Path):
     held_elsewhere(str(tmp_path))
     began_s = time.monotonic()
     with lease(str(tmp_path), patience_s=0.5):

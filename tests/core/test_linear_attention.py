@@ -109,7 +109,7 @@ def test_the_products_round_once_and_not_at_every_step(sana: Family, record_prop
     (((hidden_states,), named),) = given
     plain = copy.deepcopy(sana.stock.transformer.get_submodule("transformer_blocks.0.attn1"))
     exact = plain(hidden_states, **named)
-    assert torch.equal(attention(hidden_states, **named), exact), "float32 bits are those of diffusers"
+    assert torch.equal(attention(hidden_states, **named), exact), "float32 bits equal diffusers'"
 
     for one in (attention, plain):
         for projection in (one.to_q, one.to_k, one.to_v, one.to_out[0]):

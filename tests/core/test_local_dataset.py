@@ -199,7 +199,7 @@ def write_mp4(file, pixels):
         container.mux(stream.encode())
 
 
-def test_captions_beside_a_folder_of_mp4s_may_be_text_or_json(tmp_path):
+def test_captions_next_to_a_folder_of_mp4s_may_be_text_or_json(tmp_path):
     for name in ("videos", "metas"):
         (tmp_path / name).mkdir()
     for stem in ("a", "b"):

@@ -27,7 +27,7 @@ LORA = LoraConfig(r=2)
 TWO = Parallelism(world_size=2, dp_shard_size=2)
 
 
-def test_matrices_and_embeddings_are_those_of_the_model(family: Family):
+def test_matrices_and_embeddings_are_the_models(family: Family):
     matrices = {
         f"{name}.weight": tuple(module.weight.shape)
         for name, module in family.model.transformer.named_modules()

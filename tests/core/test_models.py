@@ -54,7 +54,7 @@ def test_impossible_sizes_and_frames_are_refused_by_name(folders):
         image.latent_shape((128, 32), 1)
 
 
-def test_a_vae_whose_settings_are_those_of_an_old_checkpoint_is_read_as_the_stock_pipeline_reads_it(tmp_path: Path):
+def test_a_vae_with_an_old_checkpoints_settings_is_read_as_by_the_stock_pipeline(tmp_path: Path):
     """Wan 2.1's own do not say by how much it compresses."""
     folder = Path(tiny_pipelines.save("wan", tmp_path))
     file = folder / "vae/config.json"

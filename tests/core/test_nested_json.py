@@ -26,7 +26,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
 WHY = "nested too deep to be read"
 
 
-def test_values_are_those_of_the_standard_library():
+def test_values_equal_the_standard_librarys():
     assert from_json(b'{"a": [1, 2.5, null, true, "\xc3\xa9"]}') == {"a": [1, 2.5, None, True, "é"]}
     with pytest.raises(json.JSONDecodeError):
         from_json("{")

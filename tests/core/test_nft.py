@@ -85,7 +85,7 @@ def test_good_and_bad_samples_have_opposite_gradients():
     assert torch.allclose(gradients[0], -gradients[1], rtol=1e-5, atol=0)
 
 
-def test_the_gradient_is_the_advantage_times_that_of_the_old_error():
+def test_the_gradient_is_the_advantage_times_the_old_errors_gradient():
     """d L / d v = (2 r - 1) hi d L_old / d v."""
     batch, old = batch_of([2.0]), normal(2, 1, 2, 3, 3)
     probe = old.clone().requires_grad_()

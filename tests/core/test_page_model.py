@@ -24,7 +24,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
     folder = tmp_path_factory.mktemp("page")
     write(folder, examples("model.md"))
     find([str(folder / NAME)])
-    # The fixture's name is that of the suite: the tests imported above run on this family.
+    # The fixture has the suite's name: the tests imported above run on this family.
     yield load_family(NAME, str(tiny_pipelines.save(NAME, folder / "tiny")))
     find([])
 

@@ -45,7 +45,7 @@ def steps_of(advantages: list[float], /, *shape: int, **given: Any) -> Transitio
 
 
 def transitions_of(fields: dict[str, Any]) -> Transitions:
-    """Steps from their fields, those of the sampler's row among them."""
+    """Steps from their fields, among them the sampler's row."""
     at = Coefficients(**{name: fields[name] for name in Coefficients._fields})
     return Transitions(at=at, **{name: value for name, value in fields.items() if name not in Coefficients._fields})
 
@@ -77,7 +77,7 @@ def gradient_of(algorithm: grpo.Algorithm, batch: Transitions, current: torch.Te
     return loss, torch.autograd.grad(loss.per_sample.sum(), current)[0]
 
 
-# ---- where the weights are those of the rollout
+# ---- where the weights are the rollout's
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -98,7 +98,7 @@ def test_the_whole_loss_there_is_the_scale_times_minus_the_advantage_plus_the_da
     assert float(total) == pytest.approx(10 * (-0.7 + 0.01 * float(data.metrics["data_loss"])), rel=1e-6)
 
 
-def test_the_unnormalised_gradient_there_is_that_of_minus_the_advantage_times_twice_the_error_times_the_mean():
+def test_the_unnormalised_gradient_is_of_minus_advantage_times_twice_error_times_mean():
     batch, velocity = steps_of([2.0, -1.0]), normal(5, 2, 2, 3, 3)
     probe = velocity.clone().requires_grad_()
     mean = mean_of(batch, probe)
@@ -126,7 +126,7 @@ def test_the_gradient_of_the_log_density_of_an_sde_step_is_the_closed_form(mode:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("logp_old", ["recompute", "stored"])
-def test_ratios_are_those_of_torchs_normal(mode: str, logp_old: str):
+def test_ratios_match_torchs_normal(mode: str, logp_old: str):
     batch, old = steps_of([1.0, -1.0, 0.5]), normal(5, 3, 2, 3, 3)
     current = old + 0.05 * normal(6, 3, 2, 3, 3)
     batch = dataclasses.replace(batch, log_prob=density_of(batch, old).flatten(1).mean(1))

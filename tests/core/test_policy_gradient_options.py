@@ -108,7 +108,7 @@ def test_an_advantage_of_seven_tenths_gives_the_known_loss_under_the_exponential
     assert float(policy().loss(lambda _: x, batch).per_sample) == pytest.approx(4.965853, abs=1e-6)
 
 
-def test_the_advantages_of_several_rewards_are_averaged_or_those_of_their_sum():
+def test_advantages_of_several_rewards_are_averaged_or_taken_of_their_sum():
     sums: Rewards = {"a": [11, 32, 23, 44]}
     samples = scored(sums, one=[1, 2, 3, 4], other=[10, 30, 20, 40])
     swapped = [FOUR[i] for i in (0, 2, 1, 3)]

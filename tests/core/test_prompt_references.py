@@ -33,7 +33,7 @@ def written(folder: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
-def test_ids_without_references_are_those_of_texts_alone():
+def test_ids_without_references_depend_on_the_text_alone():
     assert prompt_id("a cat") == f"p-{hashlib.sha256(b'a cat').hexdigest()[:16]}"
     assert len({prompt_id("a cat"), prompt_id("a cat", ["0"]), prompt_id("a cat", ["0", "1"])}) == 3
     assert prompt_id("a cat", ["0", "1"]) != prompt_id("a cat", ["1", "0"])

@@ -94,7 +94,7 @@ def test_sets_are_of_one_commit_as_far_as_it_is_known(folder: Path, monkeypatch:
     assert len(asked) == len(prompt_set.SETS)
 
 
-def test_a_set_is_downloaded_once_with_its_digest_beside_it(site: Site, folder: Path):
+def test_a_set_is_downloaded_once_with_its_digest_next_to_it(site: Site, folder: Path):
     site.files["train.txt"] = LINES.encode()
     assert texts("ocr", base_url=site.url) == LINES.split("\n")
     assert texts("ocr", base_url=f"{site.url}/") == LINES.split("\n")

@@ -1,4 +1,4 @@
-"""Qwen-Image-Edit Plus beside what every model with references is tested for."""
+"""Qwen-Image-Edit Plus, in addition to the tests of every model with references."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def timeless(tmp_path_factory: pytest.TempPathFactory) -> Referring:
 
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
-def test_references_without_noise_are_those_of_the_stock_pipeline(
+def test_references_without_noise_equal_the_stock_pipelines(
     timeless: Referring, guidance_scale: float, monkeypatch: pytest.MonkeyPatch, record_property
 ):
     checkpoints.check(timeless.family.folder)

@@ -103,7 +103,7 @@ def test_a_missing_font_is_named():
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_the_shipped_prompts_are_those_of_rendered_text(split):
+def test_the_shipped_prompts_equal_rendered_texts(split):
     assert ocr.prompts(ocr.Options(split=split)) == rendered.prompts(rendered.Options(split=split))
 
 

@@ -60,7 +60,7 @@ def test_a_valid_sample_without_a_finite_reward_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kl_beta", [0.0, 0.3])
-def test_loss_and_gradient_are_those_of_a_linear_model(kl_beta: float) -> None:
+def test_loss_and_gradient_match_a_linear_models(kl_beta: float) -> None:
     generator = torch.Generator(device=CPU).manual_seed(0)
     x_0, noise = (torch.randn(3, 4, generator=generator, device=CPU, dtype=torch.float64) for _ in range(2))
     t = torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64, device=CPU)

@@ -36,7 +36,7 @@ def shared_proxy(s3_url: str) -> Iterator[FaultyProxy]:
 
 @pytest.fixture
 def proxy(shared_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> FaultyProxy:
-    """What stands between this test and moto."""
+    """A proxy between this test and moto."""
     monkeypatch.setenv("PROD_S3_CHECKPOINT_ENDPOINT_URL", shared_proxy.endpoint)
     shared_proxy.reset()
     return shared_proxy
@@ -71,7 +71,7 @@ def test_large_objects_go_and_come_in_parts_and_any_range_of_them_can_be_read(se
         assert store.read(f"{url}/large", start, end) == data[start:end]
 
 
-def test_objects_may_be_empty_small_or_replaced_and_their_size_is_that_of_now(url):
+def test_objects_may_be_empty_small_or_replaced_and_their_size_is_current(url):
     for data in (b"", b"first", b"the second", b""):
         store.write(f"{url}/object", data)
         assert (store.size(f"{url}/object"), store.read(f"{url}/object")) == (len(data), data)

@@ -23,7 +23,7 @@ def test_a_sample_of_too_many_tokens_is_refused_where_there_is_no_bound_by_posit
         sizes.latent_shape(sana, (64000, 160000), 1)
 
 
-def test_the_bound_is_that_of_tokens(sana: str):
+def test_the_bound_counts_tokens(sana: str):
     side = 32 * MOST // math.isqrt(sizes.num_tokens(sana, (32, 32), 1))
     _, _, height, width = sizes.latent_shape(sana, (side, side), 1)
     assert height == width == side // (32 // sizes.latent_shape(sana, (32, 32), 1)[2])

@@ -189,7 +189,7 @@ def test_a_frozen_adapter_stays_below_a_part_of_another_shape(folder, model, con
     assert not torch.equal(stacked, bare)
 
 
-def test_tensors_of_the_trained_shape_are_refused_as_those_of_the_other(model):
+def test_tensors_of_the_trained_shape_are_refused_as_the_other_adapter(model):
     weights = of_another_shape(model)
     with pytest.raises(ArtifactError, match="an adapter of another shape"):
         weights.create_other("behaviour 0", noise(weights.parameters, 3))

@@ -147,7 +147,7 @@ def test_damaged_records_are_refused(records: bytes, reason: str):
         contents(made(("x", records, {"type": tarfile.XHDTYPE}), ("0.txt", b"a", {})))
 
 
-def test_a_size_of_a_folder_is_not_that_of_the_file_after_it():
+def test_a_size_of_a_folder_does_not_count_for_the_file_after_it():
     folder = ("folder", b"", {"type": tarfile.DIRTYPE})
     records = ("x", b"12 size=512\n", {"type": tarfile.XHDTYPE})
     assert contents(made(records, folder, ("0.txt", b"a", {}))) == {"0.txt": b"a"}

@@ -1,4 +1,4 @@
-"""Our safetensors files are, byte for byte, those of the format's own writer; what is none is refused."""
+"""Our safetensors files equal the format's own writer's byte for byte; what is none is refused."""
 
 import io
 import json
@@ -35,7 +35,7 @@ def make(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
 
 
 @pytest.mark.parametrize("metadata", [{}, {"format": "pt"}, {"lora": '{"r": 4}'}])
-def test_files_are_those_of_the_formats_own_writer(metadata: dict[str, str]):
+def test_files_equal_the_formats_own_writers(metadata: dict[str, str]):
     tensors = one_of_each()
     assert {spec_of(tensor)[0] for tensor in tensors.values()} == NUM_BYTES.keys()
     content = make(tensors, metadata)

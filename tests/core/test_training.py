@@ -106,7 +106,7 @@ def test_the_average_moves_only_at_its_interval_and_not_at_all_when_disabled():
 # ---- the optimizer and its state
 
 
-def test_the_step_is_that_of_adamw():
+def test_the_step_is_adamws():
     named = parameters()
     before = {name: value.detach().clone() for name, value in named.items()}
     set_gradients(named, 1)
@@ -197,7 +197,7 @@ def test_loaded_state_does_not_move_with_the_optimizer():
     assert all(torch.equal(state[name], before[name]) for name in state)
 
 
-def test_an_empty_state_is_that_of_a_fresh_optimizer():
+def test_an_empty_state_is_a_fresh_optimizers():
     named = parameters()
     optimizer = adamw(named)
     train(named, optimizer, range(1))

@@ -1,4 +1,4 @@
-"""The suite on the 5B model of Wan 2.2, of the same class as Wan 2.1: its time is that of each token."""
+"""The suite on the 5B model of Wan 2.2, of the same class as Wan 2.1: each token has its own time."""
 
 from pathlib import Path
 
@@ -93,7 +93,7 @@ def test_tokens_of_a_given_picture_are_told_time_zero(family: Family):
 
 @torch.no_grad()
 def test_prompts_with_and_without_a_picture_fit_in_one_batch(family: Family):
-    """The one without is that of text alone, bit for bit."""
+    """The one without equals text alone, bit for bit."""
     picture = np.random.default_rng(2).integers(0, 256, (1, 50, 70, 3), np.uint8)
     both = [family.model.encode_with("a", some, 16, SIZE, family.frames) for some in ([picture], [])]
     assert both[1][CONDITIONAL_MASK].count_nonzero() == 0

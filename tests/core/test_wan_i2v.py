@@ -1,4 +1,4 @@
-"""Wan 2.1 I2V beside what every model with references is tested for."""
+"""Wan 2.1 I2V, in addition to the tests of every model with references."""
 
 import json
 from pathlib import Path

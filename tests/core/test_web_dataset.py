@@ -92,7 +92,7 @@ def test_a_folder_a_range_and_a_list_are_the_same_shards(folder: Path):
     assert Options.model_validate({"urls": str(folder)}) == Options(urls=(str(folder),))
 
 
-def test_samples_are_those_of_webdataset(folder: Path):
+def test_samples_equal_webdatasets(folder: Path):
     with ShardWriter(str(folder / "%03d.tar"), maxcount=2, verbose=0) as writer:
         for number in range(3):
             writer.write({"__key__": f"{number:04d}", "png": picture(number), "txt": f"picture {number}"})

@@ -1,4 +1,4 @@
-"""Settings that were written although nothing reads them beside the others are refused, all at once."""
+"""Settings that nothing reads together with the others are refused, all at once."""
 
 import copy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Z-Image beside what every model is tested for: options of guidance, texts, and what is refused."""
+"""Z-Image, in addition to every model's tests: options of guidance, texts, and what is refused."""
 
 import json
 import shutil

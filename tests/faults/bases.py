@@ -60,14 +60,14 @@ def plain(folder: Path) -> Flows:
 
 
 def copy_store(folder: Path, flows: Flows) -> None:
-    """Copy a store and the media beside it, with the times of files, by which datasets know them."""
+    """Copy a store and the media next to it, with the times of files, by which datasets know them."""
     for name in ("store", "media"):
         if (folder / name).exists():
             shutil.copytree(folder / name, flows.folder / name, dirs_exist_ok=True)
 
 
 def write_media(folder: Path) -> None:
-    """Write small pictures, all different, with a caption beside each."""
+    """Write small pictures, all different, each with a caption."""
     folder.mkdir(parents=True)
     for number in range(MEDIA):
         pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), dtype=np.uint8)

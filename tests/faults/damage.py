@@ -256,7 +256,7 @@ def _resumed(flows: Flows) -> tuple[int, dict[str, str]]:
 
 
 def contents(flows: Flows) -> dict[str, str]:
-    """The content of every slot of the run that an artifact stands in, as manifests say."""
+    """The content of every slot of the run with a standing artifact, as manifests say."""
     return {slot: one.content for slot, one in standing_manifests(flows).items()}
 
 

@@ -54,7 +54,7 @@ class Scene:
 
 
 def slots_of(flows: Flows) -> Contents:
-    """Digests of the result of every slot of the store whose artifact stands; every byte is read."""
+    """Digests of the result of every slot of the store with a standing artifact; every byte is read."""
     root, found = Path(flows.store), Contents()
     for slot in sorted({path.parent for path in root.rglob("manifest.*.json")}):
         generation, manifest = standing(str(slot))
@@ -200,7 +200,7 @@ def _remove_run(flows: Flows, run: str) -> None:
     root.rmdir()
 
 
-def _beside_gc(bases: Bases, folder: Path) -> Scene:
+def _run_during_gc(bases: Bases, folder: Path) -> Scene:
     """A run begins while what nothing reads of the data it shares is deleted."""
     flows = bases.copy("pool", folder)
     _remove_run(flows, "second")
@@ -212,7 +212,7 @@ def _beside_gc(bases: Bases, folder: Path) -> Scene:
     return Scene(flows, "/store/", [run, collect], contents, ("first", "third"), deletes=True, again=[run])
 
 
-def _gc_beside(bases: Bases, folder: Path) -> Scene:
+def _gc_during_run(bases: Bases, folder: Path) -> Scene:
     """The garbage of a run is deleted while the run makes its last iteration again."""
     flows = bases.copy("garbage", folder)
     end(flows, *ITERATION)
@@ -283,8 +283,8 @@ SCENES: dict[str, Callable[[Bases, Path], Scene]] = {
     "two runs that share embeddings": _embed,
     "gc": _gc,
     "data gc": _data_gc,
-    "run beside data gc": _beside_gc,
-    "gc beside its run": _gc_beside,
+    "run beside data gc": _run_during_gc,
+    "gc beside its run": _gc_during_run,
     "score": _score,
     "export": _export,
     "judge by a rank that stays": _kind("judged", "reward-clip_score", (*STAYING, *ONCE)),

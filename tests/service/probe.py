@@ -77,7 +77,7 @@ class Reward:
                 return {"else": 1.0}
             case "metadata":
                 return {"probe": float(sample.metadata["count"])}
-            case "beside":
+            case "extra":
                 return {"probe": float(sample.pixels.mean()), "length": float("inf"), "else": 1.0}
             case "memory":
                 raise MemoryError("no room for this one")

@@ -64,7 +64,7 @@ def decode(decoding: decoder.Decoding, folder: Path, array: np.ndarray) -> tuple
 
 @pytest.mark.parametrize("channels", [16, 48])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_pixels_are_those_of_the_stock_vae(
+def test_pixels_equal_the_stock_vaes(
     decoding: decoder.Decoding, folders: dict[int, Path], tmp_path: Path, channels: int, dtype: str
 ):
     sent = latents(channels).to(DTYPES[dtype])

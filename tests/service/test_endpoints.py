@@ -19,7 +19,7 @@ from tests.upstream_client import UpstreamClient, frame
 UNKNOWN = "00000000-0000-4000-8000-000000000000"
 
 
-def test_scores_of_images_are_those_of_the_scorer(service: UpstreamClient):
+def test_scores_of_images_are_the_scorers(service: UpstreamClient):
     told = service.scores(image_frame("a", "bcd", "e", first=7), "probe")
     assert told["scores"]["probe_reward"] == [7.0, 8.0, 9.0]
     assert told["scores"]["length"] == [1.0, 3.0, 1.0]
@@ -96,8 +96,8 @@ def test_a_sample_that_fails_is_an_error_and_never_a_number(service: UpstreamCli
     assert reason in told["error"]
 
 
-def test_numbers_beside_the_score_that_a_sample_does_not_have_are_null(service: UpstreamClient):
-    told = service.scores(image_frame("plain", "beside", first=3), "probe")
+def test_other_numbers_than_the_score_that_a_sample_lacks_are_null(service: UpstreamClient):
+    told = service.scores(image_frame("plain", "extra", first=3), "probe")
     assert told["scores"]["probe_reward"] == [3.0, 4.0]
     assert told["scores"]["length"] == [5.0, None]
     assert told["scores"]["else"] == [None, 1.0]

@@ -112,7 +112,7 @@ def calls(path: Path) -> list[int]:
     return [int(line) for line in path.read_text().split()]
 
 
-def test_exact_scores_each_request_by_itself_and_fast_those_of_one_shape_together(tmp_path: Path):
+def test_exact_scores_each_request_alone_and_fast_requests_of_one_shape_together(tmp_path: Path):
     exact, fast = tmp_path / "exact", tmp_path / "fast"
     scorers = (
         probe(log=str(exact)) | {"name": "exact"},
@@ -195,7 +195,7 @@ def test_requests_wait_for_a_process_that_loads_while_another_one_never_does(
 def test_an_interpreter_without_our_packages_says_which_one_it_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pool, "BACK_OFF_S", (0.01, 0.05))
     bare = tmp_path / "bare"
-    # The same interpreter, without the packages that are installed beside it.
+    # The same interpreter, without the packages that are installed with it.
     bare.write_text(f'#!/bin/sh\nexec {os.path.realpath(sys.executable)} -S "$@"\n')
     bare.chmod(0o755)
     with serving(tmp_path, probe(venv_python=str(bare)), ready=False) as client:

@@ -1,4 +1,4 @@
-"""Settings of the service: cosmos-rl's file as it is, ours beside it, and every mistake at once."""
+"""Settings of the service: cosmos-rl's file as it is, ours next to it, and every mistake at once."""
 
 import os
 import re

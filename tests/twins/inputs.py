@@ -111,7 +111,7 @@ class Inputs:
 
     @cached_property
     def prompt_set(self) -> Path:
-        """Return the folder of a set of prompts, with the number of held-out ones that the set ``ocr`` has."""
+        """Return the folder of a set of prompts, with as many held-out ones as the set ``ocr`` has."""
         folder = self.folder / "set"
         folder.mkdir(parents=True, exist_ok=True)
         for name, count in {"train.txt": 64, "test.txt": 1018}.items():

@@ -83,7 +83,7 @@ def test_of_the_last_turn_alone(folder: str):
     assert labelled(made, made.encode(TALK, 1000)[0]) == "It moves.<|im_end|>"
 
 
-def test_tokens_are_those_of_the_prompt(folder: str):
+def test_tokens_equal_the_prompts_tokens(folder: str):
     made = encoder(folder)
     encoded, _ = made.encode(TALK[:-1], 1000)
     batch = made.prompts.prepare([TALK[:-1]])

@@ -1,4 +1,4 @@
-"""Conversations in one row beside each of them alone."""
+"""Conversations in one row, compared with each of them alone."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -48,7 +48,7 @@ def model(folder: str) -> Any:
 
 
 def arguments(model: Any, conversations: Sequence[Encoded]) -> dict[str, Any]:
-    """Those of the model's forward."""
+    """Arguments of the model's forward."""
     inputs = packed(model, conversations)
     del inputs[LABELS]
     return inputs | segments.borders(inputs.pop(LENGTHS), torch.device("cpu"))
@@ -71,7 +71,7 @@ def gradients(model: Any, losses: Tensor) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def test_logits_of_a_conversation_are_those_of_it_alone(model: Any, stock: Any, encoded: list[Encoded]):
+def test_logits_of_a_conversation_equal_its_logits_alone(model: Any, stock: Any, encoded: list[Encoded]):
     together = logits_of(model, encoded).split([len(one.input_ids) for one in encoded])
     for one, found in zip(encoded, together, strict=True):
         inputs = {"input_ids": one.input_ids[None], "mm_token_type_ids": one.kinds[None]}
@@ -81,7 +81,7 @@ def test_logits_of_a_conversation_are_those_of_it_alone(model: Any, stock: Any, 
         torch.testing.assert_close(found, expected, atol=2e-6, rtol=2e-5)
 
 
-def test_gradients_of_a_row_are_the_sum_of_those_of_its_conversations(model: Any, encoded: list[Encoded]):
+def test_gradients_of_a_row_are_the_sum_of_its_conversations_gradients(model: Any, encoded: list[Encoded]):
     together = gradients(model, token_losses(model, packed(model, encoded)))
     alone = [gradients(model, token_losses(model, packed(model, [one]))) for one in encoded]
     for name, found in together.items():
@@ -99,7 +99,7 @@ def test_another_conversation_leaves_the_logits_of_the_others(model: Any, encode
     torch.testing.assert_close(turned[:count], before[-count:], atol=2e-6, rtol=2e-5)
 
 
-def test_losses_are_those_of_the_stock_model(model: Any, stock: Any, encoded: list[Encoded]):
+def test_losses_equal_the_stock_models(model: Any, stock: Any, encoded: list[Encoded]):
     for one in encoded:
         inputs = packed(model, [one])
         given = {name: tensor for name, tensor in inputs.items() if name not in ("position_ids", LABELS, LENGTHS)}

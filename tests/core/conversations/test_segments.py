@@ -1,4 +1,4 @@
-"""Attention by segments beside a loop over tokens, what it computes, and how often it waits for numbers."""
+"""Attention by segments compared with a loop over tokens, what it computes, and how often it waits for numbers."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -64,7 +64,7 @@ def by_tokens(query: Tensor, key: Tensor, value: Tensor, *, sees: Callable[[int,
 @pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_token_attends_within_its_segment_alone(causal: bool, window: int | None):
-    """In two rows, with two heads of queries to one of keys; the window is that of causal attention."""
+    """In two rows, with two heads of queries to one of keys; the window is causal attention's."""
     owners = [number for number, length in enumerate((*LENGTHS, *LENGTHS)) for _ in range(length)]
     inputs = states(2, (4, 2), sum(LENGTHS), torch.float64)
 

@@ -8,7 +8,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._files.agreement import agreement, labels_of, read
 
 
-def test_numbers_are_those_of_their_definitions():
+def test_numbers_follow_their_definitions():
     # Ranks 1, 2.5, 2.5, 4 against 1, 3, 2, 4: Spearman's is 4.5 / sqrt(4.5 * 5).
     found = agreement("x", "v", [0.1, 0.5, 0.5, 0.9, None], [0.1, 3.0, 2.0, 4.0, 5.0])
     assert (found.files, found.failed, found.equal) == (5, 1, 0.25)

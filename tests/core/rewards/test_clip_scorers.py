@@ -1,4 +1,4 @@
-"""Scorers by CLIP models, beside transformers' own forward on the same weights."""
+"""Scorers by CLIP models, compared with transformers' own forward on the same weights."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The score of Cosmos-Reason1-7B-Reward: frames and sizes by hand, logits beside the stock model's."""
+"""The score of Cosmos-Reason1-7B-Reward: frames and sizes by hand, logits against the stock model's."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The judge of edits behind a real HTTP service: what it is shown and asked, and how its answers become scores."""
+"""The judge of edits behind a real HTTP service: what it sees and is asked, and how its answers become scores."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""GenEval's rule on detections that are known, and the detector beside transformers' own post-processing."""
+"""GenEval's rule on detections that are known, and the detector against transformers' own post-processing."""
 
 import math
 from collections.abc import Sequence
@@ -95,7 +95,7 @@ def test_the_surest_objects_count_up_to_a_number():
         ([], [RED], (0, 0, 0)),
     ],
 )
-def test_colours_are_those_of_the_objects_asked_for(colors: list[str], include: Any, expected: Any):
+def test_only_colours_of_the_objects_asked_for_count(colors: list[str], include: Any, expected: Any):
     assert judged([one("dog")] * len(colors), *include, colors={"dog": colors}) == expected
 
 
@@ -114,7 +114,7 @@ def test_a_place_is_seen_from_the_earlier_object(dog: tuple[float, float], expec
     assert judged([one("dog", *dog), one("cat")], CAT, LEFT) == expected
 
 
-def test_a_place_beside_nothing_is_wrong():
+def test_a_place_relative_to_nothing_is_wrong():
     assert judged([one("dog", 10)], CAT, LEFT) == (1 / 3, 0, 0)
     assert judged([one("cat")], CAT, LEFT) == (1 / 3, 0, 0)
 
@@ -188,7 +188,7 @@ def test_a_detections_box_and_confidence_follow_from_its_mask():
     assert found.score == pytest.approx(math.exp(9) / (math.exp(9) + 80) * sure, rel=1e-5)
 
 
-def test_masks_are_those_of_the_part_of_the_input_that_is_the_picture():
+def test_masks_cover_only_the_part_of_the_input_that_is_the_picture():
     masks = torch.zeros(1, 4, 4, device="cpu")
     masks[:, :2], masks[:, 2:] = 1.0, -1.0
     # Only the upper half of the padded input is the picture.

@@ -73,7 +73,7 @@ def _by_hand(folder: Path, prompt: str, frame: np.ndarray) -> float:
     return float(value[0])
 
 
-def test_the_layers_stay_in_float32_beside_a_model_in_bfloat16(folder: Path):
+def test_the_layers_stay_in_float32_when_the_model_is_in_bfloat16(folder: Path):
     scorer = rating_model.load(
         rating_model.HPSv3Model, [TOKEN], str(folder / "prepared"), torch.device("cpu"), torch.bfloat16, {}
     )

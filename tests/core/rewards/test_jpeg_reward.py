@@ -23,7 +23,7 @@ def test_the_score_is_minus_the_kilobytes_of_the_jpeg():
 
 
 @pytest.mark.parametrize("score", ["jpeg", "jpeg_compressibility", "jpeg_incompressibility"])
-def test_the_direction_and_the_scale_are_those_of_the_score_that_is_named(score: Any):
+def test_the_named_score_decides_direction_and_scale(score: Any):
     pixels = np.random.default_rng(0).integers(0, 256, (1, 16, 24, 3), dtype=np.uint8)
     (default,), (named,) = (Reward(o).score([sample(pixels)]) for o in (Options(), Options(score=score)))
     assert isinstance(default, dict)

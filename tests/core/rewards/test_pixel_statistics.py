@@ -116,9 +116,7 @@ def local(pixels: np.ndarray) -> list[float]:
 
 
 @pytest.mark.parametrize(("corner", "at_border"), [((0, 0), True), ((56, 24), True), ((24, 32), False)])
-def test_one_block_of_another_level_stands_out_by_its_distance_from_the_others(
-    corner: tuple[int, int], at_border: bool
-):
+def test_one_block_of_another_level_differs_by_its_distance_from_the_others(corner: tuple[int, int], at_border: bool):
     pixels, (top, left) = grey(51, SIDE, SIDE).copy(), corner
     pixels[0, top : top + 8, left : left + 8] = 153
     assert local(pixels) == [0.4, 0.4 * at_border, 0.0]
@@ -154,7 +152,7 @@ def test_a_patch_in_one_frame_of_a_video_is_not_diluted(frame: int):
 
 
 def signs(seed: int) -> list[Sample]:
-    """Signs like those of the demo, twelve of each of eight words."""
+    """Signs like the demo's, twelve of each of eight words."""
     options = rendered_text.Options()
     rng = np.random.default_rng(seed)
     words = rng.choice(rendered_text.words(options), 8, replace=False)

@@ -50,7 +50,7 @@ def test_a_single_frame_is_no_video():
         sampled(1, 16.0, 2.0)
 
 
-def test_scores_are_those_of_the_stock_model_with_its_adapters_beside_the_weights(folder: Path):
+def test_scores_equal_the_stock_models_with_unmerged_adapters(folder: Path):
     """The published tensors are put into the stock class by hand, and the adapters are computed unmerged."""
     (entry,) = reward_of(folder).score([Sample("s", "p", "a {dog} runs", pixels(8, 20, 30))])
     assert isinstance(entry, dict)
@@ -72,10 +72,10 @@ def _by_hand(folder: Path, prompt: str) -> list[float]:
         stem = f"model.layers.{i}.self_attn.q_proj.lora"
         down, up = (tensors[f"{stem}_{side}.default.weight"] for side in "AB")
 
-        def beside(_, inputs, output, down=down, up=up):
+        def unmerged(_, inputs, output, down=down, up=up):
             return output + video_align.ALPHA / video_align.RANK * (inputs[0] @ down.T) @ up.T
 
-        layer.self_attn.q_proj.register_forward_hook(beside)
+        layer.self_attn.q_proj.register_forward_hook(unmerged)
     changes: Any = {"video": {"do_sample_frames": False, "size": {"shortest_edge": 128, "longest_edge": 512}}}
     prompts = Prompts(str(folder / "prepared"), changes)
     text = video_align.TEXT.replace("{text_prompt}", prompt)

@@ -64,7 +64,7 @@ def test_a_prompt_with_the_models_own_tokens_fails_alone(settings: dict[str, Any
     assert "special to the model" in str(bad)
 
 
-def test_its_version_is_that_of_files_and_question_not_of_their_place(settings: dict[str, Any], tmp_path: Path):
+def test_its_version_depends_on_files_and_question_not_on_their_place(settings: dict[str, Any], tmp_path: Path):
     there = shutil.copytree(settings["model"], tmp_path / "copy")
     version = reward(settings).version
     assert reward(settings, model=str(there)).version == version

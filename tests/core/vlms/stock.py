@@ -31,7 +31,7 @@ def stock_inputs(processor: Any, case: Case) -> dict[str, np.ndarray]:
         metadata(length, part["fps"], frames_indices=list(range(length)))
         for length, part in zip(lengths, videos, strict=True)
     ]
-    # The stock default of Qwen3-VL has fps beside num_frames, and refuses both.
+    # The stock default of Qwen3-VL has both fps and num_frames, and refuses the two together.
     sampling = {"fps": None, **case.video} if "num_frames" in case.video else case.video
     wants = {"do_sample_frames": True, **sampling} if videos else {}
     if "num_frames" in case.video:

@@ -1,4 +1,4 @@
-"""Captions by models of toy size: beside plain transformers, of media that cannot be used, of folders that cannot."""
+"""Captions by models of toy size: against plain transformers, of media that cannot be used, of folders that cannot."""
 
 import io
 import json
@@ -100,14 +100,14 @@ def generated_by_hand(folder: str, frames: np.ndarray, seconds: float, dtype: to
 
 
 @pytest.mark.parametrize("frames", [1, 4], ids=["image", "clip"])
-def test_captions_are_those_of_plain_transformers(folder: str, frames: int):
+def test_captions_equal_plain_transformers(folder: str, frames: int):
     for width in (16, 24, 32):
         shown = pixels(frames, 16, width)
         (found,) = captions(folder, medium(shown), **({"num_frames": frames} if frames > 1 else {}))
         assert found == generated_by_hand(folder, shown, 1 / media.FPS)
 
 
-def test_captions_in_bfloat16_are_those_of_plain_transformers(folder: str):
+def test_captions_in_bfloat16_equal_plain_transformers(folder: str):
     for width in (16, 24, 32):
         shown = pixels(1, 16, width)
         (found,) = captions(folder, medium(shown), param_dtype="bfloat16")

@@ -1,4 +1,4 @@
-"""Weights of a VLM that are mapped from its files, beside those that transformers reads."""
+"""Weights of a VLM that are mapped from its files, compared with those that transformers reads."""
 
 from pathlib import Path
 from typing import Any

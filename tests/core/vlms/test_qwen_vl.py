@@ -1,4 +1,4 @@
-"""Sizes, samples, patches, times and positions of Qwen2.5-VL and Qwen3-VL, beside closed forms and the stock's values.
+"""Sizes, samples, patches, times and positions of Qwen2.5-VL and Qwen3-VL, against closed forms and stock values.
 
 The script ``test_stock_processors.py`` made the values in ``golden/``.
 """
@@ -32,7 +32,7 @@ def processor(folder: Path, architecture: str, **video: Any) -> Processor:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_inputs_are_those_of_the_stock_processor(folder: str, case: str):
+def test_inputs_equal_the_stock_processors(folder: str, case: str):
     (architecture,) = (name for name in ARCHITECTURES if name in folder)
     media, video = CASES[case]
     asked = [conversation(shapes, index) for index, shapes in enumerate(media)]
@@ -48,7 +48,7 @@ NO_CLIP_MARKERS = {"clip_markers": False}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_without_markers_around_clips_tokens_are_those_of_transformers_4(tmp_path: Path, case: str):
+def test_tokens_without_markers_around_clips_equal_transformers_4(tmp_path: Path, case: str):
     media, video = CASES[case]
     asked = [conversation(shapes, index) for index, shapes in enumerate(media)]
     batch = Prompts(tiny.save(tmp_path, QWEN3), {"video": {**video, **NO_CLIP_MARKERS}}).prepare(asked)
@@ -111,7 +111,7 @@ def test_sizes_of_every_shape_are_whole_tokens_within_bounds():
         assert height * width >= 56**2
 
 
-def test_bounds_of_qwen3_are_those_of_all_frames(tmp_path: Path):
+def test_bounds_of_qwen3_count_all_frames(tmp_path: Path):
     made = processor(tmp_path, QWEN3)
     # 768 tokens of 32 x 32 pixels in all: 96 a frame of 8, in the proportions of 100 x 150.
     assert made.size("video", 8, 1000, 1500) == (8 * 32, 12 * 32)

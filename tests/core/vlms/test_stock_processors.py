@@ -1,4 +1,4 @@
-"""Ours beside the stock processors of transformers, which need torchvision, in a process of their own.
+"""Ours against the stock processors of transformers, which need torchvision, in a process of their own.
 
 ``TORCHVISION_WHEEL`` is the path of a wheel: ``pip download --no-deps torchvision==0.28.0`` for torch 2.13. It is
 unpacked, not installed. With it, ``python -m tests.core.vlms.test_stock_processors`` writes the committed values anew.
@@ -72,9 +72,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", ["tiny", "full size"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_inputs_equal_those_of_the_stock_processors(
-    architecture: str, sizes: str, package: Path | None, tmp_path: Path
-):
+def test_inputs_match_the_stock_processors(architecture: str, sizes: str, package: Path | None, tmp_path: Path):
     (tmp_path / "model").mkdir()
     model = tiny.save(tmp_path / "model", architecture, None if sizes == "tiny" else FULL_SIZE[architecture])
     stock = by_stock(architecture, model, [package] if package else [], tmp_path / "stock.npz")

@@ -38,8 +38,8 @@ def asked(*parts: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "user", "content": list(parts)}]
 
 
-def test_positions_are_those_of_text_then_of_rows_and_columns(vlm: Vlm):
-    """Beside a loop over tokens: text counts on, a medium counts in time, down and across from where it begins."""
+def test_positions_count_text_then_rows_and_columns(vlm: Vlm):
+    """Against a loop over tokens: text counts on, a medium counts in time, down and across from where it begins."""
     shapes = CASES["batch"].media
     batch = vlm.prepare([conversation(each, index) for index, each in enumerate(shapes)])
     found, _ = vlm.model.model.get_rope_index(**batch)
@@ -74,7 +74,7 @@ def test_positions_are_those_of_text_then_of_rows_and_columns(vlm: Vlm):
 
 
 def test_answers_are_the_likeliest_tokens(vlm: Vlm):
-    """Beside the whole forward once a token, without the model's cache."""
+    """Against the whole forward once a token, without the model's cache."""
     batch = vlm.prepare([conversation([(20, 30), (6, 20, 30, 4)], 0)])
     (answer,) = vlm.generate(batch, 4)
     grown = dict(batch)

@@ -1,4 +1,4 @@
-"""Shapes of weights by config.json alone, beside those of the real classes and the published numbers of parameters."""
+"""Shapes of weights by config.json alone, against the real classes and the published numbers of parameters."""
 
 import math
 from typing import Any
@@ -22,7 +22,7 @@ def shapes(architecture: str, config: dict[str, Any]) -> dict[str, tuple[int, ..
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_names_and_shapes_are_those_of_the_real_class(architecture: str, tied: bool):
+def test_names_and_shapes_match_the_real_class(architecture: str, tied: bool):
     config = tiny.config(architecture) | {"tie_word_embeddings": tied}
     cls = getattr(transformers, architecture)
     with torch.device("meta"):
