@@ -1,4 +1,4 @@
-"""Captions of one part of a dataset, for those of its items that have none in their files.
+"""Captions of one part of a dataset, for the items that have none in their files.
 
 A medium gets one caption, also if several items show it, and keeps it in later parts. Items whose medium the captioner
 refuses get none and are left out.

@@ -222,7 +222,7 @@ def _too_long(frames: int, fps: float, most_s: float) -> Iterator[str]:
 def _without_duplicates(rows: Any, standing: Any, known: Any) -> Any:
     """Return the rows, with a reason in each whose medium is already there under the same caption.
 
-    ``standing`` are the items that are not read again. Of rows, those of ``known`` items come first: what is there
+    ``standing`` are the items that are not read again. Rows of ``known`` items come first: what is there
     stays.
     """
     rows = rows.assign(new=~rows["item"].isin(known)).sort_values("new", kind="stable", ignore_index=True)

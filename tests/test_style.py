@@ -1,14 +1,17 @@
 """Rules of words and names, read off the sources like :mod:`tests.test_rules`."""
 
 import ast
+import io
 import re
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from tests.test_rules import LAYERS, nodes, place, refuse, sources, violations
+from tests.test_rules import LAYERS, ROOT, nodes, place, refuse, sources, violations
 
 pytestmark = pytest.mark.xdist_group("sources")
 MAX_METHODS = 20
@@ -99,3 +102,49 @@ def test_names_of_files_are_written_once():
             if isinstance(text, str) and FILE_NAME.fullmatch(text):
                 places[text].append(place(path, getattr(node, "lineno", 1)))
     refuse([f"{found[1]}: {name!r} is also at {found[0]}" for name, found in places.items() if len(found) > 1])
+
+
+DIALECT = re.compile(
+    r"(?<![`'\"])\b(that of|those of|ones that|ones which|beside|what it (is|was)|stands)\b", re.IGNORECASE
+)
+"""Words that hide who does what. ``stands`` for "exists and is current", ``beside`` for "next to" and "with"."""
+RECORDED = {"run beside data gc", "gc beside its run"}
+"""Names in records, which stay. Words in quotes are such names, too."""
+
+
+def words_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of every comment, docstring, other text and name that a file defines."""
+    if path.suffix != ".py":
+        yield from enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        return
+    source = path.read_text(encoding="utf-8")
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in (tokenize.COMMENT, tokenize.STRING) and token.string.strip("\"'") not in RECORDED:
+            yield token.start[0], " ".join(token.string.split())
+    for node in nodes(path):
+        name = getattr(node, "name", None) if isinstance(node, (*get_args(FUNCTION), ast.ClassDef)) else None
+        name = node.id if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else name
+        name = node.arg if isinstance(node, ast.arg) else name
+        if isinstance(name, str):
+            yield getattr(node, "lineno", 1), name.replace("_", " ")
+
+
+def test_prose_and_names_use_plain_words():
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", *(ROOT / "configs").rglob("*.toml")]
+    refuse(
+        [
+            f"{place(path, line)}: {found[0]!r}; say it in plain words"
+            for path in (*sources(*LAYERS, "docs", "tests"), *pages)
+            if path != Path(__file__)
+            for line, text in words_of(path)
+            if (found := DIALECT.search(text))
+        ]
+    )
+
+
+def test_names_of_tests_are_sentences_of_at_most_80_letters():
+    def too_long(node: ast.AST) -> str | None:
+        name = node.name.removeprefix("test_") if isinstance(node, FUNCTION) and node.name.startswith("test_") else ""
+        return f"{name}: {len(name)} letters; say it shorter" if len(name) > 80 else None
+
+    refuse(violations(sources(*LAYERS, "tests"), too_long))

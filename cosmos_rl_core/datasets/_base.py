@@ -122,7 +122,7 @@ class Item(NamedTuple):
     caption: str | None
     """None if there is none yet."""
     metadata: dict[str, Any] = {}
-    """JSON values beside the caption."""
+    """JSON values next to the caption."""
 
 
 class Picture(NamedTuple):

@@ -49,9 +49,9 @@ def layout(local_dir: str, names: Iterable[str]) -> tuple[Files, Files]:
     media = _by_stem(by_folder[folders[0] if folders else "."], IMAGES | VIDEOS)
     if folders:
         return media, _by_stem(by_folder["metas"], {".txt", ".json"})
-    # Text beside no medium is a note or a licence.
-    beside = [name for name in by_folder["."] if name.lower().endswith(".json") or PurePath(name).stem in media]
-    return media, _by_stem(beside, {".txt", ".json"})
+    # Text without a medium is a note or a licence.
+    others = [name for name in by_folder["."] if name.lower().endswith(".json") or PurePath(name).stem in media]
+    return media, _by_stem(others, {".txt", ".json"})
 
 
 def _by_stem(names: Iterable[str], extensions: Collection[str]) -> Files:
@@ -78,6 +78,6 @@ def misfits(item_id: str, media: list[str], captions: list[str]) -> list[str]:
 
 
 def read_caption(local_dir: str, file: str) -> tuple[str, dict[str, Any]]:
-    """Return the caption in a file and the values beside it. Raises :class:`ItemError` if there is none."""
+    """Return the caption in a file and the values next to it. Raises :class:`ItemError` if there is none."""
     name = PurePath(file).name
     return caption_in(name, parsed(name, store.read(store.join(local_dir, file))))

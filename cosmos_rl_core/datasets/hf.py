@@ -177,7 +177,7 @@ class _Folder:
     def medium(self, wanted: str, references: str | None) -> tuple[str, Literal["image", "video"]]:
         """Return the column with media, and their kind. Raises :class:`ConfigError` unless it is one.
 
-        It is another column than that of ``references``.
+        The column ``references`` is another one.
         """
         kinds: dict[str, Literal["image", "video"]]
         kinds = {name: MEDIA[kind] for name in self._schema.names if (kind := self._kind(name)) in MEDIA}
@@ -199,7 +199,7 @@ class _Folder:
         """Yield the batches of a file. Raises :class:`ItemError` if it is damaged or has other columns."""
         for batch in _arrow_files.batches(store.join(self.url, file)):
             if not batch.rows.schema.equals(self._schema):
-                raise ItemError("its columns are not those of the first file")
+                raise ItemError("its columns differ from the first file's")
             yield batch
 
     def captions(self, batch: _arrow_files.Batch) -> Iterator[tuple[str | None, dict[str, Any]]]:

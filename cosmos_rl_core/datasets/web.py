@@ -4,7 +4,7 @@ A sample is the files of a tar whose paths are equal up to the first dot of the 
 Its medium is the file with the extension of an image or video. Its caption is ``.txt``, or ``prompt`` in ``.json``.
 The object may have ``references``, a list of pictures that the caption refers to: other files of the sample by their
 extensions, such as ``source.png`` for ``000017.source.png``. With an index of upstream's layout, a sample is in two
-tars of one name, in ``metas/`` and ``video/``; its caption is that of its first window, and all windows are kept as
+tars of one name, in ``metas/`` and ``video/``; its caption is its first window's, and all windows are kept as
 metadata. Nothing of a tar is extracted.
 """
 
@@ -52,7 +52,7 @@ class Options(DatasetOptions):
     first_frame: bool = Field(default=False, json_schema_extra={"neutral": False})
     """The first frame of each medium is its reference, for models that make a video of a picture."""
     size: tuple[PositiveInt, PositiveInt] = Field(default=(1024, 1024), json_schema_extra={"neutral": [1024, 1024]})
-    """Height and width that first frames are scaled and cropped to: those of the videos that are trained on."""
+    """Height and width that first frames are scaled and cropped to: the size of the videos that are trained on."""
 
     @field_validator("urls", mode="before")
     @classmethod

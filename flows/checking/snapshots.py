@@ -39,7 +39,7 @@ def check_references(items: Any, where: str) -> None:
 
 
 def check_first_frames(recipe: Recipe, options: SnapshotOptions, items: Any, head: Snapshot) -> None:
-    """Raise :class:`ConfigError` unless first frames that were indexed are those of the clips that are trained on."""
+    """Raise :class:`ConfigError` unless indexed first frames have the size of the clips that are trained on."""
     used, size = {*items["unit"].str.partition("/")[0]}, recipe.policy.diffusers.inference_size
     for name in sorted(name for name in used if head.sources.get(name, {}).get("first_frame")):
         where = f"the source {name!r} of {options.dataset!r} has first_frame = true"

@@ -15,7 +15,7 @@ AT_ONCE = 16
 
 
 class Pool:
-    """The pool beside the slots of datasets, and which of its files they name."""
+    """The pool next to the slots of datasets, and which of its files they name."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -31,7 +31,7 @@ class Pool:
         return {path for path in files_of(listing) if not every.has(path)}
 
     def sweep(self, paths: Collection[str], listing: Mapping[str, Listed]) -> dict[str, int]:
-        """Delete those of some files that no slot names now, return their sizes, and end a sweep that was killed.
+        """Delete the files that no slot names now, return their sizes, and end a sweep that was killed.
 
         Files that were written again since ``listing`` stay: who did so names them later.
         """

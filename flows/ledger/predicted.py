@@ -155,7 +155,7 @@ def passes(plan: Plan) -> dict[str, int]:
     """Return the number of forward passes of one sample in each stage.
 
     A backward pass costs one forward pass with LoRA and two with all weights; checkpointing adds one. Held-out losses
-    and a loss on media beside rewards are not counted.
+    and a loss on media next to rewards are not counted.
     """
     recipe, policy, options = plan.settled, plan.settled.policy, plan.recipe.train.train_policy
     sample, batch = policy.diffusers.sample, recipe.train.train_batch_per_replica

@@ -85,7 +85,7 @@ class Datasets(NamedTuple):
     """The contents of a recipe's datasets."""
 
     prompts: tuple[Prompt, ...]
-    """Prompts of rollouts; for supervised training, those of the media."""
+    """Prompts of rollouts; for supervised training, the captions of the media."""
     shares: tuple[Share, ...]
     validation_prompts: tuple[Prompt, ...]
     data: Media
@@ -203,7 +203,7 @@ def _with(*names: str) -> list[str]:
 
 
 def data_of(recipe: Recipe) -> DatasetOptions | None:
-    """Return the media that are trained on, beside the prompts of rollouts if there are any; None without them."""
+    """Return the media that are trained on, in addition to prompts of rollouts if there are any; None without them."""
     policy = recipe.train.train_policy
     return getattr(policy, "data", None) if policy.rewarded else policy.dataset
 

@@ -69,7 +69,7 @@ class Prepared:
         return self.embedded_with(0) is None
 
     def embedded_with(self, k: int) -> range | None:
-        """Return the iterations whose prompts one stage embeds with those of iteration k; None if it embeds all."""
+        """Return the iterations whose prompts one stage embeds with iteration k's; None if it embeds all."""
         return costs.embedded_together(self.plan.recipe, len(self.plan.prompts), k)
 
     def embed_at(self, k: int) -> Request:
@@ -161,7 +161,7 @@ class Prepared:
         inputs = {"parts": parts[:until]}
         several = (inputs | {"later": tuple(parts[k] for k in later[:n])} for n in range(len(later), 0, -1))
         requests = [self._shared(config, one) for one in (*several, inputs)]
-        # Nothing is made while any of these stands, so that every later look finds the same one.
+        # Nothing is made while any of these is current, so that every later look finds the same one.
         return next((one for one in requests if standing(one.slot)[1] is not None), requests[0])
 
     def _embed(self, prompts: tuple[Prompt, ...], negative_prompt: str | None = None) -> Request:

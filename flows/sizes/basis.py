@@ -28,7 +28,7 @@ PLAIN = Basis()
 def largest(pipeline: str, prompts: Iterable[Prompt], known: Iterable[Pictures] = ()) -> Pictures:
     """Return the sizes of the references of the prompt whose references have the most tokens; none without any.
 
-    ``known`` are those of the largest of other prompts. Raises :class:`ConfigError` for a size that the model does not
+    ``known`` are the largest sizes of other prompts. Raises :class:`ConfigError` for a size that the model does not
     take.
     """
     found = _by_tokens(pipeline, prompts, known)

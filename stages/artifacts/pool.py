@@ -1,6 +1,6 @@
 """The index of an artifact whose files lie in a pool that several artifacts share, and the sweep of that pool.
 
-Whoever makes such an artifact first names in its layout what it is going to look for (:data:`TEXTS`), then asks
+Whoever makes such an artifact first names in its layout what it will look for (:data:`TEXTS`), then asks
 :func:`check_not_swept`, then looks into the pool. A sweep first says so (:func:`sweeping`), then reads all layouts and
 indexes, then deletes. So either the sweep sees the names, or the other sees the sweep.
 """
@@ -20,7 +20,7 @@ from stages.artifacts.records import FileEntry, Layout, store_of
 from stages.artifacts.slots import read_manifest
 
 POOL = "embeddings"
-"""The pool's folder, beside the slots that it belongs to."""
+"""The pool's folder, next to the slots that it belongs to."""
 PICTURES = "references"
 """The folder of the pool of pictures that prompts refer to. The name of each is its digest."""
 POOLED = ("embed", "references", "index")
@@ -39,7 +39,7 @@ class Named(NamedTuple):
     """Files of the pool that slots name."""
 
     paths: frozenset[str] = frozenset()
-    """Paths beside the slots, named by indexes."""
+    """Paths next to the slots, named by indexes."""
     names: frozenset[str] = frozenset()
     """Names without folder and ending, from layouts of unfinished artifacts."""
 
@@ -78,7 +78,7 @@ def named_in(slot: str, files: Iterable[str]) -> Named:
 
 
 def check_not_swept(root: str) -> None:
-    """Raise :class:`UnavailableError` while files of the pool beside the slots of ``root`` are being deleted."""
+    """Raise :class:`UnavailableError` while files of the pool next to the slots of ``root`` are being deleted."""
     if store.size(mark := store.join(root, POOL, _SWEEP)) is not None:
         raise UnavailableError(
             f"embeddings that nothing names are being deleted ({mark}); try again when that has ended; if it was "
@@ -87,7 +87,7 @@ def check_not_swept(root: str) -> None:
 
 
 def put_picture(root: str, data: bytes) -> FileEntry:
-    """Write a picture into the pool beside the slots of ``root``, and date it as written now if it is there.
+    """Write a picture into the pool next to the slots of ``root``, and date it as written now if it is there.
 
     For who names it only later: no sweep takes what is as young. Raises :class:`UnavailableError` during one.
     """
@@ -102,7 +102,7 @@ def put_picture(root: str, data: bytes) -> FileEntry:
 
 
 def is_announced(names: Container[str]) -> bool:
-    """Return whether a sweep was announced and has not ended, by the names of all files beside the slots."""
+    """Return whether a sweep was announced and has not ended, by the names of all files next to the slots."""
     return f"{POOL}/{_SWEEP}" in names
 
 

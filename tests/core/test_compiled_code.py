@@ -104,7 +104,7 @@ def ran(program: str, *words: str, status: int = 0, environment: dict[str, str] 
 
 
 @pytest.mark.slow
-def test_other_processes_and_one_that_stays_take_the_code_of_the_first_and_compute_the_same_bits(tmp_path: Path):
+def test_new_and_resident_processes_take_the_code_of_the_first_and_compute_its_bits(tmp_path: Path):
     place = {"XDG_CACHE_HOME": str(tmp_path)}
     first, again = ran(PROGRAM, environment=place), ran(PROGRAM, environment=place)
     assert list((tmp_path / "cosmos-rl-flows" / "compiled").iterdir())

@@ -206,7 +206,7 @@ def files_of(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*.arrow"))
 
 
-def test_files_that_state_does_not_name_are_those_of_an_earlier_save(tmp_path: Path):
+def test_files_that_state_does_not_name_come_from_an_earlier_save(tmp_path: Path):
     save(tmp_path, {"text": pa.array(["old", "older"])}, {}, files=2)
     save(tmp_path, {"text": pa.array(["new"])}, {})
     assert len(files_of(tmp_path)) == 3
@@ -281,7 +281,7 @@ def test_compressed_files_and_other_columns_are_refused(tmp_path: Path):
     found = source(pictures(tmp_path / "other"))
     save(tmp_path / "new", {"image": media(PICTURES[:1]), "caption": pa.array(["a"])}, IMAGE)
     os.replace(tmp_path / "new/data-00000-of-00001.arrow", tmp_path / "other/data-00001-of-00002.arrow")
-    with pytest.raises(ItemError, match="its columns are not those of the first file"):
+    with pytest.raises(ItemError, match="its columns differ from the first file's"):
         found.items("data-00001-of-00002.arrow")
 
 

@@ -67,7 +67,7 @@ def velocity(sana: Family, model: Any) -> Tensor:
         return model.velocity(sana.noise, T, sana.conditioning)
 
 
-def test_products_are_float32_and_projections_bfloat16_as_in_the_stock_half_precision_pipeline(sana: Family):
+def test_products_are_float32_and_projections_bfloat16_as_in_the_stock_half_pipeline(sana: Family):
     model = sana.load("transformer")
     with torch.no_grad(), products_of(model.transformer) as ours:
         velocity(sana, model)

@@ -217,7 +217,7 @@ def test_a_velocity_with_dropout_does_not_depend_on_its_batch(family: Family):
 
 
 @pytest.mark.parametrize(("targets", "by"), [("all-linear", 0.08), (None, 0.2)])
-def test_an_exported_adapter_with_all_options_makes_the_policys_pictures_in_the_stock_pipeline(
+def test_an_exported_adapter_with_all_options_makes_the_policys_pictures_in_stock(
     sd3: Family, targets: str | None, by: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     chosen = {"target_modules": targets} if targets else {}

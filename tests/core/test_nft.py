@@ -312,7 +312,7 @@ def test_a_failed_sample_is_excluded_whatever_its_reward_says():
     assert table["advantage"][[0, 2]].tolist() == advantages_of({"a": [1, 3]}, global_std=False)
 
 
-def test_a_prompt_with_too_few_scored_samples_is_dropped_but_its_scores_count_in_the_global_deviation():
+def test_a_prompt_with_too_few_scores_is_dropped_and_still_counts_in_the_global_deviation():
     table = nft(min_group_size=3).advantages(scored({"a": [1, None, 3], "b": [1, 2, 3]}))
     assert table["used"].tolist() == [False] * 3 + [True] * 3
     assert table["advantage"].isna().tolist() == [True] * 3 + [False] * 3

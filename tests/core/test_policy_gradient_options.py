@@ -229,7 +229,7 @@ def test_a_loss_of_nothing_is_refused():
         ({"data_on_first_only": False, "text_dropout": 0.0}, "data_on_first_only, text_dropout"),
     ],
 )
-def test_settings_of_a_data_term_that_is_not_there_are_without_effect_even_at_their_defaults(given: Any, named: str):
+def test_settings_of_an_absent_data_term_have_no_effect_even_at_their_defaults(given: Any, named: str):
     (sentence,) = policy(data_beta=0.0, **given).options.without_effect()
     assert sentence == f"{named} without effect: data_beta = 0 leaves out the diffusion loss on media"
     assert not [*policy(**({"data": {"name": "rendered_text"}} | given)).options.without_effect()]

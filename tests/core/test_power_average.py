@@ -40,7 +40,7 @@ def test_near_its_largest_rate_a_power_average_is_the_plain_mean():
     assert found == pytest.approx([1 / 2, 9 / 10, 99 / 100], rel=2e-3)
 
 
-def test_a_power_average_that_moves_rarely_agrees_with_one_that_moves_at_each_step_where_weights_stand_still():
+def test_a_power_average_that_moves_rarely_agrees_with_a_frequent_one_on_still_weights():
     every_fourth = average(ema_rate=0.1, ema_update_step_interval=4)
     one, four = 1.0, 1.0
     for step in range(4, 24):

@@ -85,7 +85,7 @@ def test_a_picture_that_the_text_encoder_does_not_take_is_refused(edits: Referri
         edits.encoded("a", [picture])
 
 
-def test_texts_that_the_stock_pipeline_would_not_cut_off_are_refused_if_they_are_longer_than_the_recipe_says(
+def test_texts_longer_than_the_recipe_says_are_refused_where_stock_cuts_none_off(
     edits: Referring,
 ):
     """Tokens of pictures count."""

@@ -307,7 +307,7 @@ def test_what_no_other_try_can_read_is_damage(tmp_path):
         store.check_readable(str(tmp_path / "file"))
 
 
-def test_a_folder_without_permission_is_damage_to_who_reads_and_a_wrong_place_to_who_writes():
+def test_a_folder_without_permission_is_damage_for_readers_and_a_wrong_place_for_writers():
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
         store.write(f"{folder}/run/object", b"1")

@@ -87,7 +87,7 @@ def test_the_decay_covers_its_share_and_ends_at_the_last_step(kind: str, tail: l
     assert found == pytest.approx([1] * 7 + tail + [0, 0, 0], abs=1e-5)
 
 
-def test_a_decay_without_a_share_covers_everything_after_the_warm_up_and_stops_at_the_floor():
+def test_a_decay_without_a_share_covers_all_after_the_warm_up_and_stops_at_the_floor():
     found = factors(9, optm_warmup_steps=2, optm_decay_type="linear", optm_min_lr_factor=0.2, max_num_steps=6)
     assert found == pytest.approx([0, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
 

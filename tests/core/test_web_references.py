@@ -130,5 +130,5 @@ def test_tars_at_urls_are_read_and_no_run_reads_them_again():
             prompts(options)
 
 
-def test_options_without_first_frames_are_those_of_earlier_versions():
+def test_options_without_first_frames_are_as_in_earlier_versions():
     assert Options(urls=("0.tar",)).identity() == {"name": "web", "medium": None, "caption": None, "caption_key": None}

@@ -86,7 +86,7 @@ FORGED: dict[str, tuple[Callable[[Forger], None], str]] = {
     "media of another rollout": (of_other("media"), "of no sample of this unit"),
     "tensors of another rollout": (of_other("tensors"), "of no sample of this unit"),
     "media that are no tar": (no_tar, "media/00000.tar bytes: cannot be read as a tar"),
-    "the row beside a picture": (other_row, "not the row of the index"),
+    "the row next to a picture": (other_row, "not the row of the index"),
 }
 
 

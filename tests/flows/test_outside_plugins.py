@@ -235,7 +235,7 @@ BREAKS = {
         "class Reward(Reward):\n    version = property(lambda self: 1, lambda self, value: None)\n",
         "version must be a string, found 1",
     ),
-    "imports the file beside it": (
+    "imports the file next to it": (
         "bright.py",
         "import signs\n",
         "make a folder bright/ with __init__.py of both and write `from . import`",

@@ -285,7 +285,7 @@ def test_the_newest_of_many_snapshots_is_found_by_probing(clips: Path, tmp_path:
         found = snapshots.newest(url, "clips")
         assert found is not None
         assert found.number == number
-    assert not snapshots.put(url, head.model_copy(update={"stamps": "those of another process"}))
+    assert not snapshots.put(url, head.model_copy(update={"stamps": "another process's"}))
 
 
 def test_a_changed_snapshot_is_damage(clips: Path, tmp_path: Path):

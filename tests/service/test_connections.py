@@ -99,7 +99,7 @@ def test_hundreds_of_slow_clients_keep_no_other_out(command: Command, sent: byte
     assert command.terminate() == 0
 
 
-def test_health_is_told_and_requests_are_refused_while_all_that_may_be_at_work_wait_for_bodies(patient: Command):
+def test_health_is_told_and_requests_are_refused_while_all_connections_wait_for_bodies(patient: Command):
     client = patient.start()
     running.wait_ready(client)
     with ExitStack() as opened:

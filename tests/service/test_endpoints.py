@@ -68,7 +68,7 @@ def test_every_answer_names_its_scorer(service: UpstreamClient):
     assert info["scorers"]["jpeg"]["digest"] != known["digest"]
 
 
-def test_a_request_that_expects_this_scorer_is_accepted_and_one_that_expects_another_is_not(service: UpstreamClient):
+def test_a_request_that_expects_this_scorer_is_accepted_and_another_is_not(service: UpstreamClient):
     digest = service.get("/api/reward/info")[1]["scorers"]["probe"]["digest"]
     assert service.scores(image_frame("a", scorers={"probe": digest}), "probe")["scorer"]["digest"] == digest
     status, told = service.post("enqueue", image_frame("a", scorers={"probe": "0" * 64}))

@@ -1,4 +1,4 @@
-"""Prepared datasets whose captions refer to pictures: what training conditions on is that of the folder itself."""
+"""Prepared datasets whose captions refer to pictures: training conditions on the folder's own references."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ def on_snapshots(values: dict[str, Any], url: Path) -> dict[str, Any]:
     values = json.loads(json.dumps(values))
     policy = values["train"]["train_policy"]
     held_out = values.get("validation", {})
-    for holder, key, name in ((policy, "dataset", "clips"), (policy, "data", "beside"), (held_out, "data", "held")):
+    for holder, key, name in ((policy, "dataset", "clips"), (policy, "data", "data"), (held_out, "data", "held")):
         if holder.get(key, {}).get("name") == "local":
             snapshot_of(name, holder[key], url)
             holder[key] = {"name": "snapshot", "dataset": name}
@@ -111,7 +111,7 @@ def test_a_prepared_dataset_conditions_on_the_bits_of_its_folder_and_trains_on_t
 
 
 @pytest.mark.parametrize("name", ["flux2_klein", "wan"])
-def test_held_out_losses_of_a_prepared_dataset_are_those_of_each_item_with_its_reference(name: str, tmp_path: Path):
+def test_held_out_losses_of_a_prepared_dataset_condition_each_item_on_its_reference(name: str, tmp_path: Path):
     (inputs := tmp_path / "inputs").mkdir()
     folders, parts = both(tmp_path, supervised(name, inputs))
     make(request := requests.validate(parts, 0), tmp_path)
@@ -154,7 +154,7 @@ def test_a_loss_on_prepared_media_next_to_rewards_is_that_on_the_folder(tmp_path
 
 
 @pytest.mark.parametrize("name", ["wan", "wan_i2v"])
-def test_first_frames_of_a_prepared_dataset_are_those_of_its_folder(name: str, tmp_path: Path):
+def test_first_frames_of_a_prepared_dataset_are_its_folders(name: str, tmp_path: Path):
     (inputs := tmp_path / "inputs").mkdir()
     values = supervised(name, inputs)
     for folder in ("media", "held"):

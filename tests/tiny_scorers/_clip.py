@@ -12,7 +12,7 @@ SIDE = 32
 
 
 def save(folder: Path, **sizes: Any) -> str:
-    """Write a model with random weights and what makes its inputs. ``sizes`` are those of both of its transformers."""
+    """Write a model with random weights and what makes its inputs. ``sizes`` are both of its transformers'."""
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2} | sizes
     text = {**clip_config().to_dict(), **sizes, "max_position_embeddings": 77, "projection_dim": 16}
     vision = {**sizes, "image_size": SIDE, "patch_size": 8, "projection_dim": 16}

@@ -15,7 +15,7 @@ LETTERS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "sign", "that", "says", "in"
 
 
 def published() -> dict[str, Tensor]:
-    """Random tensors of the published file, in small: its names are those of BLIP's own code."""
+    """Random tensors of the published file, in small: its names are BLIP's own."""
     torch.manual_seed(0)
     places = (SIDE // PATCH) ** 2 + 1
     found: dict[str, tuple[int, ...]] = {"cls_token": (1, 1, VISION), "pos_embed": (1, places, VISION)}

@@ -88,7 +88,7 @@ def test_a_scorer_of_clip_passes_here(tmp_path: Path):
     assert why_not_exact(reward, options) is None
 
 
-def test_of_geneval_the_bits_of_both_models_are_compared_because_test_pictures_may_show_nothing(tmp_path: Path):
+def test_bits_of_both_models_of_geneval_are_compared_since_pictures_may_show_nothing(tmp_path: Path):
     options = geneval.Options.model_validate(tiny_scorers.settings("geneval", tmp_path))
     reward: Any = geneval.Reward(options)
     assert why_not_exact(reward, options) is None

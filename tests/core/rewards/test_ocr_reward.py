@@ -93,7 +93,7 @@ def test_a_video_scores_the_mean_over_its_frames(reward):
     assert reward.score([sample("K7", video)]) == [{"ocr": 0.75}]
 
 
-def test_a_broken_sample_and_a_prompt_without_a_word_raise_so_that_each_sample_is_scored_alone(reward):
+def test_a_broken_sample_and_a_prompt_without_a_word_have_each_sample_scored_alone(reward):
     with pytest.raises(ValueError, match="float32"):
         reward.score([sample("K7", drawn("K7")), sample("HC", drawn("HC").astype(np.float32))])
     with pytest.raises(ValueError, match="needs the text to render between double quotes") as caught:

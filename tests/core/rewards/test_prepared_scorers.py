@@ -218,7 +218,7 @@ def test_a_head_of_another_layout_is_refused_and_a_missing_one_says_how_it_is_ma
         _ = aesthetic.Reward(options).version
 
 
-def test_a_file_of_an_old_torch_is_read_and_what_is_no_file_of_tensors_is_said_in_our_words(tmp_path: Path):
+def test_a_file_of_an_old_torch_is_read_and_another_file_is_refused_in_our_words(tmp_path: Path):
     head = {"weight": torch.ones(1, 4, device="cpu"), "bias": torch.zeros(1, device="cpu")}
     torch.save(head, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
     aesthetic.prepare(tmp_path / "old.pth", tmp_path / "made")
