@@ -21,7 +21,7 @@ from docs._ext import reward_table
 from flows.cli import app as cli
 from tests.pages import PAGES, ROOT, write_examples
 
-MAX_README_LINES = 120
+MAX_README_LINES, MAX_PAGE_LINES = 120, 250
 BLOCK = re.compile(r"^(?:<!-- (?P<mark>[^\n]*?) -->\n)?```bash\n(?P<lines>.*?)^```", re.MULTILINE | re.DOTALL)
 RUNS, TESTED, NOT_RUN = "runs", "tested by ", "not run: "
 
@@ -135,6 +135,11 @@ def test_the_readme_is_short_and_its_links_lead_to_files():
     assert len(text.splitlines()) <= MAX_README_LINES
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", text)
     assert [target for target in targets if not (ROOT / target).is_file()] == []
+
+
+def test_pages_are_short():
+    lines = {str(page.relative_to(ROOT)): len(page.read_text(encoding="utf-8").splitlines()) for page in PAGES}
+    assert {page: count for page, count in lines.items() if count > MAX_PAGE_LINES} == {}
 
 
 def test_the_core_on_the_readme_has_as_many_lines_as_it_says():

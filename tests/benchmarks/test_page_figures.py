@@ -25,7 +25,7 @@ def test_the_arithmetic_of_an_iteration_follows_from_the_config():
     assert f"| {SAMPLES * LEVELS * PASSES * forward / 1e15:.0f} |" in PAGE
 
 
-RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+RESULTS = (ROOT / "docs" / "results-of-data.md").read_text(encoding="utf-8")
 
 
 def newest(what: str) -> dict[str, Any]:

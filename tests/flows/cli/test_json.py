@@ -21,7 +21,7 @@ from tests.flows.prepared import prepare
 from tests.flows.test_ledger import written
 from tests.hand_made import planned
 
-PAGE = (Path(__file__).parents[3] / "docs" / "commands.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "json.md").read_text(encoding="utf-8")
 WITHOUT = {
     ("schema",): "prints JSON and nothing else",
     ("reward-service", "serve"): "ends only when it is stopped",
