@@ -148,3 +148,12 @@ def test_names_of_tests_are_sentences_of_at_most_80_letters():
         return f"{name}: {len(name)} letters; say it shorter" if len(name) > 80 else None
 
     refuse(violations(sources(*LAYERS, "tests"), too_long))
+
+
+def test_every_recipe_says_what_to_expect():
+    """As measured, with the page that says how; else that it is not measured."""
+    recipes = [path for path in sorted((ROOT / "configs").rglob("*.toml")) if path.parent.name != "data"]
+    expected = re.compile(r"^# Expect: (not measured|.*\d.* \((docs/[\w-]+\.md)\))\.$", re.MULTILINE)
+    told = {path: expected.search(path.read_text(encoding="utf-8").partition("\n\n")[0]) for path in recipes}
+    assert [str(path.relative_to(ROOT)) for path, found in told.items() if found is None] == []
+    assert [found[2] for found in told.values() if found and found[2] and not (ROOT / found[2]).is_file()] == []
