@@ -37,12 +37,12 @@ TENSOR_FACTORIES = {
 
 UNPICKLES = (
     "cosmos_rl_core/importers/pickled_tensors.py",
-    "tests/core/test_native_weights.py",
+    "tests/core/weights/test_native_weights.py",
     "tests/core/rewards/test_prepared_scorers.py",
-    "tests/core/test_pickled_embeddings.py",
+    "tests/core/importers/test_pickled_embeddings.py",
     "tests/core/rewards/test_video_align.py",
-    "tests/flows/test_import_embeddings.py",
-    "tests/flows/test_score_command.py",
+    "tests/flows/operations/test_import_embeddings.py",
+    "tests/flows/operations/test_score_command.py",
     "tests/tiny_scorers/video_align.py",
 )
 """What reads the files of others that are pickles, and the tests that write such files."""
@@ -340,13 +340,13 @@ def test_every_stage_has_its_file_and_every_file_with_a_run_is_a_stage():
 
 
 VLM_RECIPES = sorted((ROOT / "configs/vlm_sft").glob("*.toml"))
-"""Recipes of vision-language models; tests/flows/test_shipped_vlm_recipes.py plans them on a tiny one."""
+"""Recipes of vision-language models; tests/flows/planning/test_shipped_vlm_recipes.py plans them on a tiny one."""
 MADE = {ROOT / f"configs/tiny/{name}.toml" for name in ("vlm_sft", "edit_sft", "edit_nft", "i2v_sft", "i2v_nft")}
 """Recipes whose model a command writes; tests of their own plan them."""
 OTHER_RECIPES = {*(ROOT / "configs/data").glob("*.toml"), *MADE, *VLM_RECIPES}
 SHIPPED_RECIPES = sorted({*(ROOT / "configs").rglob("*.toml")} - OTHER_RECIPES)
 HUB_RECIPES = [path for path in SHIPPED_RECIPES if '"package:' not in path.read_text(encoding="utf-8")]
-"""Recipes of models that do not ship with the project; tests/flows/test_shipped_recipes.py plans them on tiny ones."""
+"""Recipes of models that do not ship; tests/flows/planning/test_shipped_recipes.py plans them on tiny ones."""
 
 
 @pytest.mark.parametrize("path", sorted({*SHIPPED_RECIPES} - {*HUB_RECIPES}), ids=lambda path: path.name)

@@ -1,6 +1,6 @@
 """A whole run on two ranks by the command line: NFT with two judges, which take turns on two devices.
 
-The ranks are processes that stay, one a device. Under torchrun they start in ``tests/stages/test_distributed.py``.
+The ranks are processes that stay, one a device. ``tests/stages/training/test_distributed.py`` starts them by torchrun.
 """
 
 from dataclasses import dataclass

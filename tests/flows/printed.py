@@ -30,7 +30,7 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import standing_manifest
 from tests.benchmarks.models import SHAPES
 from tests.flows.by_hand import files_of
-from tests.flows.test_ledger import entry, written
+from tests.flows.ledger.test_ledger import entry, written
 from tests.hand_made import make, planned
 from tests.pages import ROOT
 

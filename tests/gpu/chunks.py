@@ -12,39 +12,39 @@ from tests.gpu.task import Rows, Task
 ROOT = Path(__file__).parents[2]
 CHUNKS: dict[str, tuple[str, ...]] = {
     "stages": (
-        "stages/test_first_device.py",
-        "stages/test_leftovers.py",
-        "stages/test_transitions.py",
-        "stages/test_sharding.py",
-        "stages/test_every_model.py",
+        "stages/execution/test_first_device.py",
+        "stages/execution/test_leftovers.py",
+        "stages/training/test_transitions.py",
+        "stages/training/test_sharding.py",
+        "stages/training/test_every_model.py",
     ),
     "parts": (
-        "core/test_kept.py",
-        "core/test_frozen_matrices.py",
-        "core/test_policy_weights.py",
-        "core/test_kernels.py",
-        "core/test_precision.py",
-        "core/test_page_model.py",
-        "core/test_memory.py",
-        "core/test_lora_options.py",
-        "core/test_footprint.py",
+        "core/parallel/test_kept.py",
+        "core/parallel/test_frozen_matrices.py",
+        "core/weights/test_policy_weights.py",
+        "core/sampling/test_kernels.py",
+        "core/parallel/test_precision.py",
+        "core/models/test_page_model.py",
+        "core/footprint/test_memory.py",
+        "core/weights/test_lora_options.py",
+        "core/footprint/test_footprint.py",
     ),
     "models": (
-        "core/test_every_model_conforms.py",
-        "core/test_conformance_clips.py",
-        "core/test_conformance_references.py",
-        "core/test_wan22.py",
-        "core/test_z_image.py",
-        "core/test_buckets.py",
+        "core/models/test_every_model_conforms.py",
+        "core/models/test_conformance_clips.py",
+        "core/models/test_conformance_references.py",
+        "core/models/test_wan22.py",
+        "core/models/test_z_image.py",
+        "core/models/test_buckets.py",
     ),
-    "training": ("core/test_every_model_trains.py", "core/test_references_training.py"),
-    "compiled": ("core/test_compiled.py",),
+    "training": ("core/models/test_every_model_trains.py", "core/models/test_references_training.py"),
+    "compiled": ("core/parallel/test_compiled.py",),
 }
 """Files below ``tests``, by chunk: first what only a device can show."""
 ALONE = ("stages",)
 """Chunks whose tests fill the device, or share it with processes that they start."""
 WORKERS = 4
-TINY = ("core/test_kernels.py",)
+TINY = ("core/sampling/test_kernels.py",)
 
 
 def rows(task: Task) -> Rows:

@@ -24,8 +24,8 @@ from stages.formats.parts import Parts
 from stages.formats.tables import read_table
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3, QWEN25
+from tests.stages.artifacts.test_damaged_work import Dying, Killed
 from tests.stages.conftest import make
-from tests.stages.test_damaged_work import Dying, Killed
 from tests.stages.test_index import Dataset, image, video
 
 NUMBERS = range(1, 6)

@@ -8,7 +8,7 @@ from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.datasets.web import Options
 from cosmos_rl_core.errors import UnavailableError
 from cosmos_rl_core.storage import http
-from tests.core.test_web_dataset import picture, samples
+from tests.core.datasets.test_web_dataset import picture, samples
 from tests.file_server import serving
 from tests.stages.test_index import Dataset, counts
 from tests.tar_files import shard

@@ -32,9 +32,17 @@ from stages.formats.tables import read_table
 from tests.flows.prepared import prepare
 from tests.hand_made import rewards
 from tests.stages.conftest import make, make_on_ranks, make_run
-from tests.stages.test_reference_media import FAMILIES, SEED, SOURCES, ByHand, next_to_rewards, prepared, supervised
-from tests.stages.test_sharding import aside, require_close
-from tests.stages.test_transitions import tensors_of
+from tests.stages.training.test_reference_media import (
+    FAMILIES,
+    SEED,
+    SOURCES,
+    ByHand,
+    next_to_rewards,
+    prepared,
+    supervised,
+)
+from tests.stages.training.test_sharding import aside, require_close
+from tests.stages.training.test_transitions import tensors_of
 
 
 def snapshot_of(name: str, dataset: dict[str, Any], url: Path) -> Snapshot:

@@ -17,8 +17,8 @@ from flows.heads.heads import url_of
 from flows.operations.pools import Objects
 from tests.flows.by_hand import SECONDS, whole_run
 from tests.flows.cli.test_app import EVERY, LEAVES
+from tests.flows.ledger.test_ledger import written
 from tests.flows.prepared import prepare
-from tests.flows.test_ledger import written
 from tests.hand_made import planned
 
 PAGE = (Path(__file__).parents[3] / "docs" / "json.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from flows.planning.run import Run
 from flows.watching.status_table import rendered
 from stages.artifacts.generations import invalidate
 from tests.flows.by_hand import SECONDS, make_all
-from tests.flows.test_ledger import written
+from tests.flows.ledger.test_ledger import written
 from tests.hand_made import planned
 
 

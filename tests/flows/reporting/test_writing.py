@@ -31,7 +31,7 @@ from stages.execution.spending import Crew
 from stages.reporting.contracts import Report
 from tests.flows.by_hand import SECONDS, validated
 from tests.flows.imagined import Imagined, full_size
-from tests.flows.test_ledger import entry, written
+from tests.flows.ledger.test_ledger import entry, written
 from tests.hand_made import planned
 
 BAR = "files:  50%|██▌  | 1/2 [00:01<00:01,  1.0file/s]"

@@ -34,8 +34,8 @@ from stages.artifacts.slots import standing_manifest
 from stages.execution.outcome import Status
 from stages.execution.spending import Crew
 from tests.flows.by_hand import SECONDS, SFT, SMALL_SFT, files_of, make_all
+from tests.flows.ledger.test_ledger import entry, written
 from tests.flows.printed import ROOT
-from tests.flows.test_ledger import entry, written
 from tests.hand_made import make, planned
 
 WAVE = "iteration-0004/update+fragment"
