@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import secrets
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from cosmos_rl_core.conformance.kinds import hf_folder
 from cosmos_rl_core.datasets import hf, local, web
 from cosmos_rl_core.datasets._base import prompt_id
 from cosmos_rl_core.errors import DatasetError, UnavailableError
+from cosmos_rl_core.storage import store
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.pool import INDEX, PICTURES, put_picture, sweeping
@@ -231,3 +233,16 @@ def test_a_row_with_a_reference_without_bytes_is_left_out(tmp_path: Path):
     dataset.sources = {"mine": hf.Options(local_dir=str(tmp_path / "rows"))}
     assert dataset.make() == counts(items=1, left_out=1, units_read=1)
     assert dataset.left_out()["reason"].tolist() == ["reference 1: no bytes; a path alone is not read"]
+
+
+def test_a_folder_in_s3_keeps_the_pictures_of_one_on_a_disk(folder: Path, s3_url: str, tmp_path: Path):
+    root = f"{s3_url}/{secrets.token_hex(4)}"
+    for path in folder.rglob("*.*"):
+        store.write(f"{root}/{path.relative_to(folder)}", path.read_bytes())
+    dataset = Dataset(folder, tmp_path)
+    dataset.sources = {"mine": local.Options(local_dir=root)}
+    assert dataset.make() == counts(items=4, units_read=4)
+    assert kept(tmp_path) == {*DIGESTS}
+    store.write(f"{root}/before/2.png", picture(9))
+    assert dataset.make() == counts(items=1, removed=1, units_read=1)
+    assert kept(tmp_path) == {*DIGESTS, sha256(picture(9))}
