@@ -33,11 +33,6 @@ def is_medium(name: str) -> bool:
     return PurePath(name).suffix.lower() in IMAGES | VIDEOS
 
 
-def is_image(name: str) -> bool:
-    """Return whether a file has the extension of an image."""
-    return PurePath(name).suffix.lower() in IMAGES
-
-
 def layout(local_dir: str, names: Iterable[str]) -> tuple[Files, Files]:
     """Return media and captions by stem, given the names of all files, relative to the folder."""
     by_folder: dict[str, list[str]] = defaultdict(list)

@@ -29,7 +29,7 @@ from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _clips, _probe
 from cosmos_rl_core.datasets._base import Item, ItemError, Picture, Prompt, Reference, prompt_id
 from cosmos_rl_core.datasets._files import REFERENCES, kind_of
-from cosmos_rl_core.datasets._layout import Files, is_image, layout, misfits, no_folder, nothing_in, read_caption
+from cosmos_rl_core.datasets._layout import Files, is_medium, layout, misfits, no_folder, nothing_in, read_caption
 from cosmos_rl_core.datasets._references import References, frame_in, frames_of, places_in
 from cosmos_rl_core.errors import ConfigError, UnreadableError, mistakes_in
 from cosmos_rl_core.storage import store
@@ -210,14 +210,16 @@ class Source:
             raise ItemError(f"{store.join(root, place)} cannot be read: {error}") from error
 
     def _named(self, found: Mapping[str, str]) -> dict[str, list[str]]:
-        """Return the places that the captions of each unit name, if there are pictures elsewhere in the folder.
+        """Return the places that the captions of each unit name, if there are pictures or clips elsewhere.
 
         Without any no file is read. Captions that cannot be read name none.
         """
         media = {*itertools.chain(*self._media.values())}
-        if self._first_frame or not any(is_image(name) and name not in media for name in found):
+        if self._first_frame or not any(is_medium(name) and name not in media for name in found):
             return {}
-        captions = {name: unit for unit, some in self._captions.items() for name in some if name.endswith(".json")}
+        captions = {
+            name: unit for unit, some in self._captions.items() for name in some if name.lower().endswith(".json")
+        }
         with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
             told = zip(captions.values(), pool.map(lambda name: _places(self._root, name), captions), strict=True)
             return {unit: places for unit, places in told if places}

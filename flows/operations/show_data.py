@@ -17,7 +17,9 @@ from cosmos_rl_core.config.train import AnyDataset
 from cosmos_rl_core.datasets import _sources
 from cosmos_rl_core.datasets._base import ItemError, Source
 from cosmos_rl_core.datasets._pictures import pictures
+from cosmos_rl_core.datasets._references import decoded
 from cosmos_rl_core.errors import ConfigError, DatasetError
+from cosmos_rl_core.storage.media import encode
 from flows.terminal.commands import about
 from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact
@@ -158,11 +160,8 @@ def _references(kept: Pictures, row: dict[str, Any]) -> list[tuple[str, str]]:
         if fault:
             found.append((f"reference {number} is {fault}", ""))
             continue
-        try:
-            (picture,) = pictures(BytesIO(data), "image", 1, num_frames=1, max_side=MAX_SIDE)
-        except ItemError as error:
-            found.append((f"reference {number} {error}", ""))
-            continue
+        # The last frame of a clip, with which a video goes on.
+        (picture,) = pictures(BytesIO(encode(decoded(data)[-1:])[1]), "image", 1, num_frames=1, max_side=MAX_SIDE)
         found.append((f"reference {number}", _uri(picture)))
     return found
 

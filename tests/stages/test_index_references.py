@@ -129,9 +129,12 @@ def test_items_whose_references_cannot_be_used_are_left_out_by_name_until_they_a
     reasons = dict(zip(dataset.left_out()["name"], dataset.left_out()["reason"], strict=True))
     assert reasons["0"] == f"no file at {before / '0.png'}"
     assert reasons["1"].startswith("before/1.png: an animation of 2 pictures")
-    assert reasons["2"].startswith("before/2.png: no picture that can be decoded")
+    assert reasons["2"].startswith("before/2.png: no picture or clip that can be decoded")
     assert reasons["4"].startswith("the reference ../outside.png is outside the folder")
-    assert reasons["5"] == "5.json: expected \"references\" to be a list of paths of pictures, found 'before/2.png'"
+    assert (
+        reasons["5"]
+        == "5.json: expected \"references\" to be a list of paths of pictures or clips, found 'before/2.png'"
+    )
     assert kept(tmp_path) == set()
     (before / "0.png").write_bytes(picture(0))
     assert dataset.make() == counts(items=1, left_out=4, units_read=1)

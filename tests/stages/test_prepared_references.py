@@ -18,6 +18,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._conditioning import Conditioning
 from cosmos_rl_core.storage.media import encode
 from cosmos_rl_core.training.noise_levels import FINE_GRID, DrawKey, sft_time, training_noise
+from flows.operations.show_data import show
 from flows.planning import requests
 from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
@@ -32,6 +33,7 @@ from stages.formats.tables import read_table
 from tests.flows.prepared import prepare
 from tests.hand_made import rewards
 from tests.stages.conftest import make, make_on_ranks, make_run
+from tests.stages.training.test_reference_clips import clip_of, continued
 from tests.stages.training.test_reference_media import (
     FAMILIES,
     SEED,
@@ -258,3 +260,28 @@ def test_unequal_numbers_and_sizes_of_prepared_references_are_refused_by_name(tm
     (inputs / "media" / "metas" / "0.json").write_text('{"prompt": "x", "references": ["sources/0.png"]}')
     with pytest.raises(ConfigError, match=r"mine/0: "):
         make_run(tmp_path, on_snapshots(values, tmp_path))
+
+
+def test_prepared_media_continue_the_clips_of_their_folder(tmp_path: Path):
+    (inputs := tmp_path / "inputs").mkdir()
+    values = continued(inputs)
+    folders, parts = both(tmp_path, values)
+    make(request := requests.finetune(parts, 0), tmp_path)
+    embeddings = Embeddings(request.inputs["embeddings"], ())
+    conditions = Embeddings(requests.finetune(folders, 0).inputs["embeddings"], ())
+    ids = [prompt.id for prompt in folders.plan.prompts]
+    for prompt in ids:
+        require_equal(embeddings[prompt], conditions[prompt])
+    assert [int(embeddings[one]["conditional_mask"].sum()) for one in ids] == [2, 1, 2, 1]
+    # A folder with clips alone is looked at for changes, too.
+    for number in (1, 3):
+        (inputs / "longer" / "metas" / f"{number}.json").write_text('{"prompt": "x", "references": ["sources/0.mkv"]}')
+    for file in (inputs / "longer" / "sources").glob("*.png"):
+        file.unlink()
+    dataset = values["train"]["train_policy"]["dataset"]
+    assert snapshot_of("clips", dataset, tmp_path / "parts").number == 2
+    clip_of(inputs / "longer" / "sources", "2", 20)
+    assert snapshot_of("clips", dataset, tmp_path / "parts").number == 3
+    show(str(tmp_path / "parts"), "clips", str(tmp_path / "shown"), 100, all_pages=False)
+    page = (tmp_path / "shown" / "1.html").read_text(encoding="utf-8")
+    assert page.count('alt="reference 1"') == 4
