@@ -20,7 +20,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.pool import PICTURES, put_picture
 from stages.formats.parts import Parts, references_in
 from tests.flows.prepared import add, age, collect, prepare, run_on
-from tests.stages.test_prepared_references import on_snapshots, prepared
+from tests.stages.training.test_prepared_references import on_snapshots, prepared
 from tests.stages.training.test_reference_media import supervised
 
 POOLED = "files of texts and references"
