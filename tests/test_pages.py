@@ -137,6 +137,14 @@ def test_the_readme_is_short_and_its_links_lead_to_files():
     assert [target for target in targets if not (ROOT / target).is_file()] == []
 
 
+def test_pages_for_plugins_name_no_private_module():
+    pages = [ROOT / "docs" / "interfaces.md", *(ROOT / "docs" / "extend").rglob("*.md")]
+    texts = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in pages}
+    named = {page: re.findall(r"\bcosmos_rl_core(?:\.\w+)*\._\w+(?:\.\w+)*", text) for page, text in texts.items()}
+    assert {page: found for page, found in named.items() if found} == {}
+    assert sum(text.count("cosmos_rl_core.interfaces") for text in texts.values()) > 20
+
+
 def test_pages_are_short():
     lines = {str(page.relative_to(ROOT)): len(page.read_text(encoding="utf-8").splitlines()) for page in PAGES}
     assert {page: count for page, count in lines.items() if count > MAX_PAGE_LINES} == {}

@@ -55,7 +55,7 @@ class Needs:
     forward pass."""
     train_on: tuple[int, ...] = ()
     """Sampler steps, from 0, that rollouts record and the loss gets as ``Transitions``; -1 is a random step (see
-    :func:`trained_steps`). Empty: the loss gets final latents as ``Batch``, noised anew."""
+    ``trained_steps``). Empty: the loss gets final latents as ``Batch``, noised anew."""
     steps_of: Callable[[int], tuple[int, ...]] | None = None
     """Function of a 0-based iteration: its recorded steps in place of ``train_on``, and as many. None: the same in all
     iterations."""
@@ -77,7 +77,7 @@ class Needs:
     diffusion: bool = False
     """The loss reads the diffusion coefficient of recorded steps, which some samplers do not have."""
     max_logp_drift: float | None = None
-    """Largest ``ratio_drift`` of the :data:`DRIFT_METRICS` that the loss then returns. Beyond it the update fails,
+    """Largest ``ratio_drift`` of the ``DRIFT_METRICS`` that the loss then returns. Beyond it the update fails,
     because it does not reproduce the recorded densities. Set both this and ``train_on``."""
     max_drift: float | None = None
     """Largest mean ``approx_kl`` of an optimizer step. Beyond it the pass over the rollout stops; None means never.

@@ -54,7 +54,7 @@ class Model(Encoder):
     """Guidance that the transformer takes as an input, if it has one. Set it before ``velocity``."""
 
     def __init__(self, path: str, components: tuple[str, ...], device: torch.device) -> None:
-        """Load the named ones of :data:`cosmos_rl_core.models._loading.COMPONENTS`: float32, frozen, in eval mode.
+        """Load the named ones of ``COMPONENTS``: float32, frozen, in eval mode.
 
         ``path`` is a pipeline directory. Raises :class:`ConfigError` for one that the spec does not allow.
         """

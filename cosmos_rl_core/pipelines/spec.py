@@ -180,7 +180,7 @@ class ModelSpec:
 
     guardrail_package: str | None = None
     """Package of the safety checker that the stock pipeline requires. The model then loads the component
-    :data:`cosmos_rl_core.models._loading.GUARDRAIL`."""
+    ``GUARDRAIL`` of :mod:`cosmos_rl_core.interfaces.models`."""
     guidance_argument: Literal["guidance_scale", "true_cfg_scale"] = "guidance_scale"
     """Argument of the stock call that weighs two predictions."""
     guidance_offset: float = 0
@@ -201,7 +201,7 @@ class ModelSpec:
     """The same input in losses on media, where it is trained at another value. None: the same value."""
     max_given_frames: int = 0
     """Most latent frames that can be given at the start of a video. Above 0 ``velocity`` takes
-    :func:`cosmos_rl_core.models._conditioning.given_frames`."""
+    :func:`cosmos_rl_core.interfaces.models.given_frames`."""
     stock_multiple: int = 1
     """Pixels. The stock pipeline refuses sides that are no multiple of it, whatever the VAE's own factor. 1: only
     the VAE and the transformer's patches decide."""
@@ -214,7 +214,7 @@ class ModelSpec:
     scheduler, as an array or as a list, which some schedulers do not take; None if the scheduler makes its own."""
     frozen_prefix: str | None = None
     """Module of the transformer that text embeddings pass first, and that makes them far smaller. Its output may be
-    stored instead of them: the model then loads :data:`cosmos_rl_core.models._loading.PREFIX`, and ``velocity`` takes
+    stored instead of them: the model then loads ``PREFIX`` of the interfaces, and ``velocity`` takes
     that output."""
     takes_instruction: bool = False
     """The stock call has the argument ``complex_human_instruction``. The model then has an attribute of that name."""

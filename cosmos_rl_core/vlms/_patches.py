@@ -18,7 +18,7 @@ def smart_size(shape: tuple[int, int, int], step: int, factor: int, bounds: tupl
 
     If frames x height x width, with frames rounded to a multiple of ``step``, is out of ``bounds``, both are scaled to
     be just inside. A side is never less than ``factor``. Raises :class:`.ItemError` if a
-    side is more than :data:`MAX_ASPECT_RATIO` times the other.
+    side is more than ``MAX_ASPECT_RATIO`` times the other.
     """
     frames, height, width = shape
     if max(height, width) / min(height, width) > MAX_ASPECT_RATIO:

@@ -15,16 +15,15 @@ import torch
 
 from cosmos_rl_core import plugins, seeds
 from cosmos_rl_core.algorithms import nft
-from cosmos_rl_core.algorithms._base import Batch, algorithm_of
-from cosmos_rl_core.models._conditioning import stack
+from cosmos_rl_core.interfaces.algorithms import BEHAVIOUR, CURRENT, OLD, Batch
+from cosmos_rl_core.interfaces.models import stack
+from cosmos_rl_core.interfaces.rewards import Sample
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.recipes.reading import check, read_values
-from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.training.noise_levels import DrawKey, random_times, training_noise
 from cosmos_rl_core.training.optimizer import loss_share, make_optimizer, optimizer_step
-from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, OLD
 from cosmos_rl_core.weights.policy_weights import initial_lora, prepare
 
 CPU = torch.device("cpu")
@@ -58,7 +57,7 @@ weights.load(CURRENT, initial_lora(shapes, policy.lora, seeds.derive(seed, "poli
 weights.create(OLD)
 
 # The algorithm turns rewards into advantages, and velocities into a loss. The sampler is a table of linear steps.
-algorithm = algorithm_of(options)
+algorithm = nft.Algorithm(options)
 (scored_by,) = recipe.rewards
 reward = plugins.load("rewards", scored_by.fn.name).Reward(scored_by.fn)
 kernel = kernel_of(diffusers.sample, lambda: model.schedule(diffusers.sample.num_steps, size, frames))

@@ -36,7 +36,7 @@ AUDIT = """
 import os, sys
 from pathlib import Path
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parent
 
 
 def hear(event, arguments):

@@ -20,7 +20,7 @@ from stages.vlm.contracts import CONTRACTS
 from tests.stages.every_stage import stages_of_diffusion
 
 pytestmark = pytest.mark.xdist_group("pins")  # one worker makes what both tests need
-PINS = Path(__file__).parents[1] / "pins.json"
+PINS = Path(__file__).with_name("pins.json")
 LATER = {"references"}
 """Stages that came after the first pins. They share their numerics with others, so pins of known machines stay."""
 

@@ -34,7 +34,7 @@ STAGE = """
 import json, os, signal, sys, time, types
 from pathlib import Path
 
-HERE, LAST = Path(__file__).parents[1], Path(sys.orig_argv[-1])
+HERE, LAST = Path(__file__).parent, Path(sys.orig_argv[-1])
 if (HERE / "unlike").exists() and LAST.name == "request.json":
     if json.loads((LAST.parent / "execution.json").read_text())["worker"] == 1:
         # PyTorch computes with other instructions then, which the numerics name.

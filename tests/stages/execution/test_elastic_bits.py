@@ -47,7 +47,7 @@ from pathlib import Path
 
 from stages.execution.handing import HandedUnits
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parent
 hands, made = HandedUnits.hands, HandedUnits.made
 
 

@@ -40,7 +40,7 @@ STAGE = """
 import os, signal, sys, time, types
 from pathlib import Path
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parent
 
 
 def put(context):

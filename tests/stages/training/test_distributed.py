@@ -36,7 +36,7 @@ import os, random, signal, sys, threading, time, types
 from pathlib import Path
 from stages.reporting.contracts import Report
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parent
 
 
 def work(group, context):

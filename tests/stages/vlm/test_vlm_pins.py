@@ -9,7 +9,7 @@ from stages.vlm.contracts import CONTRACTS
 from tests.stages.artifacts.test_pins import check_pins, manifests_of
 from tests.stages.every_stage import stages_of_vlms
 
-PINS = Path(__file__).parents[1] / "vlm_pins.json"
+PINS = Path(__file__).with_name("vlm_pins.json")
 
 
 def test_every_stage_of_vlms_makes_the_bytes_that_are_pinned(tmp_path: Path):

@@ -1,0 +1,8 @@
+"""Names that a solver plugin imports: what it says of itself, and the table of steps that it returns."""
+
+from cosmos_rl_core.config.policy import SolverConfig
+from cosmos_rl_core.sampling.facts import Alike, Solver
+from cosmos_rl_core.sampling.kernel import Kernel, Step
+from cosmos_rl_core.sampling.schedule import Schedule
+
+__all__ = ["Alike", "Kernel", "Schedule", "Solver", "SolverConfig", "Step"]

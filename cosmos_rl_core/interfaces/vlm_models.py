@@ -1,0 +1,6 @@
+"""A loaded VLM, which generates answers, and the prompts that it gets."""
+
+from cosmos_rl_core.vlms._model import Answer, Vlm, load
+from cosmos_rl_core.vlms._prompts import Message, Prompts
+
+__all__ = ["Answer", "Message", "Prompts", "Vlm", "load"]
