@@ -1,4 +1,4 @@
-"""Names that the body of a model plugin imports. Its facts, without torch, are in :mod:`cosmos_rl_core.pipelines.spec`."""
+"""Names that the body of a model plugin imports. Its facts, without torch, are in ``model_facts``."""
 
 from cosmos_rl_core.models._base import Model, guided_velocity
 from cosmos_rl_core.models._conditioning import Conditioning, Entries, generated, given_frames, stack
