@@ -2,7 +2,8 @@
 
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.datasets._base import ItemError, Reference
-from cosmos_rl_core.datasets._references import bytes_of, decoded
+from cosmos_rl_core.datasets._reference_pixels import decoded
+from cosmos_rl_core.datasets._references import bytes_of
 from cosmos_rl_core.errors import ArtifactError, DatasetError, UnreadableError
 from cosmos_rl_core.storage import store
 from stages import contracts

@@ -77,16 +77,18 @@ def pictures(file: IO[bytes] | str, kind: str) -> Iterator[Image.Image]:
 
 
 @contextmanager
-def image(file: IO[bytes] | str) -> Iterator[tuple[Image.Image, Transpose | None]]:
-    """Decode an image, and give it as it is stored, with the turn that makes it upright.
+def image(
+    file: IO[bytes] | str, formats: tuple[str, ...] = IMAGE_FORMATS
+) -> Iterator[tuple[Image.Image, Transpose | None]]:
+    """Decode an image of some formats, and give it as it is stored, with the turn that makes it upright.
 
     Raises one of ``DAMAGED``, also if it has more than 8 bits a channel.
     """
     try:
-        opened = Image.open(file, formats=IMAGE_FORMATS)
+        opened = Image.open(file, formats=formats)
     except UnidentifiedImageError as error:
         # Pillow names the open file, with an address that differs each time.
-        raise ValueError(f"cannot identify image file; expected one of {', '.join(IMAGE_FORMATS)}") from error
+        raise ValueError(f"cannot identify image file; expected one of {', '.join(formats)}") from error
     with opened as picture:
         if picture.mode.startswith(("I", "F")):
             raise ValueError(f"mode {picture.mode}, expected 8 bits a channel")

@@ -22,18 +22,39 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
 
     Raises like :func:`prompts_in`, and if there is no file.
     """
-    if path.is_dir():
-        return prompts_of(path, list(_files_in(path)))
-    return prompts_in(path, _bytes(path))
+    if not path.is_dir():
+        return prompts_in(path, _bytes(path))
+    mistakes: list[str] = []
+    values = list(_files_in(path, mistakes))
+    if not values and not mistakes:
+        mistakes.append("no file with a prompt; expected .txt with a text or .json with an object")
+    return prompts_of(path, values, mistakes)
 
 
-def _files_in(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the value of each file of a folder: an object in ``.json``, a text in ``.txt``."""
+def _files_in(folder: Path, mistakes: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the value of each file of a folder: an object in ``.json``, a text in ``.txt``.
+
+    Note the mistakes of others.
+    """
     for path in sorted(folder.iterdir()):
-        if path.suffix.lower() in (".txt", ".json") and not path.name.startswith(".") and path.is_file():
+        kind = path.suffix.lower()
+        if kind not in (".txt", ".json") or path.name.startswith(".") or not path.is_file():
+            continue
+        try:
             with _named(path):
                 text = _text(path, _bytes(path))
-                yield path.name, {"prompt": text} if path.suffix.lower() == ".txt" else _object(text)
+        except ConfigError as error:
+            mistakes.append(str(error))
+            continue
+        value = {"prompt": text} if kind == ".txt" else _object(text)
+        if not text.strip():
+            mistakes.append(f"{path.name}: an empty file; expected one prompt")
+        elif isinstance(value, list):
+            mistakes.append(
+                f"{path.name}: a list; in a folder each file has one prompt. Name the file itself as `path`"
+            )
+        else:
+            yield path.name, value
 
 
 def read_rows(path: Path) -> tuple[list[tuple[str, Prompt]], list[str]]:
@@ -83,15 +104,15 @@ def _text(path: Path, data: bytes) -> str:
     return text
 
 
-def prompts_of(source: str | Path, values: Iterable[tuple[str, Any]]) -> tuple[Prompt, ...]:
+def prompts_of(source: str | Path, values: Iterable[tuple[str, Any]], others: Iterable[str] = ()) -> tuple[Prompt, ...]:
     """Return the prompts of objects, each given with its place in the source.
 
     The text ``prompt`` of an object is its prompt. The list ``references`` has paths of pictures, relative to the file
     or folder, or spans of other files. Its other values are metadata, and so are values of an object ``metadata`` in
     it. Equal texts with equal references and metadata are one prompt, whose samples are one group. Raises one
-    :class:`ConfigError` with every mistake.
+    :class:`ConfigError` with every mistake, ``others`` first.
     """
-    mistakes: list[str] = []
+    mistakes = [*others]
     prompts: dict[str, Prompt] = {}
     for _, prompt, longer in _rows(source, values, mistakes):
         known = prompts.get(prompt.id)

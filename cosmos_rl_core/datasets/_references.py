@@ -2,26 +2,19 @@
 
 import hashlib
 import io
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
-
 from cosmos_rl_core.datasets import _clips, _copies
-from cosmos_rl_core.datasets._base import ItemError, Reference
+from cosmos_rl_core.datasets._base import Reference
 from cosmos_rl_core.datasets._files import kind_of
+from cosmos_rl_core.datasets._reference_pixels import decoded
 from cosmos_rl_core.errors import UnreadableError
 from cosmos_rl_core.storage import media, store
 
 MOST = 8
 """Most references of a prompt."""
-MOST_BYTES, MOST_PIXELS = 64 * 2**20, 2**26
-"""Of a file, and of its picture or one frame of its clip."""
-CLIP_FRAMES = 5
-"""Frames at the end of a clip that are read: two latent frames of VAEs that make one of each four after the first."""
 
 
 class Span(NamedTuple):
@@ -136,51 +129,3 @@ def frame_in(file: BinaryIO, kind: str, frame: int, size: tuple[int, int]) -> by
     with copy:
         (clip,) = _clips.read(copy, kind, [[frame]], size)
     return media.encode(clip)[1]
-
-
-def decoded(data: bytes) -> np.ndarray:
-    """Return the picture or the end of the clip in the bytes of a file: uint8 RGB ``[frames, height, width, 3]``.
-
-    It is turned as it is shown, and transparent parts are white. A picture is one frame; of a clip the last
-    :data:`CLIP_FRAMES` are read. Raises ``ValueError`` unless it is one whole picture or clip of usual size.
-    """
-    if len(data) > MOST_BYTES:
-        raise ValueError(f"{len(data) / 2**20:.0f} MiB, at most {MOST_BYTES // 2**20} are taken; make the file smaller")
-    try:
-        with Image.open(io.BytesIO(data)) as picture:
-            if (frames := getattr(picture, "n_frames", 1)) > 1:
-                raise ValueError(f"an animation of {frames} pictures; expected one picture, such as PNG")
-            _check_size(picture)
-            return np.asarray(_opaque(ImageOps.exif_transpose(picture)))[None]
-    except UnidentifiedImageError:
-        return _end_of_clip(data)
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"no picture that can be decoded: {error}") from error
-
-
-def _end_of_clip(data: bytes) -> np.ndarray:
-    last, count = deque[Image.Image](maxlen=CLIP_FRAMES), 0
-    try:
-        with _clips.damage():
-            for frame in _clips.pictures(io.BytesIO(data), "video"):
-                _check_size(frame)
-                last.append(frame)
-                count += 1
-    except ItemError as error:
-        raise ValueError(f"no picture or clip that can be decoded: {error}") from error
-    if count < CLIP_FRAMES:
-        raise ValueError(f"a clip of {count} frames; expected {CLIP_FRAMES} or more, of which the last are taken")
-    return np.stack([np.asarray(frame) for frame in last])
-
-
-def _check_size(picture: Image.Image) -> None:
-    if picture.width * picture.height > MOST_PIXELS:
-        size = f"{picture.height} x {picture.width} pixels"
-        raise ValueError(f"{size}, at most {MOST_PIXELS} are taken; make it smaller")
-
-
-def _opaque(picture: Image.Image) -> Image.Image:
-    if not picture.has_transparency_data:
-        return picture.convert("RGB")
-    picture = picture.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")

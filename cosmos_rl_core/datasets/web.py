@@ -20,7 +20,8 @@ from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _shard_urls, _sources
 from cosmos_rl_core.datasets._base import Item, ItemError, Picture, Prompt, Reference, prompt_id
 from cosmos_rl_core.datasets._files import IMAGES, PROMPT, REFERENCES, VIDEOS, caption_in, checked, kind_of, parsed
-from cosmos_rl_core.datasets._references import MOST_BYTES, frame_in, places_in
+from cosmos_rl_core.datasets._reference_pixels import MOST_BYTES
+from cosmos_rl_core.datasets._references import frame_in, places_in
 from cosmos_rl_core.datasets._shard import Place, Sample, Shard, stamp_of
 from cosmos_rl_core.errors import mistakes_in
 from cosmos_rl_core.storage import store

@@ -32,7 +32,8 @@ class Options(RewardOptions):
 class Reward:
     """Score ``pixel_similarity``: the mean over frames and references, each scaled to the size of the sample.
 
-    Of a clip the first frame is compared that models get.
+    Of a clip the last frame is compared, with which the video goes on; with the first frame of the video, the first
+    that it is given.
     """
 
     def __init__(self, options: Options) -> None:
@@ -50,9 +51,10 @@ class Reward:
     def _score(self, sample: Sample) -> dict[str, float] | Exception:
         if not sample.references:
             return no_reference(sample)
-        frames = sample.pixels[:1] if self.options.frames == "first" else sample.pixels
+        first = self.options.frames == "first"
+        frames = sample.pixels[:1] if first else sample.pixels
         differences = [
-            np.abs(frames.astype(np.float64) - _scaled(reference[0], frames.shape[1:3])).mean() / 255
+            np.abs(frames.astype(np.float64) - _scaled(reference[0 if first else -1], frames.shape[1:3])).mean() / 255
             for reference in sample.references
         ]
         return {"pixel_similarity": 1.0 - float(np.mean(differences))}

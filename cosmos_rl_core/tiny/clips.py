@@ -88,7 +88,7 @@ def save_model(folder: Path, seed: int) -> None:
 def save_clips(folder: Path) -> None:
     """Write ``clips`` with their captions, first frames in ``pictures``, and the prompts ``train`` and ``held-out``."""
     for name in ("clips", "pictures"):
-        (folder / name).mkdir(parents=True)
+        (folder / name).mkdir(parents=True, exist_ok=True)
     rows: dict[str, list[str]] = {"train": [], "held-out": []}
     for number, (left, right) in enumerate(product(COLOURS, COLOURS)):
         picture = np.empty((HEIGHT, WIDTH, 3), np.uint8)

@@ -79,7 +79,7 @@ def is_held_out(number: int) -> bool:
 
 def save_edits(folder: Path) -> None:
     """Write ``edits`` with their references in ``edits/before``, and the prompts ``train`` and ``held-out``."""
-    (folder / "edits" / "before").mkdir(parents=True)
+    (folder / "edits" / "before").mkdir(parents=True, exist_ok=True)
     rows: dict[str, list[str]] = {"train": [], "held-out": []}
     for number, (left, right) in enumerate(product(COLOURS, COLOURS)):
         pixels = np.empty((SIDE, SIDE, 3), np.uint8)

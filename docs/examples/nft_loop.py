@@ -36,8 +36,20 @@ recipe = check(read_values(path, overrides), path)
 policy, train, rollout, seed = recipe.policy, recipe.train, recipe.rollout, recipe.train.seed
 diffusers, size, frames = policy.diffusers, policy.diffusers.inference_size, policy.diffusers.train_frames
 options = train.train_policy
-assert policy.lora is not None
-assert isinstance(options, nft.Options)
+if not isinstance(options, nft.Options) or policy.lora is None:
+    sys.exit("this loop trains an adapter (policy.lora) by train_policy.type = 'nft'; take another recipe")
+unread = {
+    "rewards": len(recipe.rewards) != 1,
+    "policy.diffusers.sample.guidance_scale": diffusers.sample.guidance_scale != 1,
+    "policy.init_from": policy.init_from is not None,
+    "policy.lora.lora_dropout": policy.lora.lora_dropout > 0,
+    "train.train_policy.kl_beta": options.kl_beta > 0,
+    "train.train_policy.mu_iterations": options.mu_iterations != 1,
+    "train.staleness": train.staleness > 0,
+    "train.param_dtype": train.param_dtype != "float32",
+}
+if any(unread.values()):
+    sys.exit(f"this loop does not read {', '.join(name for name, found in unread.items() if found)}; run cosmos-flows")
 
 # The model: a plugin that reads a directory of diffusers. Its purpose is `velocity(x_t, t, conditioning)`.
 base = directories.resolve_path(policy.model_name_or_path)

@@ -17,7 +17,7 @@ from cosmos_rl_core.config.train import AnyDataset
 from cosmos_rl_core.datasets import _sources
 from cosmos_rl_core.datasets._base import ItemError, Source
 from cosmos_rl_core.datasets._pictures import pictures
-from cosmos_rl_core.datasets._references import decoded
+from cosmos_rl_core.datasets._reference_pixels import decoded
 from cosmos_rl_core.errors import ConfigError, DatasetError
 from cosmos_rl_core.storage.media import encode
 from flows.terminal.commands import about

@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 
 from cosmos_rl_core.canonical import sha256
-from cosmos_rl_core.datasets._references import decoded
+from cosmos_rl_core.datasets._reference_pixels import decoded
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.pipelines import directories, sizes
 from cosmos_rl_core.storage import store

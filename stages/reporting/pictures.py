@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from PIL import Image
 
-from cosmos_rl_core.datasets._references import decoded
+from cosmos_rl_core.datasets._reference_pixels import decoded
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import media
 from stages.formats.references import Pictures

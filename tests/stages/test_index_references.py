@@ -129,7 +129,7 @@ def test_items_whose_references_cannot_be_used_are_left_out_by_name_until_they_a
     reasons = dict(zip(dataset.left_out()["name"], dataset.left_out()["reason"], strict=True))
     assert reasons["0"] == f"no file at {before / '0.png'}"
     assert reasons["1"].startswith("before/1.png: an animation of 2 pictures")
-    assert reasons["2"].startswith("before/2.png: no picture or clip that can be decoded")
+    assert reasons["2"].startswith("before/2.png: no picture and no clip that can be decoded")
     assert reasons["4"].startswith("the reference ../outside.png is outside the folder")
     assert (
         reasons["5"]

@@ -16,7 +16,7 @@ from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.datasets._base import ItemError, Prompt, prompt_id
 from cosmos_rl_core.datasets._files import kind_of
 from cosmos_rl_core.datasets._prompt_files import read_rows
-from cosmos_rl_core.datasets._references import decoded
+from cosmos_rl_core.datasets._reference_pixels import decoded
 from cosmos_rl_core.errors import ConfigError, mistakes_in
 from cosmos_rl_core.rewards._base import NamedReward, Sample, ServedReward
 from cosmos_rl_core.rewards._base.answers import entries, scored, words

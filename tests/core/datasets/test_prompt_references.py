@@ -12,10 +12,11 @@ import pytest
 from PIL import Image
 
 from cosmos_rl_core.conformance.kinds.hf_folder import MEDIUM, media, save
-from cosmos_rl_core.datasets import _references, hf
+from cosmos_rl_core.datasets import _reference_pixels, hf
 from cosmos_rl_core.datasets._base import Prompt, prompt_id
 from cosmos_rl_core.datasets._prompt_files import prompts_of, read_prompts
-from cosmos_rl_core.datasets._references import bytes_of, decoded
+from cosmos_rl_core.datasets._reference_pixels import decoded
+from cosmos_rl_core.datasets._references import bytes_of
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.media import encode
@@ -75,7 +76,7 @@ def test_a_clip_is_a_reference_of_its_last_frames(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("kept", "said"),
-    [(lambda data: data[:-200], "decoded|damaged|frames"), (lambda _: b"0" * 99, "no picture or clip")],
+    [(lambda data: data[:-200], "decoded|damaged|frames"), (lambda _: b"0" * 99, "no picture and no clip")],
 )
 def test_a_clip_that_is_cut_off_or_none_at_all_is_refused(kept: Callable[[bytes], bytes], said: str):
     frames = np.random.default_rng(0).integers(0, 256, (5, 20, 30, 3), dtype=np.uint8)
@@ -99,7 +100,7 @@ def test_the_same_picture_elsewhere_is_the_same_prompt(tmp_path: Path):
 
 
 def test_all_references_that_cannot_be_used_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_references, "MOST_PIXELS", 100 * 100)
+    monkeypatch.setattr(_reference_pixels, "MOST_PIXELS", 100 * 100)
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
     frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
     picture(tmp_path / "huge.png", 0, (101, 100))
@@ -115,8 +116,8 @@ def test_all_references_that_cannot_be_used_are_named_at_once(tmp_path: Path, mo
     assert f"line 1: no file at {tmp_path / 'missing.png'}" in lines
     assert "moving.gif: an animation of 2 pictures; expected one picture" in lines
     assert "huge.png: 101 x 100 pixels, at most 10000 are taken" in lines
-    assert "cut.png: no picture that can be decoded" in lines
-    assert "text.png: no picture or clip that can be decoded" in lines
+    assert "cut.png: cannot be read: " in lines
+    assert "text.png: no picture and no clip that can be decoded; expected one of JPEG" in lines
     assert "line 6: expected \"references\" to be a list of paths of pictures or clips, found 'whole.png'" in lines
     assert "line 7: expected at most 8 references, found 9" in lines
 
@@ -182,7 +183,7 @@ def test_rows_without_pictures_are_prompts_of_texts_alone(tmp_path: Path):
 
 
 def test_all_rows_whose_references_cannot_be_used_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_references, "MOST_PIXELS", 100 * 100)
+    monkeypatch.setattr(_reference_pixels, "MOST_PIXELS", 100 * 100)
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
     frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
     whole, huge = (picture(tmp_path / f"{n}.png", n, size).read_bytes() for n, size in enumerate([(9, 9), (101, 100)]))
@@ -195,7 +196,7 @@ def test_all_rows_whose_references_cannot_be_used_are_named_at_once(tmp_path: Pa
     assert f"{first}, row 0: reference 2: no bytes; a path alone is not read" in lines
     assert f"{first}, row 1: reference 1: an animation of 2 pictures; expected one picture" in lines
     assert f"{first}, row 2: reference 2: 101 x 100 pixels, at most 10000 are taken" in lines
-    assert f"{second}, row 0: reference 1: no picture that can be decoded" in lines
+    assert f"{second}, row 0: reference 1: cannot be read" in lines
     assert f"{second}, row 1: expected at most 8 references, found 9" in lines
     assert f"{second}, row 2" not in lines
 
@@ -257,6 +258,26 @@ def test_a_folder_has_a_prompt_a_file_whose_references_are_relative_to_it(tmp_pa
     assert '5.json: expected an object with the text "prompt"' in str(caught.value)
 
 
-def test_a_folder_without_prompts_is_a_mistake(tmp_path: Path):
-    with pytest.raises(ConfigError, match="holds no prompt"):
+def test_all_mistakes_of_a_folder_of_prompts_are_named_at_once(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("a cat", encoding="utf-8")
+    for name in ("b.txt", "c.txt"):
+        (tmp_path / name).write_bytes(b"\xff\xfe\xfa")
+    (tmp_path / "d.txt").write_text(" \n", encoding="utf-8")
+    (tmp_path / "e.json").write_text('[{"prompt": "x"}]', encoding="utf-8")
+    (tmp_path / "f.json").write_text('{"text": "x"}', encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        read_prompts(tmp_path)
+    said = str(caught.value)
+    assert f"{tmp_path / 'b.txt'} cannot be read" in said
+    assert f"{tmp_path / 'c.txt'} cannot be read" in said
+    assert "d.txt: an empty file; expected one prompt" in said
+    assert "e.json: a list; in a folder each file has one prompt" in said
+    assert 'f.json: expected an object with the text "prompt"' in said
+
+
+def test_a_folder_without_prompts_says_which_files_count(tmp_path: Path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "x"}', encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match=r"no file with a prompt; expected \.txt with a text or \.json with an object"
+    ):
         read_prompts(tmp_path)

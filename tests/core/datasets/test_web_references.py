@@ -12,7 +12,8 @@ from PIL import Image
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.datasets import _sources
 from cosmos_rl_core.datasets._base import ItemError, prompt_id
-from cosmos_rl_core.datasets._references import bytes_of, decoded
+from cosmos_rl_core.datasets._reference_pixels import decoded
+from cosmos_rl_core.datasets._references import bytes_of
 from cosmos_rl_core.datasets.web import Options, Source, prompts
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import media
@@ -96,7 +97,7 @@ def test_references_that_cannot_be_used_leave_out_their_sample_alone(tmp_path: P
     found = {name.removeprefix("0.tar/"): value for name, value in read(options).items()}
     assert found.pop("whole") == [picture(1)]
     assert found["missing"] == "missing: no reference ref.png in the sample, only jpg, json"
-    assert str(found["broken"]).startswith("broken.ref.png: no picture or clip that can be decoded")
+    assert str(found["broken"]).startswith("broken.ref.png: no picture and no clip that can be decoded")
     assert str(found["animated"]).startswith("animated.ref.png: an animation of 2 pictures")
     assert found["many"] == "many: expected at most 8 references, found 9"
     with pytest.raises(ConfigError) as raised:

@@ -202,7 +202,7 @@ def test_references_that_cannot_be_used_are_named_with_their_items(tmp_path: Pat
     said = str(error.value)
     assert f"0.json: no file at {folder / 'sources' / '0.png'}" in said
     assert "1.json: " in said
-    assert "no picture or clip that can be decoded" in said
+    assert "no picture and no clip that can be decoded" in said
     assert "2.json: expected \"references\" to be a list of paths of pictures or clips, found 'sources/2.png'" in said
 
 

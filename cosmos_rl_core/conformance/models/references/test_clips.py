@@ -9,7 +9,7 @@ import torch
 from cosmos_rl_core import plugins
 from cosmos_rl_core.conformance.models.families import PROMPTS, SCHEDULERS, SIZE
 from cosmos_rl_core.conformance.models.references.referring import ABLE, Referring, load_referring
-from cosmos_rl_core.datasets._references import CLIP_FRAMES
+from cosmos_rl_core.datasets._reference_pixels import CLIP_FRAMES
 from cosmos_rl_core.pipelines.spec import CONDITIONAL_MASK
 
 CONTINUING = [name for name in ABLE if plugins.load("models", name).SPEC.references.clips]
