@@ -190,6 +190,23 @@ def test_two_ranks_take_the_step_of_one(tmp_path: Path):
     require_close(finetune, two, {"current": 1e-5})
 
 
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize("trains", ["lora", "full"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_two_ranks_that_share_the_weights_take_the_step_of_one(name: str, trains: str, tmp_path: Path):
+    (inputs := tmp_path / "inputs").mkdir()
+    values = supervised(name, inputs)
+    if trains == "full":
+        del values["policy"]["lora"]
+    run = prepared(tmp_path, values)
+    finetune = requests.finetune(run, 0)
+    make(finetune, tmp_path)
+    shared = aside(finetune, "shared")
+    make_on_ranks(shared, tmp_path, 2, dp_shard_size=2)
+    require_close(finetune, shared, {"current": 1e-5})
+
+
 def test_references_that_cannot_be_used_are_named_with_their_items(tmp_path: Path):
     (inputs := tmp_path / "inputs").mkdir()
     values = supervised("flux2_klein", inputs)
