@@ -1,4 +1,4 @@
-"""The bytes of the pictures that prompts refer to, in a pool that all runs of a store share."""
+"""The bytes of the pictures and clips that prompts refer to, in a pool that all runs of a store share."""
 
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.datasets._base import ItemError, Reference

@@ -22,7 +22,7 @@ from stages.artifacts.slots import read_manifest
 POOL = "embeddings"
 """The pool's folder, next to the slots that it belongs to."""
 PICTURES = "references"
-"""The folder of the pool of pictures that prompts refer to. The name of each is its digest."""
+"""The folder of the pool of pictures and clips that prompts refer to. The name of each is its digest."""
 POOLED = ("embed", "references", "index")
 """The stages whose artifacts have an index of files of a pool; a part of a dataset only if items have references."""
 INDEX = "index.json"

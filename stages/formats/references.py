@@ -1,4 +1,4 @@
-"""Pictures that prompts refer to: in the pool of a store, by the digests of their files, and their sizes."""
+"""Pictures and clips that prompts refer to: in the pool of a store, by the digests of their files, and their sizes."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -17,7 +17,7 @@ from stages.artifacts.request import Input
 from stages.formats.parts import REFERENCES, Parts, references_in
 
 HELD = 16
-"""Decoded pictures in memory: samples of a prompt have the same."""
+"""Decoded references in memory: samples of a prompt have the same."""
 
 
 class Pictures:
@@ -28,14 +28,14 @@ class Pictures:
         self._decoded = lru_cache(HELD)(self._read)
 
     def of(self, digests: Sequence[str]) -> tuple[np.ndarray, ...]:
-        """Return pictures, uint8 RGB ``[1, height, width, 3]`` each.
+        """Return references, uint8 RGB ``[frames, height, width, 3]`` each, one frame of a picture.
 
         Raises :class:`ArtifactError` for one that is missing or damaged.
         """
         return tuple(self._decoded(one) for one in digests)
 
     def data(self, digest: str) -> bytes:
-        """Return the bytes of a picture's file. Raises :class:`ArtifactError` if it is missing or damaged."""
+        """Return the bytes of a reference's file. Raises :class:`ArtifactError` if it is missing or damaged."""
         data, fault = self.looked_at(digest)
         if fault:
             url = store.join(self._root, digest)
@@ -46,7 +46,7 @@ class Pictures:
         return data
 
     def looked_at(self, digest: str) -> tuple[bytes, str]:
-        """Return the bytes of a picture's file, and what is wrong with it: ``missing``, ``damaged``, or ""."""
+        """Return the bytes of a reference's file, and what is wrong with it: ``missing``, ``damaged``, or ""."""
         data = store.read_if_exists(store.join(self._root, digest))
         if data is None:
             return b"", "missing"
