@@ -20,7 +20,7 @@ from cosmos_rl_core.storage import store
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import Check, cut
-from stages.artifacts.pool import INDEX, PICTURES, index_of, put_picture
+from stages.artifacts.pool import INDEX, PICTURES, index_of, put_picture, renewed_picture
 from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Request
 from stages.artifacts.slots import folder_of
@@ -34,6 +34,8 @@ SAME = "the same medium and caption as "
 CHANGED = "the files of the dataset have changed since this index was planned; start it again"
 KEY = ["medium", "prompt_id"]
 """Columns by which an item is a duplicate."""
+MADE_HERE = "made_here"
+"""Column that says whether this attempt has read an item, and not an earlier one."""
 NOTHING: Row = {name: 0 if kind in ("int64", "float64") else None for name, kind in parts.INDEXED.items()}
 """Facts of what cannot be used."""
 THREADS = 8
@@ -93,12 +95,15 @@ def _same(before: parts.Parts, touched: set[str]) -> set[str]:
 def _read(
     context: Context[Ranks], sources: Mapping[str, Source], units: list[str], config: contracts.Index
 ) -> pd.DataFrame:
-    """Return a row an item of all changed units, each shard read or adopted from an earlier attempt. Collective."""
+    """Return a row an item of all changed units, each shard read or adopted from an earlier attempt. Collective.
+
+    The column :data:`MADE_HERE` says which.
+    """
     shards = _cut(sources, units, config.units_per_shard)
     # The names of all units would be a file of many megabytes. A digest tells the same.
     context.layout({"units": [[digest(shard)] for shard in shards]})
     names = [f"{contracts.RECORDS}rows/{number:05d}.parquet" for number in range(len(shards))]
-    done, root = 0, folder_of(context.attempt.request.slot)
+    done, root, here = 0, folder_of(context.attempt.request.slot), set[str]()
     for number in context.units(len(shards)):
         shard, check = shards[number], _has(shards[number])
         context.progress("indexing", done, len(units))
@@ -107,10 +112,12 @@ def _read(
                 found = pool.map(lambda unit: _rows(sources, unit, config, root), shard)
                 made = [row for rows in found for row in rows]
             context.attempt.finish(number, {names[number]: to_parquet(parts.table_of(made, parts.INDEXED))}, check)
+            here.add(names[number])
         done += len(shard)
     context.progress("indexing", len(units), len(units))
-    tables = [from_parquet(context.attempt.read(name)) for name in names]
-    return pd.concat([parts.table_of((), parts.INDEXED), *tables], ignore_index=True)
+    tables = [from_parquet(context.attempt.read(name)).assign(**{MADE_HERE: name in here}) for name in names]
+    none = parts.table_of((), parts.INDEXED | {MADE_HERE: "bool"})
+    return pd.concat([none, *tables], ignore_index=True)
 
 
 def _cut(sources: Mapping[str, Source], units: Sequence[str], size: int) -> list[list[str]]:
@@ -165,14 +172,17 @@ def _row(source: Source, unit: str, item: Item, config: contracts.Index, root: s
 
 
 def _kept(request: Request, sources: Mapping[str, Source], new: Any) -> dict[str, FileEntry]:
-    """Return the pool's files of the references of new items.
+    """Return the pool's files of the references of new items, each written or dated anew by this attempt.
 
-    One that is not there any more, as an earlier attempt has stored it long ago, is read again.
+    What an earlier attempt has stored, perhaps long ago, may be deleted until then. It is read again if it is gone.
     """
     root, rows = folder_of(request.slot), new[new[parts.REFERENCES].notna()].to_dict("records")
-    wanted = {one.digest: row for row in rows for one in parts.references_in(row[parts.REFERENCES])}
+    named = [(one.digest, row) for row in rows for one in parts.references_in(row[parts.REFERENCES])]
+    wanted, young = dict(named), {name for name, row in named if row[MADE_HERE]}
 
     def entry(name: str) -> FileEntry:
+        if name not in young:
+            return renewed_picture(root, name) or _again(root, sources, wanted[name], name)
         size = store.size(store.join(root, path := f"{PICTURES}/{name}"))
         if size is None:
             return _again(root, sources, wanted[name], name)

@@ -101,6 +101,12 @@ def put_picture(root: str, data: bytes) -> FileEntry:
             return entry
 
 
+def renewed_picture(root: str, name: str) -> FileEntry | None:
+    """Date a picture as written now, like :func:`put_picture`. Return None if it is not there whole."""
+    data = store.read_if_exists(store.join(root, PICTURES, name))
+    return put_picture(root, data) if data is not None and sha256(data) == name else None
+
+
 def is_announced(names: Container[str]) -> bool:
     """Return whether a sweep was announced and has not ended, by the names of all files next to the slots."""
     return f"{POOL}/{_SWEEP}" in names

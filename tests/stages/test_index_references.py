@@ -157,7 +157,7 @@ def test_pictures_of_items_that_are_left_out_for_other_reasons_are_not_kept(fold
     assert kept(tmp_path) == set()
 
 
-def test_a_picture_that_was_deleted_since_an_attempt_stored_it_is_read_again(folder: Path, tmp_path: Path):
+def test_a_picture_that_was_lost_since_an_attempt_stored_it_is_read_again(folder: Path, tmp_path: Path):
     pool = tmp_path / "store" / "dataset" / PICTURES
     dataset = Dataset(folder, tmp_path, max_left_out=0.0, units_per_shard=2)
     edit(folder, 9)
@@ -166,6 +166,7 @@ def test_a_picture_that_was_deleted_since_an_attempt_stored_it_is_read_again(fol
         dataset.make()
     assert kept(tmp_path) == {*DIGESTS}
     (pool / DIGESTS[2]).unlink()
+    (pool / DIGESTS[1]).write_bytes(b"damaged")
     dataset.settings["max_left_out"] = 1.0
     assert dataset.make() == counts(items=4, left_out=1, units_read=5)
     assert kept(tmp_path) == {*DIGESTS}

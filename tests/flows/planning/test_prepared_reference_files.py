@@ -10,6 +10,7 @@ from PIL import Image
 
 from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.datasets._base import prompt_id
+from cosmos_rl_core.errors import DatasetError
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.media import encode
 from flows.auditing.audit import audit
@@ -19,7 +20,9 @@ from flows.operations.show_data import show
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.pool import PICTURES, put_picture
 from stages.formats.parts import Parts, references_in
+from tests.flows.garbage.test_gc_meanwhile import During
 from tests.flows.prepared import add, age, collect, prepare, run_on
+from tests.stages.test_index import Dataset, counts
 from tests.stages.training.test_prepared_references import on_snapshots, prepared
 from tests.stages.training.test_reference_media import supervised
 
@@ -107,6 +110,20 @@ def test_a_picture_that_is_stored_again_before_the_sweep_stays(clips: Path, tmp_
     monkeypatch.setattr(garbage, "Pool", Meanwhile)
     collect(url)
     assert pool(url) == digests(0, 1, 2, 9)
+
+
+def test_pictures_of_an_attempt_that_failed_long_ago_stay_for_the_next(clips: Path, tmp_path: Path, monkeypatch):
+    (clips / "0009.json").write_text('{"prompt": " "}', encoding="utf-8")
+    dataset, url = Dataset(clips, tmp_path, max_left_out=0.0, units_per_shard=2), str(tmp_path / "store")
+    with pytest.raises(DatasetError, match="1 of 4 items cannot be used"):
+        dataset.make()
+    put_picture(f"{url}/dataset", picture(9))
+    age(url)
+    dataset.settings["max_left_out"] = 1.0
+    middle = During(monkeypatch, "put_if_absent", r"part-0/manifest\.", lambda: garbage.gc_datasets(url))
+    assert dataset.make() == counts(items=3, left_out=1, units_read=4)
+    assert middle.done
+    assert pool(url) == digests(0, 1, 2)
 
 
 def test_an_audit_finds_a_changed_and_a_missing_picture(tmp_path: Path):
