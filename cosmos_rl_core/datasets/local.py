@@ -6,7 +6,7 @@ whose ``prompt`` is the caption. Folders: media in ``images/`` or ``videos/``, c
 folder. The id of an item is its stem, with the number of the clip if videos give several. Items are sorted by id.
 
 An object may have ``references``, a list of pictures that an edit begins with and whose result the medium is: their
-paths, relative to the folder and inside it, in a folder of their own. Its other keys are ignored.
+paths, relative to the folder and inside it, in a folder of their own, with any extension. Its other keys are ignored.
 """
 
 import itertools
@@ -29,7 +29,7 @@ from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _clips, _probe
 from cosmos_rl_core.datasets._base import Item, ItemError, Picture, Prompt, Reference, prompt_id
 from cosmos_rl_core.datasets._files import REFERENCES, kind_of
-from cosmos_rl_core.datasets._layout import Files, is_medium, layout, misfits, no_folder, nothing_in, read_caption
+from cosmos_rl_core.datasets._layout import Files, layout, misfits, no_folder, nothing_in, read_caption
 from cosmos_rl_core.datasets._references import References, frame_in, frames_of, places_in
 from cosmos_rl_core.errors import ConfigError, UnreadableError, mistakes_in
 from cosmos_rl_core.storage import store
@@ -148,6 +148,7 @@ class Source:
         self._root, self._first_frame, self._size = options.local_dir, options.first_frame, options.size
         self._media: dict[str, list[str]] = {}
         self._captions: dict[str, list[str]] = {}
+        self._all_media: frozenset[str] = frozenset()
 
     def stamps(self) -> dict[str, str]:
         """Return sizes and times, or ETags, of the files of each item, and of the references that captions name.
@@ -162,6 +163,7 @@ class Source:
             # A disk that is not mounted must not end every item.
             raise no_folder(self._root)
         self._media, self._captions = layout(self._root, found)
+        self._all_media = frozenset(itertools.chain(*self._media.values()))
         if not self._media and not self._captions:
             raise ConfigError(nothing_in(self._root, found))
         units = sorted(self._media.keys() | self._captions.keys())
@@ -190,18 +192,21 @@ class Source:
         except ValueError as error:
             raise ItemError(f"{PurePath(self._captions[item.name][0]).name}: {error}") from error
         if not self._first_frame:
-            return [Picture(place, self._picture(place)) for place in places]
+            return [Picture(place, self._picture(place, item.name)) for place in places]
         if places:
             raise ItemError(_twice(self._media[item.name][0]))
         with self.open(item.name) as file:
             return [Picture(f"{self._media[item.name][0]}, frame 0", frame_in(file, item.kind, 0, self._size))]
 
-    def _picture(self, place: str) -> bytes:
+    def _picture(self, place: str, unit: str) -> bytes:
         root, on_disk = self._root, "://" not in self._root
         path = posixpath.normpath(place)
         outside = path.startswith("/") or path.split("/")[0] == ".."
         if outside or (on_disk and not Path(root, path).resolve().is_relative_to(Path(root).resolve())):
             raise ItemError(f"the reference {place} is outside the folder {root}; put it in a folder there")
+        if path in self._all_media and path not in self._media[unit]:
+            # A stamp covers its item's own files and those of no item: only for these are captions read.
+            raise ItemError(f"the reference {place} is the medium of another item; put a copy into a folder of its own")
         try:
             return store.read(store.join(root, path))
         except FileNotFoundError as error:
@@ -210,12 +215,11 @@ class Source:
             raise ItemError(f"{store.join(root, place)} cannot be read: {error}") from error
 
     def _named(self, found: Mapping[str, str]) -> dict[str, list[str]]:
-        """Return the places that the captions of each unit name, if there are pictures or clips elsewhere.
+        """Return the places that the captions of each unit name, if there are files that belong to no item.
 
         Without any no file is read. Captions that cannot be read name none.
         """
-        media = {*itertools.chain(*self._media.values())}
-        if self._first_frame or not any(is_medium(name) and name not in media for name in found):
+        if self._first_frame or found.keys() <= self._all_media.union(*self._captions.values()):
             return {}
         captions = {
             name: unit for unit, some in self._captions.items() for name in some if name.lower().endswith(".json")

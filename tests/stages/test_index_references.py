@@ -114,6 +114,32 @@ def test_what_changes_of_references_is_another_item_and_nothing_else_is_read(fol
     assert (new["name"], new["new_medium"], new["new_prompt"]) == ("4", True, False)
 
 
+@pytest.mark.parametrize("extension", [".bmp", ".gif", ".tiff", ".avif", ""])
+def test_a_changed_reference_is_found_whatever_its_name_ends_in(extension: str, tmp_path: Path):
+    (folder := tmp_path / "edits" / "before").mkdir(parents=True)
+    (reference := folder / f"0{extension}").write_bytes(picture(0))
+    edit(folder.parent, 0, f"before/0{extension}")
+    edit(folder.parent, 1)
+    dataset = Dataset(folder.parent, tmp_path)
+    assert dataset.make() == counts(items=2, units_read=2)
+    reference.write_bytes(other := picture(9))
+    assert dataset.make() == counts(items=1, removed=1, units_read=1)
+    assert kept(tmp_path) == {sha256(picture(0)), sha256(other)}
+
+
+def test_an_item_that_refers_to_the_medium_of_another_is_left_out(tmp_path: Path):
+    (folder := tmp_path / "edits").mkdir()
+    for number, reference in enumerate(("0.png", "./0.png", "2.png")):
+        edit(folder, number, reference)
+    dataset = Dataset(folder, tmp_path, max_left_out=0.5)
+    assert dataset.make() == counts(items=2, left_out=1, units_read=3)
+    said = "the reference ./0.png is the medium of another item; put a copy into a folder of its own"
+    assert dataset.left_out()[["name", "reason"]].to_numpy().tolist() == [["1", said]]
+    (folder / "2.png").write_bytes(picture(9))
+    assert dataset.make() == counts(items=1, removed=1, left_out=1, units_read=1)
+    assert kept(tmp_path) == {sha256(picture(100)), sha256(picture(102)), sha256(picture(9))}
+
+
 def test_items_whose_references_cannot_be_used_are_left_out_by_name_until_they_are_mended(folder: Path, tmp_path: Path):
     before, frames = folder / "before", [Image.fromarray(np.full((8, 8, 3), grey, np.uint8)) for grey in (0, 255)]
     (before / "0.png").unlink()
