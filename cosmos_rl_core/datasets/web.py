@@ -3,14 +3,16 @@
 A sample is the files of a tar whose paths are equal up to the first dot of the name: ``000017.mp4``, ``000017.txt``.
 Its medium is the file with the extension of an image or video. Its caption is ``.txt``, or ``prompt`` in ``.json``.
 The object may have ``references``, a list of pictures that the caption refers to: other files of the sample by their
-extensions, such as ``source.png`` for ``000017.source.png``. With an index of upstream's layout, a sample is in two
-tars of one name, in ``metas/`` and ``video/``; its caption is its first window's, and all windows are kept as
-metadata. Nothing of a tar is extracted.
+extensions, such as ``source.png`` for ``000017.source.png``, or by their names. Next to ``.txt`` nothing else of the
+object is read. With an index of upstream's layout, a sample is in two tars of one name, in ``metas/`` and ``video/``;
+its caption is its first window's, and all windows are kept as metadata. Nothing of a tar is extracted.
 """
 
+import json
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import PurePath
 from typing import Any, BinaryIO, Literal
 
 from pydantic import Field, PositiveInt, field_validator
@@ -19,7 +21,17 @@ from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _shard_urls, _sources
 from cosmos_rl_core.datasets._base import Item, ItemError, Picture, Prompt, Reference, prompt_id
-from cosmos_rl_core.datasets._files import IMAGES, PROMPT, REFERENCES, VIDEOS, caption_in, checked, kind_of, parsed
+from cosmos_rl_core.datasets._files import (
+    IMAGES,
+    PROMPT,
+    REFERENCES,
+    VIDEOS,
+    caption_in,
+    checked,
+    kind_of,
+    line,
+    parsed,
+)
 from cosmos_rl_core.datasets._reference_pixels import MOST_BYTES
 from cosmos_rl_core.datasets._references import frame_in, places_in
 from cosmos_rl_core.datasets._shard import Place, Sample, Shard, stamp_of
@@ -178,15 +190,14 @@ class Source:
         """Return the files that the caption of a sample refers to."""
         sample = shard.samples[key]
         try:
-            names = [name.lower() for name in places_in(item.metadata.get(REFERENCES, []))]
+            names = places_in(item.metadata.get(REFERENCES, []))
         except ValueError as error:
             raise ItemError(f"{key}: {error}") from error
-        for name in names:
-            if name not in sample:
-                raise ItemError(f"{key}: no reference {name} in the sample, only {', '.join(sample)}")
-            if sample[name].file.size > MOST_BYTES:
-                raise ItemError(f"{key}.{name}: {sample[name].file.size} bytes, at most {MOST_BYTES} are taken")
-        return [sample[name] for name in names]
+        found = [_named(sample, key, name) for name in names]
+        for place in found:
+            if place.file.size > MOST_BYTES:
+                raise ItemError(f"{place.name}: {place.file.size} bytes, at most {MOST_BYTES} are taken")
+        return found
 
     def _item(self, shard: Shard, key: str) -> Item:
         # One damaged sample is left out alone, when it is opened.
@@ -216,6 +227,8 @@ class Source:
         if place.file.size > MAX_CAPTION_BYTES:
             raise ItemError(f"{name}: {place.file.size} bytes, expected at most {MAX_CAPTION_BYTES} of a caption")
         value = parsed(name, shard.read(place))
+        if not name.lower().endswith(".json"):
+            return caption_in(name, value)[0], _references_next_to(shard, sample)
         if isinstance(value, dict) and WINDOWS in value:
             return _of_windows(name, value, self._options.caption_key or WINDOW_CAPTION), value
         return caption_in(name, value, self._options.caption_key or PROMPT)
@@ -245,6 +258,38 @@ class Source:
                     self._kept.pop(unit, None)
                 shard.set_exception(error)
         return shard.result()
+
+
+def _named(sample: Sample, key: str, name: str) -> Place:
+    """Return the file of a sample with this extension or name, in capitals or small letters.
+
+    Raises :class:`ItemError` if there is none.
+    """
+    wanted, starts = name.lower(), (f"{key}.", f"{PurePath(key).name}.", ".")
+    for start in ("", *map(str.lower, starts)):
+        if wanted.startswith(start) and (extension := wanted.removeprefix(start)) in sample:
+            return sample[extension]
+    raise ItemError(f"{key}: no reference {name} in the sample; name one by its extension: {', '.join(sample)}")
+
+
+def _references_next_to(shard: Shard, sample: Sample) -> dict[str, Any]:
+    """Return the references that the JSON of a sample names whose caption is a text.
+
+    Raises :class:`ItemError` if it names some and cannot be read. Whatever else is in it may be damaged.
+    """
+    place = sample.get("json")
+    if place is None or place.file.size > MAX_CAPTION_BYTES:
+        return {}
+    if f'"{REFERENCES}"'.encode() not in (data := shard.read(place)):
+        return {}
+    try:
+        about = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ItemError(f"{place.name}: cannot be read: {line(error)}") from error
+    found = about.get(REFERENCES) if isinstance(about, dict) else None
+    # Another value tells something else, and a text is a slip only if it names a file here.
+    named = isinstance(found, list) or (isinstance(found, str) and found.lower() in sample)
+    return {REFERENCES: found} if found and named else {}
 
 
 def _of_windows(name: str, value: dict[str, Any], key: str) -> str:

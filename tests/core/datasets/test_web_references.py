@@ -83,6 +83,40 @@ def test_prompts_are_texts_and_pictures_whose_bytes_are_found_again_in_the_tar(t
         assert all((one.height, one.width) == (16, 24) for one in prompt.references)
 
 
+def test_a_reference_may_be_named_as_its_file_is(tmp_path: Path):
+    named = ["0.source.png", ".source.png", "b/0.Source.png", "0.png", "1.source.png", "b/1.source.png"]
+    files = {"b/0.source.png": picture(1), "b/0.0.png": picture(2)}
+    found: list[Any] = []
+    for name in named:
+        options = options_of(tmp_path, files | {"b/0.jpg": picture(0), "b/0.json": about("a hat", name)})
+        found.append(read(options)["0.tar/b/0"])
+    said = "b/0: no reference {} in the sample; name one by its extension: source.png, 0.png, jpg, json"
+    assert found == [[picture(1)]] * 3 + [[picture(2)]] + [said.format(name) for name in named[4:]]
+
+
+def test_references_are_read_of_json_next_to_a_text_and_nothing_else_is(tmp_path: Path):
+    files = {"9.json": b'{"prompt": 1, "similarity": NaN, "about": "references"}'}
+    for name, data in EDITS.items():
+        files |= {name: data} | ({f"{name[0]}.txt": f"text {name[0]}".encode()} if name.endswith(".json") else {})
+    for number, other in ((7, b'{"references": "Smith 2001"}'), (8, b"{")):
+        files |= {f"{number}.png": picture(0), f"{number}.txt": f"text {number}".encode(), f"{number}.json": other}
+    files |= {"9.png": picture(0), "9.txt": b"text 9"}
+    files["3.json"] = b'{"similarity": NaN, "references": ["source.png"]}'
+    options = options_of(tmp_path, files)
+    expected = {"0": [picture(1)], "1": [picture(2), picture(3)], "2": [], "3": [picture(1)]} | {n: [] for n in "789"}
+    assert read(options) == {f"0.tar/{key}": some for key, some in expected.items()}
+    source = Source(options)
+    items = [item for unit in source.stamps() for item in source.items(unit)]
+    named = {"0": ["source.png"], "1": ["Source.JPG", "mask.png"], "3": ["source.png"]}
+    told = {f"0.tar/{key}": (f"text {key}", {"references": named[key]} if key in named else {}) for key in expected}
+    assert {item.name: (item.caption, item.metadata) for item in items} == told
+    (tmp_path / "0.tar").write_bytes(shard({"0.txt": b"x", "0.png": picture(0), "0.json": b'{"references": [}'}))
+    source = Source(options)
+    (item,) = (item for unit in source.stamps() for item in source.items(unit))
+    with pytest.raises(ItemError, match=r"0\.json: cannot be read: "):
+        source.open(item.name)
+
+
 def test_references_that_cannot_be_used_leave_out_their_sample_alone(tmp_path: Path):
     frames = [Image.fromarray(np.full((8, 8, 3), grey, np.uint8)) for grey in (0, 255)]
     animated = io.BytesIO()
@@ -96,7 +130,7 @@ def test_references_that_cannot_be_used_leave_out_their_sample_alone(tmp_path: P
     options = options_of(tmp_path, files)
     found = {name.removeprefix("0.tar/"): value for name, value in read(options).items()}
     assert found.pop("whole") == [picture(1)]
-    assert found["missing"] == "missing: no reference ref.png in the sample, only jpg, json"
+    assert found["missing"] == "missing: no reference ref.png in the sample; name one by its extension: jpg, json"
     assert str(found["broken"]).startswith("broken.ref.png: no picture and no clip that can be decoded")
     assert str(found["animated"]).startswith("animated.ref.png: an animation of 2 pictures")
     assert found["many"] == "many: expected at most 8 references, found 9"
