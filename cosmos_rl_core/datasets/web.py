@@ -83,8 +83,8 @@ class Options(DatasetOptions):
 
 
 def prompts(options: Options) -> tuple[Prompt, ...]:
-    """Return each caption once, in the order of the samples. Reads all shards, and decodes media if first frames are
-    references.
+    """Return each caption once, in the order of the samples. Reads all shards; needs media for first frames alone,
+    and decodes these.
 
     Raises one :class:`ConfigError` with every mistake: shards and samples that cannot be used.
     """
@@ -97,7 +97,6 @@ def prompts(options: Options) -> tuple[Prompt, ...]:
             continue
         for item in items:
             try:
-                source.open(item.name).close()
                 prompt = _prompt(source, item)
                 found.setdefault(prompt.id, prompt)
             except ItemError as error:
@@ -149,19 +148,20 @@ class Source:
 
     def open(self, name: str) -> BinaryIO:
         """Open the medium of a sample. Raises :class:`ItemError` if it has none, or its caption is damaged."""
-        shard, key = self._of(name)
-        if key not in shard.captioned:
-            self._caption(shard, key)
+        shard, key = self._captioned(name)
         return shard.open(self._medium(shard.samples[key], key))
 
     def references(self, item: Item) -> list[Picture]:
         """Return the pictures that a caption refers to, or the first frame. Raises :class:`ItemError`."""
-        shard, key = self._of(item.name)
+        shard, key = self._captioned(item.name)
         pictures = [Picture(one.name, shard.read(one)) for one in self._pictures(shard, key, item)]
         if not self._options.first_frame:
             return pictures
         if pictures:
             raise ItemError(f"{key}: its caption names references; leave first_frame out, or the references")
+        self._medium(shard.samples[key], key)
+        if item.kind == "image":
+            raise ItemError(f"{key}: an image; first_frame takes videos here")
         with self.open(item.name) as file:
             return [Picture(f"{key}, frame 0", frame_in(file, item.kind, 0, self._options.size))]
 
@@ -174,8 +174,6 @@ class Source:
         if not found:
             return ()
         (shard, key), is_frame = self._of(item.name), self._options.first_frame
-        if is_frame and item.kind == "image":
-            raise ItemError(f"{key}: an image; first_frame takes videos here")
         places = [self._medium(shard.samples[key], key)] if is_frame else self._pictures(shard, key, item)
         urls = [*self._tars[shard.unit]]
         if any(_shard_urls.is_http(urls[place.tar]) for place in places):
@@ -200,12 +198,13 @@ class Source:
         return found
 
     def _item(self, shard: Shard, key: str) -> Item:
-        # One damaged sample is left out alone, when it is opened.
+        # One damaged sample is left out alone, when it is opened. Prompts need no medium.
         caption, metadata, kind = None, dict[str, Any](), "image"
         with suppress(ItemError):
-            kind = kind_of(self._medium(shard.samples[key], key).file.name)
             caption, metadata = self._caption(shard, key)
             shard.captioned.add(key)
+        with suppress(ItemError):
+            kind = kind_of(self._medium(shard.samples[key], key).file.name)
         return Item(f"{shard.unit}/{key}", kind, caption, metadata)
 
     def _medium(self, sample: Sample, key: str) -> Place:
@@ -232,6 +231,13 @@ class Source:
         if isinstance(value, dict) and WINDOWS in value:
             return _of_windows(name, value, self._options.caption_key or WINDOW_CAPTION), value
         return caption_in(name, value, self._options.caption_key or PROMPT)
+
+    def _captioned(self, name: str) -> tuple[Shard, str]:
+        """Return the shard of an item, and the sample's key there. Raises :class:`ItemError` for a damaged caption."""
+        shard, key = self._of(name)
+        if key not in shard.captioned:
+            self._caption(shard, key)
+        return shard, key
 
     def _of(self, name: str) -> tuple[Shard, str]:
         """Return the shard of an item, and the sample's key there. Raises ``KeyError`` if it is not there."""

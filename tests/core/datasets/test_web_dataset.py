@@ -355,7 +355,7 @@ def test_a_disk_that_is_not_mounted_and_two_shards_of_one_name_are_mistakes(fold
 
 def test_prompts_are_the_captions_and_every_mistake_is_listed(folder: Path):
     assert [prompt.text for prompt in prompts(Options(urls=(str(folder),)))] == [f"picture {n}" for n in range(3)]
-    (folder / "000.tar").write_bytes(shard({"0.png": b"", "1.txt": b"a", "2.txt": b" ", "2.png": b""}))
+    (folder / "000.tar").write_bytes(shard({"0.png": b"", "1.json": b"a", "2.txt": b" ", "2.png": b""}))
     (folder / "001.tar").write_bytes(b"no tar")
     with pytest.raises(ConfigError) as raised:
         prompts(Options(urls=(str(folder),)))

@@ -117,6 +117,25 @@ def test_references_are_read_of_json_next_to_a_text_and_nothing_else_is(tmp_path
         source.open(item.name)
 
 
+def test_prompts_need_no_media_but_for_first_frames(tmp_path: Path):
+    files = {
+        "0.source.png": picture(1), "0.json": about("a hat", "source.png"),
+        "1.before.png": picture(2), "1.txt": b"a coat", "1.json": b'{"references": ["before.png"]}',
+        "2.png": picture(3), "2.jpg": picture(4), "2.txt": b"two media",
+        "3.png": b"damaged", "3.txt": b"a text",
+    }  # fmt: skip
+    found = prompts(options_of(tmp_path, files))
+    digests = {"a hat": [sha256(picture(1))], "a coat": [sha256(picture(2))], "two media": [], "a text": []}
+    assert [prompt.id for prompt in found] == [prompt_id(text, some) for text, some in digests.items()]
+    assert [bytes_of(one) for prompt in found for one in prompt.references] == [picture(1), picture(2)]
+    with pytest.raises(ConfigError) as raised:
+        prompts(options_of(tmp_path, {"0.txt": b"a clip", "1.json": b"{}"}, first_frame=True))
+    assert str(raised.value).splitlines()[1:] == [
+        "    0.tar: 0: no image or video, only txt",
+        '    0.tar: 1.json: no caption; expected an object with the text "prompt"',
+    ]
+
+
 def test_references_that_cannot_be_used_leave_out_their_sample_alone(tmp_path: Path):
     frames = [Image.fromarray(np.full((8, 8, 3), grey, np.uint8)) for grey in (0, 255)]
     animated = io.BytesIO()
@@ -143,7 +162,9 @@ def test_the_first_frame_of_a_video_can_be_its_reference(tmp_path: Path):
     frames, data = clip(0)
     files = {"0.mkv": data, "0.txt": b"a clip", "1.png": picture(0), "1.txt": b"a picture"}
     options = options_of(tmp_path, files, first_frame=True, size=(32, 48))
-    (first,) = read(options)["0.tar/0"]
+    found = read(options)
+    (first,) = found["0.tar/0"]
+    assert found["0.tar/1"] == "1: an image; first_frame takes videos here"
     assert isinstance(first, bytes)
     assert np.array_equal(decoded(first), frames[:1])
     with pytest.raises(ConfigError, match="1: an image; first_frame takes videos here"):
