@@ -12,14 +12,14 @@ from io import BytesIO
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 import pyarrow as pa
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, PositiveInt
 
 from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _arrow_files
 from cosmos_rl_core.datasets._base import Item, ItemError, Picture, Prompt
 from cosmos_rl_core.datasets._prompt_files import prompts_of
-from cosmos_rl_core.datasets._references import MOST, Span
+from cosmos_rl_core.datasets._references import MOST, Span, frame_in
 from cosmos_rl_core.datasets._saved_folder import SavedFolder
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
@@ -48,6 +48,11 @@ class Options(DatasetOptions):
     """Column with the images or videos. Default: the only one."""
     references_column: str = Field(default="", json_schema_extra={"neutral": ""})
     """Column with the pictures that prompts refer to, one or a list a row. Default: ``references``, if it has any."""
+    first_frame: bool = Field(default=False, json_schema_extra={"neutral": False})
+    """The first frame of each video is its reference, for models that make a video of a picture. Only prepared datasets
+    take it."""
+    size: tuple[PositiveInt, PositiveInt] = Field(default=(1024, 1024), json_schema_extra={"neutral": [1024, 1024]})
+    """Height and width that first frames are scaled and cropped to: the size of the videos that are trained on."""
 
 
 def prompts(options: Options) -> tuple[Prompt, ...]:
@@ -56,6 +61,11 @@ def prompts(options: Options) -> tuple[Prompt, ...]:
     Raises one :class:`ConfigError` with every row without a text or with a reference that cannot be used, or with the
     file that is damaged.
     """
+    if options.first_frame:
+        raise ConfigError(
+            f"{options.local_dir}: rows of prompts have no first frames; prepare a dataset from them (cosmos-flows "
+            "preprocess), put pictures into a column of references, or leave first_frame out"
+        )
     folder = _Folder(options)
     return prompts_of(options.local_dir, _prompts(folder, folder.references(options.references_column)))
 
@@ -94,7 +104,9 @@ class Source:
         """
         self._folder = _Folder(self._options)
         self._references = self._folder.references(self._options.references_column)
-        self._medium = self._folder.medium(self._options.media_column, self._references)
+        column, kind = self._medium = self._folder.medium(self._options.media_column, self._references)
+        if self._options.first_frame and kind == "image":
+            raise ConfigError(f"{self._folder.url}: the column {column} has images; first_frame takes videos here")
         return self._folder.stamps
 
     def items(self, unit: str) -> list[Item]:
@@ -130,8 +142,16 @@ class Source:
         return BytesIO(store.read(store.join(self._folder.url, unit), start, end) if end > start else b"")
 
     def references(self, item: Item) -> list[Picture]:
-        """Return the pictures that a row refers to. Raises :class:`ItemError` for one without bytes."""
+        """Return the pictures that a row refers to, or the first frame.
+
+        Raises :class:`ItemError` for one without bytes, and for a video that cannot be read.
+        """
         pictures = self._pictures.get(item.name, [])
+        if self._options.first_frame:
+            if pictures:
+                raise ItemError("the row has references; leave first_frame out, or the references")
+            with self.open(item.name) as file:
+                return [Picture(f"{item.name}, frame 0", frame_in(file, item.kind, 0, self._options.size))]
         if len(pictures) > MOST:
             raise ItemError(f"expected at most {MOST} references, found {len(pictures)}")
         if None in pictures:

@@ -17,8 +17,10 @@ from PIL import Image
 from cosmos_rl_core.conformance.kinds.hf_folder import MEDIUM, media, save, save_splits
 from cosmos_rl_core.datasets import hf
 from cosmos_rl_core.datasets._base import ItemError, prompt_id
+from cosmos_rl_core.datasets._references import decoded
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
+from cosmos_rl_core.storage.media import encode
 
 IMAGE = {"image": {"_type": "Image"}}
 
@@ -120,6 +122,37 @@ def test_batches_without_bytes_or_rows_are_whole(tmp_path: Path, values: list[by
             to.write_batch(pa.record_batch([media([]), pa.array([], pa.string())], schema=schema))
     items = source(tmp_path).items("data-00000-of-00001.arrow")
     assert [item.caption for item in items] == ["a"] * len(values)
+
+
+def test_the_first_frame_of_each_video_can_be_its_reference(tmp_path: Path):
+    frames = np.random.default_rng(0).integers(0, 256, (5, 32, 48, 3), dtype=np.uint8)
+    row = {"bytes": PICTURES[0], "path": ""}
+    columns = {
+        "clip": media([encode(frames)[1], encode(frames[1:])[1], encode(frames)[1], b"damaged"]),
+        "text": pa.array("abcd"),
+        "references": pa.array([[], [], [row], []], pa.list_(MEDIUM)),
+    }
+    save(tmp_path / "clips", columns, {"clip": {"_type": "Video"}})
+    found = source(tmp_path / "clips", first_frame=True, size=[32, 48])
+    read: list[Any] = []
+    for item in found.items("data-00000-of-00001.arrow"):
+        try:
+            read += [decoded(picture.data) for picture in found.references(item)]
+        except ItemError as error:
+            read.append(str(error))
+    assert np.array_equal(read[:2], [frames[:1], frames[1:2]])
+    assert read[2] == "the row has references; leave first_frame out, or the references"
+    assert len(read) == 4
+    assert read[3].startswith("cannot be read: ")
+    with pytest.raises(ConfigError, match="rows of prompts have no first frames; prepare a dataset from them"):
+        texts(tmp_path / "clips", first_frame=True)
+    with pytest.raises(ConfigError, match="the column image has images; first_frame takes videos here"):
+        source(pictures(tmp_path / "pictures"), first_frame=True)
+
+
+def test_options_without_first_frames_are_as_in_earlier_versions(tmp_path: Path):
+    names = ("name", "split", "caption_column", "media_column")
+    assert hf.Options(local_dir=str(tmp_path)).identity() == {name: "hf" if name == "name" else "" for name in names}
 
 
 def test_videos_and_large_binaries_are_media_too(tmp_path: Path):
