@@ -6,6 +6,7 @@ from typing import Any
 
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.config.train import SnapshotOptions
+from cosmos_rl_core.datasets._files import REFERENCES
 from cosmos_rl_core.datasets._windows import Windows
 from cosmos_rl_core.errors import ConfigError
 from stages.artifacts.snapshots import Snapshot
@@ -27,15 +28,33 @@ def check_items(items: Any, windows: Windows, where: str) -> None:
         )
 
 
-def check_references(items: Any, where: str) -> None:
-    """Raise :class:`ConfigError` for items that name references which were not kept."""
-    named = items["metadata"].map(lambda told: bool(json.loads(told).get("references")))
-    if (lost := named & items["references"].isna()).any():
+def check_references(items: Any, where: str, sources: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise :class:`ConfigError` for items that name references which were not kept.
+
+    ``sources`` are the options of the dataset's sources, by name.
+    """
+    bare = items[items["references"].isna()]
+    values = bare["metadata"].map(lambda told: json.loads(told).get(REFERENCES))
+    lost, named = bare[values.astype(bool)], values[values.astype(bool)]
+    if lost.empty:
+        return
+    # A column with pictures is no metadata, so of rows only other columns are.
+    rows = lost["unit"].str.partition("/")[0].map(lambda name: sources.get(name, {}).get("name") == "hf")
+    other = rows.astype(bool) | ~named.map(_are_places).astype(bool)
+    if other.any():
         raise ConfigError(
-            f"{lost.sum()} items of {where} name references that were not kept, e.g. "
-            f"{items.loc[lost, 'name'].iloc[0]}: earlier versions kept none, and of rows only pictures are kept; read "
-            "all files again (cosmos-flows preprocess --verify)"
+            f"{other.sum()} items of {where} have a column or key `references` without pictures, e.g. "
+            f"{lost.loc[other, 'name'].iloc[0]}: {named[other].iloc[0]!r:.80}; rename it in the files of the dataset, "
+            "and prepare it again"
         )
+    raise ConfigError(
+        f"{len(lost)} items of {where} name references that were not kept, e.g. {lost['name'].iloc[0]}: an earlier "
+        "version has indexed them; read all files again (cosmos-flows preprocess --verify)"
+    )
+
+
+def _are_places(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 def check_first_frames(recipe: Recipe, options: SnapshotOptions, items: Any, head: Snapshot) -> None:

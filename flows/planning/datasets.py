@@ -292,7 +292,7 @@ def _of_snapshot(recipe: Recipe, options: SnapshotOptions, store_url: str) -> Me
     if not len(items):
         raise ConfigError(f"snapshot {head.number} of {name!r} has no item with side = {options.side!r}")
     if directories.spec(path := costs.base_path(recipe)).references:
-        check_references(items, f"snapshot {head.number} of {name!r}")
+        check_references(items, f"snapshot {head.number} of {name!r}", head.sources)
         check_first_frames(recipe, options, items, head)
     check_items(items, windows_of(recipe, options), f"snapshot {head.number} of {name!r}")
     check_weights(items, options.weights, TRAINED, f"snapshot {head.number} of {name!r}")

@@ -2,14 +2,18 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from PIL import Image
 
 from cosmos_rl_core.conformance.kinds.hf_folder import MEDIUM, media, save
 from cosmos_rl_core.conformance.models import tiny_pipelines
+from cosmos_rl_core.errors import ConfigError
+from flows.checking.snapshots import check_references
 from tests.flows.planning.test_plan import mistakes_of
 
 OCR = 'name = "ocr"\nlocal_dir = '
@@ -65,3 +69,28 @@ def test_a_reward_that_compares_with_references_needs_them(recipe):
     for reward, label in (('name = "pixel_similarity"', "pixel_similarity"), (served, "remote-x")):
         message = mistakes_of(recipe(('name = "ocr", line_width = 96', reward)))
         assert f"{label} compares with references; the prompts have none" in message
+
+
+@pytest.mark.parametrize(
+    ("source", "value", "expected"),
+    [
+        (
+            "local",
+            ["a.png"],
+            "1 items of it name references that were not kept, e.g. 1: an earlier .* --verify",
+        ),
+        ("web", ["a.png"], "1 items of it name references that were not kept, e.g. 1: an earlier .* --verify"),
+        ("hf", ["a.png"], r"1 items of it have a column or key `references` without .* 1: \['a.png'\]; rename it"),
+        ("web", "Smith 2001", "1 items of it have a column or key `references` without .* 1: 'Smith 2001'; rename it"),
+        ("local", [1], r"1 items of it have a column or key `references` without .* 1: \[1\]; rename it"),
+    ],
+)
+def test_whether_a_verification_helps_depends_on_what_was_named(source: str, value: Any, expected: str):
+    told = [json.dumps({"references": one}) for one in ([], value, value)]
+    items = pd.DataFrame(
+        {"name": ["0", "1", "2"], "unit": "mine/x", "metadata": told, "references": [None, None, "[]"]}
+    )
+    with pytest.raises(ConfigError, match=expected):
+        check_references(items, "it", {"mine": {"name": source}})
+    check_references(items.drop(index=1), "it", {"mine": {"name": source}})
+    check_references(items[:0], "it", {})

@@ -233,7 +233,7 @@ def test_models_that_take_no_references_refuse_prepared_media_with_some(tmp_path
 
 
 def test_references_that_were_not_kept_are_named(tmp_path: Path):
-    """As an index of an earlier version has them, or a column of paths."""
+    """As a column of paths has them."""
     rows = {
         "image": hf_folder.media([encode(np.zeros((1, 32, 64, 3), np.uint8))[1]]),
         "references": pa.array([["before/0.png"]]),
@@ -245,7 +245,7 @@ def test_references_that_were_not_kept_are_named(tmp_path: Path):
     values = supervised("flux2_klein", inputs)
     values["train"]["train_policy"]["dataset"] = {"name": "snapshot", "dataset": "clips"}
     with pytest.raises(
-        ConfigError, match=r"1 items of snapshot 1 of 'clips' name references that were not kept, e\.g\. "
+        ConfigError, match=r"1 items of snapshot 1 of 'clips' have a column or key `references` without pictures"
     ):
         make_run(tmp_path, values)
 
