@@ -205,7 +205,7 @@ class Source:
         if outside or (on_disk and not Path(root, path).resolve().is_relative_to(Path(root).resolve())):
             raise ItemError(f"the reference {place} is outside the folder {root}; put it in a folder there")
         if path in self._all_media and path not in self._media[unit]:
-            # A stamp covers its item's own files and those of no item: only for these are captions read.
+            # A stamp covers its item's own files, and files of no item: only for these are captions read.
             raise ItemError(f"the reference {place} is the medium of another item; put a copy into a folder of its own")
         try:
             return store.read(store.join(root, path))

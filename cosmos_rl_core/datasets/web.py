@@ -107,7 +107,8 @@ def prompts(options: Options) -> tuple[Prompt, ...]:
 
 
 def _prompt(source: "Source", item: Item) -> Prompt:
-    text, references = checked(item.name, item.caption), source.spans(item)
+    references = source.spans(item)  # first, as it says why a caption is damaged
+    text = checked(item.name, item.caption)
     return Prompt(id=prompt_id(text, [one.digest for one in references]), text=text, references=references)
 
 

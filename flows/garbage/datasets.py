@@ -14,7 +14,7 @@ Roots are the newest snapshots of each dataset and every plan of the store. Runs
   stage sees the sweep and is tried again.
 - A part of a dataset names the pictures of its items only at its end. It has written each of them before, or dated it
   anew (:func:`stages.artifacts.pool.put_picture`). Here what is younger than the grace period stays, and what was
-  written again since the listing. The look and the write see a sweep like those of an embedding.
+  written again since the listing. The look and the write see a sweep, as in an embedding.
 - One process at a time does this: it holds a lease.
 
 Not covered: a preparation that takes longer than the grace period from a part to its snapshot; a store whose listings
