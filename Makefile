@@ -12,7 +12,7 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 # Tests start hundreds of processes, each of which would compile our modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-gpu gpu-bundle twins bench kills lint format docs install lock wheel tiny-base replicate-ddrl clean
+.PHONY: demo test test-all coverage test-gpu gpu-bundle twins bench kills lint format docs install lock wheel tiny-base replicate-ddrl clean
 
 demo: $(VENV)/runs
 	$(BIN)/cosmos-flows run configs/tiny/nft.toml
@@ -22,6 +22,15 @@ test: $(VENV)/installed
 
 test-all: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+# Lines that tests run, in the processes that they start too: outputs/coverage/index.html. Some of them: make coverage CASES=tests/core
+CASES ?= tests
+coverage: $(VENV)/installed
+	mkdir -p outputs/coverage && rm -f outputs/coverage/data*
+	$(BIN)/python -m coverage run -m pytest -n $(WORKERS) --dist loadgroup -m "$(TESTS)" $(CASES)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage html --quiet --directory outputs/coverage
+	$(BIN)/python -m coverage report --skip-covered --sort cover
 
 # Every deployed recipe with its profile, on tiny weights: run, export, audit, and its last iteration again with a kill.
 # Hours on two cores: make twins PART=1/3. Twins that are ok in the file of results are not run again.
