@@ -39,9 +39,7 @@ UNPICKLES = (
     "cosmos_rl_core/importers/pickled_tensors.py",
     "tests/core/weights/test_native_weights.py",
     "tests/core/rewards/test_prepared_scorers.py",
-    "tests/core/importers/test_pickled_embeddings.py",
     "tests/core/rewards/test_video_align.py",
-    "tests/flows/operations/test_import_embeddings.py",
     "tests/flows/operations/test_score_command.py",
     "tests/tiny_scorers/video_align.py",
 )

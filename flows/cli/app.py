@@ -101,7 +101,6 @@ class Commands(LazyGroup):
         "Take over from elsewhere": (
             "flows.cli.importing.import_recipe",
             "flows.cli.importing.import_weights",
-            "flows.cli.importing.import_embeddings",
         ),
     }
 
