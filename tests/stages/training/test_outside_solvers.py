@@ -85,7 +85,8 @@ def test_a_step_without_noise_cannot_be_trained_on(folder: Path):
 )
 def test_a_table_that_cannot_be_sampled_with_is_refused_by_the_plan(folder: Path, code: str, said: str):
     path = folder / "half_sde.py"
-    head = path.read_text(encoding="utf-8").partition("    levels = ")[0].replace("import Kernel,", "import Kernel, Step,", 1)
+    head = path.read_text(encoding="utf-8").partition("    levels = ")[0]
+    head = head.replace("import Kernel,", "import Kernel, Step,", 1)
     path.write_text(f"{head}{code}\n", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         plan_of(settings(folder))
