@@ -14,7 +14,7 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cosmos_rl_core.config.clusters import RayNodes
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ConfigError, CosmosRLError, UnavailableError
 from flows.launchers.ray._node import Node
 from stages.execution.handing import connected
 
@@ -24,6 +24,9 @@ CLOSE_S = 20.0
 """Seconds that an actor has to end its processes before it is killed, and they with it."""
 SHARE = 0.001
 """Amount of a resource that a bundle asks for to be on a node of this kind."""
+
+WITHDRAWN = (1, 4)
+"""``NodeDeathInfo.Reason`` of Ray: expected, and drained by the autoscaler as idle. Such nodes are not lost."""
 
 
 answer: Callable[..., Any] = ray.get
@@ -66,6 +69,22 @@ class Kind:
     def fitting(self, nodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the nodes of a cluster that are of this kind, whoever uses them."""
         return [node for node in nodes if node["Alive"] and self._fits(node)]
+
+    def missing(self, nodes: Sequence[dict[str, Any]], has: str) -> CosmosRLError:
+        """Return the error of a cluster that has too few nodes of this kind. ``has`` describes those that it has.
+
+        It is unavailable, so that the stage is tried again, where hosts that were lost may be the missing ones.
+        """
+        here = {node["NodeManagerAddress"] for node in nodes if node["Alive"]}
+        dead = [node for node in nodes if not node["Alive"] and node.get("DeathReason") not in WITHDRAWN]
+        lost = {node["NodeManagerAddress"] for node in dead} - here
+        if lost and len(self.fitting(nodes)) + len(lost) >= self.nodes:
+            hosts = ", ".join(sorted(lost))
+            return UnavailableError(f"the stage needs {self}, and the Ray cluster has {has}; it lost {hosts}")
+        return ConfigError(
+            f"the stage needs {self}, and the Ray cluster has {has}; use fewer processes or nodes "
+            "(launch.processes, launch.ray), or add nodes"
+        )
 
     def _fits(self, node: dict[str, Any]) -> bool:
         has, labels = node["Resources"], node.get("Labels") or {}

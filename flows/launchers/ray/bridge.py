@@ -215,7 +215,7 @@ class Bridge:
     def _wait(self, work: Work) -> None:
         """Tell why a job waits, and give back idle nodes of other kinds.
 
-        Raises :class:`ConfigError` if the cluster has no nodes for it, and none came.
+        Raises like :meth:`Kind.missing` if the cluster has no nodes for it, and none came.
         """
         waits_s, kind = time.monotonic() - work.asked_s, work.gang.kind
         reason = f"waits for {kind}"
@@ -225,10 +225,7 @@ class Bridge:
             has = _described(ray.nodes())
             reason += f"; the cluster has {has}"
             if waits_s > self._settings.nodes_timeout_s:
-                raise ConfigError(
-                    f"the stage needs {kind}, and the Ray cluster has {has}; use fewer processes or nodes "
-                    "(launch.processes, launch.ray), or add nodes"
-                )
+                raise kind.missing(ray.nodes(), has)
         if waits_s > SOON_S and reason != work.reason:
             work.reason = reason
             self._say(told=Told(id=work.order.id, phase="waiting", reason=reason))

@@ -5,12 +5,13 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
 
 import psutil
 import pytest
 
-from cosmos_rl_core.errors import StageError
+from cosmos_rl_core.errors import ConfigError, StageError, UnavailableError
 from tests.flows.ray.at_work import COUNT, ROOT, Work, at_work, config, eventually
 from tests.flows.ray.cluster import Cluster, needs_ray
 
@@ -84,6 +85,33 @@ def test_a_gang_that_the_cluster_can_never_hold_is_refused_with_what_it_has(work
             waves.make("wave", [work.request()])
         assert raised.value.kind == "config"
         assert "2 GPU" in str(raised.value)
+
+
+def test_a_gang_whose_nodes_were_lost_is_tried_again(work: Work) -> None:
+    work.asks(gang=True)
+    work.cluster.lose_node(1)
+    try:
+        with closing(work.waves(processes=4, ray={"nodes": 2, "nodes_timeout_s": 1})) as waves:
+            with pytest.raises(StageError, match=r"needs 2 nodes with 1 CPU, 2 GPU each.* it lost 127") as raised:
+                waves.make("wave", [work.request()])
+            assert (raised.value.kind, raised.value.retryable) == ("unavailable", True)
+            work.cluster.start_node(1)
+            waves.make("again", [work.request()])
+    finally:
+        if 1 not in work.cluster.nodes:
+            work.cluster.start_node(1)
+    assert work.artifact().json("all.json") == 4
+
+
+@pytest.mark.parametrize(("reason", "error"), [(2, UnavailableError), (1, ConfigError)], ids=["lost", "withdrawn"])
+def test_a_node_that_was_withdrawn_is_not_lost(reason: int, error: type[Exception]) -> None:
+    gang = import_module("flows.launchers.ray._gang")
+    kind = gang.Kind(nodes=2, cpus=1, gpus=0, accelerator_type=None, labels=())
+    here = {"Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": 4.0}, "Labels": {}}
+    gone = {"Alive": False, "NodeManagerAddress": "10.0.0.2", "Resources": {}, "DeathReason": reason}
+    assert type(kind.missing([here, gone], "1 node")) is error
+    back = here | {"NodeManagerAddress": "10.0.0.2", "Resources": {"CPU": 0.0}}
+    assert type(kind.missing([here, gone, back], "2 nodes")) is ConfigError
 
 
 def test_a_cluster_that_does_not_answer_is_unavailable(work: Work) -> None:

@@ -46,7 +46,8 @@ def campaign(cluster: Cluster, victim: Victim, kills: int) -> list[str]:
 def _settings(cluster: Cluster, gang: bool) -> dict[str, Any]:
     count = len(cluster.nodes)
     if gang:
-        return {"processes": 2 * count, "ray": {"nodes": count, "head_timeout_s": 3}}
+        # Shorter than the patience of the test: a node that is lost before a gang has its nodes comes back afterwards.
+        return {"processes": 2 * count, "ray": {"nodes": count, "head_timeout_s": 3, "nodes_timeout_s": 10}}
     return {"elastic": {"max": 2 * count}, "ray": {"head_timeout_s": 3}}
 
 
