@@ -28,7 +28,7 @@ def begin(
     numerics: dict[str, Any] = NUMERICS,
     layout: dict[str, Any] | None = None,
 ) -> Attempt:
-    """An attempt at an artifact that does not stand."""
+    """An attempt at an artifact that is not current."""
     notes = [] if notes is None else notes
     generation, attempt_id, already = Attempt.begin(request, notes.append)
     assert already is None

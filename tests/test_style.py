@@ -105,7 +105,8 @@ def test_names_of_files_are_written_once():
 
 
 DIALECT = re.compile(
-    r"(?<![`'\"])\b(that of|those of|ones that|ones which|beside|what it (is|was)|stands)\b", re.IGNORECASE
+    r"(?<![`'\"])\b(that of|those of|ones that|ones which|beside|what it (is|was)|stands|(that|not) stand)\b",
+    re.IGNORECASE,
 )
 """Words that hide who does what. ``stands`` for "exists and is current", ``beside`` for "next to" and "with"."""
 RECORDED = {"run beside data gc", "gc beside its run"}

@@ -71,7 +71,7 @@ def prompts(options: Options) -> tuple[Prompt, ...]:
 
 
 def _prompts(folder: "_Folder", references: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place and the object of each row, of which ``references`` is the column of pictures; None without."""
+    """Yield the place and the object of each row. ``references`` names its column of pictures; None without."""
     for file in folder.stamps:
         url = store.absolute(store.join(folder.url, file))
         rows: list[dict[str, Any]] = []

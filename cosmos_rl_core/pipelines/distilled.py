@@ -13,9 +13,9 @@ _SNAPSHOT = re.compile(r"models--[^/]+--([^/]+)/snapshots/[^/]+$")
 
 
 def sign_of(name: str, path: str | Path) -> str:
-    """Return what says that a model is distilled to few steps: a word of its ``name``, or a setting; "" if nothing.
+    """Return the sign that a model is distilled to few steps: a word of its ``name``, or a setting; "" without.
 
-    ``path`` is its pipeline directory, of which the index is read. Not every model says so.
+    ``path`` is its pipeline directory, whose index is read. Not every model has a sign.
     """
     index = directories.read_json(path, directories.INDEX)
     on = [setting for setting in directories.spec(path).unguided_settings if index.get(setting)]

@@ -6,7 +6,6 @@ so that supervised training learns to make both. A reward prefers one. The colou
 held-out pairs of colours are in no clip.
 """
 
-import argparse
 import json
 from itertools import product
 from pathlib import Path
@@ -21,6 +20,7 @@ from transformers import UMT5Config, UMT5EncoderModel
 from cosmos_rl_core.storage.media import encode
 from cosmos_rl_core.tiny.edits import COLOURS, is_held_out
 from cosmos_rl_core.tiny.texts import t5_sizes, t5_tokenizer
+from cosmos_rl_core.tiny.writing import write
 
 HEIGHT, WIDTH = 32, 64
 """Pixels of a picture."""
@@ -115,14 +115,7 @@ def moving(picture: np.ndarray, pixels: int) -> np.ndarray:
 
 def main(arguments: list[str] | None = None) -> None:
     """Write the model, the clips and the prompts."""
-    parser = argparse.ArgumentParser(
-        prog="python -m cosmos_rl_core.tiny.clips", description="Write a tiny image-to-video model and what it learns."
-    )
-    parser.add_argument("dir", type=Path, help="directory to write to")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random weights")
-    options = parser.parse_args(arguments)
-    save_clips(options.dir)
-    save_model(options.dir / "model", options.seed)
+    write("clips", save_clips, save_model, arguments)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ each there are two results with one instruction, its middle and the mirrored one
 make both. A reward prefers one. The colours are in the reference alone; held-out pairs of colours are in no result.
 """
 
-import argparse
 import json
 from itertools import product
 from pathlib import Path
@@ -24,6 +23,7 @@ from transformers import Qwen3ForCausalLM
 
 from cosmos_rl_core.pipelines.directories import resolve_path
 from cosmos_rl_core.tiny.texts import qwen3_config, qwen3_tokenizer
+from cosmos_rl_core.tiny.writing import write
 
 COLOURS = (
     (255, 60, 60), (60, 220, 60), (60, 60, 255), (240, 240, 60), (30, 30, 30), (245, 245, 245), (240, 130, 40),
@@ -99,14 +99,7 @@ def save_edits(folder: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Write the model, the edits and the prompts."""
-    parser = argparse.ArgumentParser(
-        prog="python -m cosmos_rl_core.tiny.edits", description="Write a tiny editing model and what it learns."
-    )
-    parser.add_argument("dir", type=Path, help="directory to write to")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random weights")
-    options = parser.parse_args(arguments)
-    save_edits(options.dir)
-    save_model(options.dir / "model", options.seed)
+    write("edits", save_edits, save_model, arguments)
 
 
 if __name__ == "__main__":

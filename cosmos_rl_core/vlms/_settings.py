@@ -78,7 +78,7 @@ class ImageSettings(Section, extra="ignore"):
 
     @property
     def factor(self) -> int:
-        """Return the side of a token in pixels, of which height and width are multiples."""
+        """Return the side of a token in pixels. Height and width are multiples of it."""
         return self.patch_size * self.merge_size
 
 

@@ -28,7 +28,7 @@ class StageCount:
     """The step of the first one that differs."""
 
     def add(self, name: str, a: str | None, b: str | None) -> None:
-        """Count one artifact of each run, by the digests of their files; None for one that does not stand."""
+        """Count one artifact of each run, by the digests of their files; None for one that is not current."""
         if a is None or b is None:
             self.only_a += a is not None
             self.only_b += b is not None

@@ -59,7 +59,7 @@ class Best:
 def best_of(run: AnyRun, found: Iterable[State]) -> Best | None:
     """Return the best version by :func:`judge_of`: the lowest loss, or the highest reward.
 
-    Only numbers that stand count, and of a weighted sum only versions with a sample that counts. Of equal ones the
+    Only current numbers count, and of a weighted sum only versions with a sample that counts. Of equal ones the
     earliest is best. None if there are none.
     """
     by_version: dict[int, dict[str, Measured]] = {}

@@ -77,7 +77,7 @@ def export(
     goes to ``safetensors/step_<N>/lora/`` below, a whole pipeline to ``safetensors/step_<N>/``;
     N is the number of optimizer steps. ``best`` is what ``validation.best_by`` ranks first. Raises
     :class:`ArtifactError` if an export or one of its inputs is damaged, :class:`ConfigError` if there is no such
-    export, it does not stand, or the target holds other files, :class:`NoSpaceError` on a full disk.
+    export, it is not current, or the target holds other files, :class:`NoSpaceError` on a full disk.
     """
     run = read_run(store_url, run_id)
     found = states(run)
@@ -134,7 +134,7 @@ def _see(run: AnyRun) -> str:
 
 
 def _best(run: AnyRun, found: list[State]) -> Best:
-    """Return the best policy version. Raises if the number of one does not stand: that one could be better."""
+    """Return the best policy version. Raises if the number of one is not current: it could be better."""
     run_id = run.plan.run_id
     if (judge := judge_of(run)) is None:
         raise ConfigError(

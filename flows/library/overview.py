@@ -49,7 +49,7 @@ class Overview:
 
     @property
     def standing(self) -> int:
-        """Return the number of stages that stand."""
+        """Return the number of stages whose artifact is current."""
         return sum(state.word == "stands" for state in self.states)
 
     @cached_property
@@ -207,7 +207,7 @@ def _fields(value: object, names: str) -> dict[str, Any]:
 
 
 def _with_progress(found: list[State], life: Life) -> list[State]:
-    """Return the states with what the run's process recorded of its newest wave, for stages that do not stand."""
+    """Return the states with the process's record of its newest wave, for stages without a current artifact."""
     progress = life.progress
     left = [state for state in found if state.step.wave == progress.wave and state.word != "stands"]
     word, why = life.word if life.word in ("running", "failed") else "interrupted", ""

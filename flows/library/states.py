@@ -15,7 +15,7 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import one_look, standing, why_stale
 
 Word = Literal["stands", "stale", "waits", "damaged", "invalidated", "missing", "running", "failed", "interrupted"]
-"""``stands``: finished and up to date. ``stale``: would be made again. ``waits``: an input does not stand, so it is not
+"""``stands``: finished and up to date. ``stale``: would be made again. ``waits``: an input is not current, so it is not
 known yet. ``damaged``: a file has wrong bytes. ``invalidated``: its generation was ended. ``missing``: never made.
 ``interrupted``: the process that made it ended."""
 
@@ -102,7 +102,7 @@ def _states(every: Sequence[Step], kept: Mapping[str, State]) -> list[State]:
 
 
 def state_of(step: Step, in_doubt: set[str]) -> State:
-    """Return the state of one stage. ``in_doubt`` are the slots of earlier stages that do not stand."""
+    """Return the state of one stage. ``in_doubt`` are the slots of earlier stages that are not current."""
     found = State(step, "waits")
     try:
         logs, folders = (store.names(store.join(step.slot, name)) for name in ("logs", "attempts"))

@@ -126,7 +126,7 @@ def _of_diffusion(recipe: str, run: AnyRun) -> Run:
 
 
 def missing(config: DatasetConfig, store_url: str) -> list[tuple[str, Request]]:
-    """Return what its recipes need of the newest snapshots and what does not stand: text embeddings and latents.
+    """Return what its recipes need of the newest snapshots and is not current: text embeddings and latents.
 
     Each has a name. Raises :class:`ConfigError` with the mistakes of a recipe.
     """

@@ -267,7 +267,7 @@ def _media(recipe: Recipe, data: DatasetOptions | None, place: str, store_url: s
 
 
 def _of_snapshot(recipe: Recipe, options: SnapshotOptions, store_url: str) -> Media:
-    """Return the media of a snapshot, of which only tables are read.
+    """Return the media of a snapshot. Only its tables are read.
 
     Raises :class:`ConfigError` if there is no such snapshot, or items of it cannot be trained on.
     """

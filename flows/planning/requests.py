@@ -1,4 +1,4 @@
-"""The Request of each stage, made from the plan of a run and from the artifacts that stand."""
+"""The Request of each stage, made from the plan of a run and from the current artifacts."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Run waves of Requests as Prefect tasks: reuse artifacts that stand, make the others, retry temporary failures.
+"""Run waves of Requests as Prefect tasks: reuse current artifacts, make the others, retry temporary failures.
 
 Waves that all stand are one task together (:func:`taken`).
 
@@ -60,7 +60,7 @@ def launch(waves: Waves, name: str, *requests: Request) -> list[Manifest]:
 
 
 def taken(waves: Waves, name: str, work: Callable[[], None]) -> None:
-    """Take the run through waves that stand as one Prefect task, whose state is ``Skipped``. ``name`` says which."""
+    """Take the run through waves that are made already, as one Prefect task ``name``, whose state is ``Skipped``."""
 
     def skipped() -> Any:
         waves.check()

@@ -29,7 +29,7 @@ def tell(
     ended: Ended,
     check: Callable[[], None],
 ) -> None:
-    """Tell observers of waves that stand, in order. Call it inside of ``one_look``."""
+    """Tell observers of waves that are made already, in order. Call it inside of ``one_look``."""
     with without_garbage():
         current = deriving.look([pair for one in stood for pair in _told(one.requests, one.manifests)])
     # Numbers and pages are made from the same tables.

@@ -31,7 +31,7 @@ def make(
     """Take the base policy through every wave. ``launch(name, *requests)`` makes a wave and returns its manifests.
 
     Each iteration ends with a head, which names all that was made. ``grouped`` is called with the name of each group of
-    waves and with the work that makes them. With ``take``, waves that stand are not launched but taken together.
+    waves and with the work that makes them. With ``take``, waves that are made are not launched but taken together.
     Returns the manifest of the report.
     """
     manifests: list[Manifest] = []

@@ -269,7 +269,7 @@ def train(settings: Settings, algorithm: str | None = None) -> str:
 def _take(
     waves: Waves, observers: Sequence[Observer], deriving: Deriving, stood: Sequence[Standing], ended: Ended
 ) -> None:
-    """Take a run through waves that stand: tell observers of each, in order, and people of all in one line."""
+    """Take a run through waves that are made: tell observers of each, in order, and people of all in one line."""
     names = list(dict.fromkeys([stood[0].wave.name, stood[-1].wave.name]))
     waves.display.note(f"{' to '.join(names):<28} kept  {counted(len(stood), 'wave')}, nothing to do")
     taken(waves, " to ".join(names), partial(tell, observers, deriving, stood, ended, waves.check))

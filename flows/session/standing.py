@@ -1,4 +1,4 @@
-"""The waves that stand before the first one that does not: found by one look, and taken without a task for each."""
+"""The current waves before the first one that is not: found by one look, and taken without a task for each."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Standing:
 Ended = Callable[[Wave, Sequence[Manifest]], None]
 """Is told of a wave whose artifacts are there."""
 Take = Callable[[Sequence[Standing], Ended], None]
-"""Takes a run through waves that stand, and tells of each."""
+"""Takes a run through waves that are made already, and tells of each."""
 
 
 def left(waves: Sequence[Wave], take: Take, ended: Ended) -> Iterator[Wave]:

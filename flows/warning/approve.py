@@ -44,7 +44,7 @@ class Approval:
 
 
 def warnings_of(run: AnyRun) -> list[Warned]:
-    """Return the warnings of the iterations that stand, in order."""
+    """Return the warnings of the iterations whose warnings are current, in order."""
     slots = (step.slot for step in steps(run) if step.kind == "warn")
     manifests = (standing(slot)[1] for slot in slots)
     return [warned for manifest in manifests if manifest is not None and (warned := Warned.of(manifest)) is not None]

@@ -81,7 +81,7 @@ class Manifest(Record):
         return any(name == part or name.startswith(f"{part}/") for name in self.files)
 
     def why_not(self, request: Request) -> str | None:
-        """Return why this artifact does not stand for ``request``; None if it does. Does not look at its files."""
+        """Return why this artifact is not current for ``request``; None if it is. Does not look at its files."""
         if self.recipe != request.recipe:
             return f"the settings of {request.stage} changed{_changed(self, request)}"
         if (old := contents_of(self.inputs)) != (new := request.input_contents):

@@ -44,7 +44,7 @@ class ByHand:
         self.waves: list[str] = []
 
     def launch(self, name: str, *requests: Request) -> list[Manifest]:
-        """Make what does not stand."""
+        """Make what is not current."""
         self.asked |= {request.slot: request for request in requests}
         self.waves.append(name)
         return [standing_manifest(request) or make_one(request) for request in requests]

@@ -55,7 +55,7 @@ class Imagined:
         """Errors by the names of waves in which they are raised."""
 
     def launch(self, name: str, *requests: Request) -> list[Manifest]:
-        """Make what does not stand."""
+        """Make what is not current."""
         if (error := self.stop_at.get(name)) is not None:
             raise error
         found = [standing_manifest(request) or self.made(request) for request in requests]

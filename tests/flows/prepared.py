@@ -64,7 +64,7 @@ def run_on(url: str, name: str, **options: Any) -> Run:
 
 
 def make_prepared(run: Run) -> list[str]:
-    """Makes by hand the embeddings and latents that do not stand; returns the slots of all."""
+    """Makes by hand the embeddings and latents that are not current; returns the slots of all."""
     requests = list(run.prepared.steps().values())
     for request in requests:
         if standing(request.slot)[1] is None:

@@ -112,7 +112,7 @@ def status(folder: Path) -> str:
 
 
 def _made(request: Request) -> Manifest:
-    """Make what does not stand. The first update does not end."""
+    """Make what is not current. The first update does not end."""
     if request.stage == "update":
         raise InterruptedError
     name = request.slot.rpartition("/")[2]

@@ -80,7 +80,7 @@ class Waves:
         self.names: list[str] = []
 
     def launch(self, name: str, *requests: Request) -> list[Manifest]:
-        """Make what does not stand, and tell the tracker."""
+        """Make what is not current, and tell the tracker."""
         if name == self.until:
             raise Killed
         self.names.append(name)

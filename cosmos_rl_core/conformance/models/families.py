@@ -295,7 +295,7 @@ def moved(tensors: dict[str, Tensor], by: float) -> dict[str, Tensor]:
 
 
 def as_torchvision() -> Any:
-    """Return what diffusers takes of torchvision, of which no CPU has a build: by torch and numpy."""
+    """Return the functions of torchvision that diffusers calls, by torch and numpy: it has no build for this CPU."""
 
     def resize(picture: torch.Tensor, size: list[int], interpolation: str) -> torch.Tensor:
         return torch.nn.functional.interpolate(picture, size, mode=interpolation)

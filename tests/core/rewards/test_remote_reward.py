@@ -109,7 +109,7 @@ def test_what_is_no_number_is_a_failure_of_that_sample_alone(server: RewardServe
     assert "could not score" in str(second)
 
 
-def test_numbers_that_stand_for_a_failure_are_none(server: RewardServer):
+def test_numbers_in_place_of_a_failure_are_none(server: RewardServer):
     server.scores = lambda sent: {"overall_reward": [-1.0, 2.0, 3.0], "prediction": ["Good", "Error", "Bad"]}
     first, second, third = reward(failure_score=-1.0).score(samples(3))
     assert isinstance(first, ValueError)

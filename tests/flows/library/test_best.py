@@ -233,7 +233,7 @@ def test_one_choice_at_a_time(tmp_path: Path, options: tuple[str, ...]):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_version_whose_number_does_not_stand_could_be_the_best_so_none_is_given(tmp_path: Path):
+def test_a_version_whose_number_is_not_current_could_be_the_best_so_none_is_given(tmp_path: Path):
     run = run_of(tmp_path, "validation.freq=2", HELD_OUT_MEDIA)
     make_with(run, {0: 0.5, 2: 0.125, 4: 0.25})
     rerun(run.store_url, "hand", "validate", 2)

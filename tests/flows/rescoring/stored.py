@@ -49,7 +49,7 @@ class Store:
         self._folder, self._undecoded = folder, undecoded
 
     def launch(self, _: str, *requests: Request) -> list[Manifest]:
-        """Make what does not stand."""
+        """Make what is not current."""
         return [standing_manifest(request) or self.make(request) for request in requests]
 
     def make(self, request: Request) -> Manifest:

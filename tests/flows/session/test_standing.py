@@ -1,4 +1,4 @@
-"""What a run asks for that goes on: waves that stand are found by few requests, and taken as one."""
+"""What a run asks for that goes on: waves that are current are found by few requests, and taken as one."""
 
 import time
 from collections import Counter
@@ -61,7 +61,7 @@ class Counted(MemoryFileSystem):
 
 
 class Takes:
-    """A record of the waves that stand, block by block."""
+    """A record of the waves that are current, block by block."""
 
     def __init__(self) -> None:
         self.blocks: list[list[str]] = []

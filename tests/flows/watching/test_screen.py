@@ -45,7 +45,7 @@ NAMES = ("reward-pixel_statistics", "pixel_statistics")
 
 
 def made(request: Request) -> Manifest:
-    """What does not stand yet, with a score that grows and its error."""
+    """What is not current yet, with a score that grows and its error."""
     name = request.slot.rpartition("/")[2].partition("-")[2]
     mean = 0.5 + 0.01 * (request.iteration or 0)
     scores: dict[str, Any] = {name: mean, "standard_error": 0.0123} if request.stage == "reward" else {}

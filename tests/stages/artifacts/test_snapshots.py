@@ -75,7 +75,7 @@ def plan(tmp_path: Path, name: str = "run", **dataset: Any) -> Run:
 
 
 def make_prepared(run: Run, tmp_path: Path) -> list[str]:
-    """Make what does not stand; return the names."""
+    """Make what is not current; return the names."""
     made: list[str] = []
     for name, request in run.prepared.steps().items():
         if standing(request.slot)[1] is None:

@@ -222,7 +222,7 @@ def test_scores_of_a_crashed_attempt_are_adopted(slot, samples_slot, tmp_path):
     assert manifest.generation == 1
 
 
-def test_scores_of_another_scorer_version_do_not_stand_and_no_other_can_make_them(slot, samples_slot, tmp_path):
+def test_scores_of_another_scorer_version_are_not_current_and_no_other_can_make_them(slot, samples_slot, tmp_path):
     source = write_samples(samples_slot, [RIGHT, CLOSE, WRONG])
     request = scoring(slot, source)
     manifest, _ = run(request, tmp_path)
@@ -284,7 +284,7 @@ def test_a_changed_byte_in_a_shard_is_found_before_it_is_scored(slot, samples_sl
     assert standing(slot) == (1, None)
 
 
-def test_scores_that_stand_are_not_made_again(slot, samples_slot, tmp_path):
+def test_current_scores_are_not_made_again(slot, samples_slot, tmp_path):
     request = scoring(slot, write_samples(samples_slot, [RIGHT]))
     first, _ = run(request, tmp_path)
     second, notes = run(request, tmp_path)

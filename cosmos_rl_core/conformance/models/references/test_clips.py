@@ -53,6 +53,6 @@ def test_videos_that_continue_clips_are_the_stock_pipelines(
 
 
 def test_a_clip_gives_latent_frames_that_nothing_changes(continuing: Referring):
-    """Of the clip alone, as the VAE encodes it: two of them where a picture gives one."""
+    """A clip gives two latent frames, a picture one."""
     given = [continuing.encoded("a", [clip(count)])[CONDITIONAL_MASK].flatten().tolist() for count in (1, CLIP_FRAMES)]
     assert given == [[1, 0, 0, 0], [1, 1, 0, 0]]
