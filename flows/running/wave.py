@@ -53,7 +53,7 @@ class Waves:
     overlapping: Callable[[Request], Sequence[Request]] = lambda _: ()
     """Returns the Requests for scores that begin while a stage makes its samples."""
     begun: set[str] = field(default_factory=set[str])
-    """Slots whose artifacts did not current when these waves came to them."""
+    """Slots whose artifacts were not current when these waves came to them."""
     _jobs: JobLauncher = field(init=False)
     _out_of_memory: set[str] = field(default_factory=set)
     """Slots whose last attempt ran out of memory. The next attempt holds half as many samples in memory at once."""
