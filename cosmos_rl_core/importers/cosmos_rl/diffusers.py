@@ -36,7 +36,7 @@ MARKS = (
 )  # fmt: skip
 """Keys of this schema: a file of it has some of them, a recipe of ours has none."""
 
-DEFAULTS: dict[str, Any] = {
+TRAINING: dict[str, Any] = {
     "train.epoch": 1,
     "train.optm_lr": 1e-6,
     "train.optm_warmup_steps": 20,
@@ -50,12 +50,17 @@ DEFAULTS: dict[str, Any] = {
     "train.ema_decay": 0.9999,
     f"{POLICY}.type": None,
     f"{POLICY}.mini_batch": 2,
+    "policy.model_gradient_checkpointing": True,
+    "policy.lora.init_lora_weights": True,
+    "validation.freq": 20,
+}
+"""Defaults of training, the same for vision-language models."""
+
+DEFAULTS: dict[str, Any] = TRAINING | {
     f"{POLICY}.kl_beta": 0.0,
     f"{POLICY}.use_remote_reward": False,
     f"{DATASET}.name": "",
     f"{DATASET}.local_dir": "",
-    "policy.model_gradient_checkpointing": True,
-    "policy.lora.init_lora_weights": True,
     "policy.diffusers.is_video": False,
     "policy.diffusers.inference_size": [1024, 1024],
     "policy.diffusers.train_frames": 41,
@@ -66,7 +71,6 @@ DEFAULTS: dict[str, Any] = {
     f"{SAMPLE}.guidance_scale": 4.5,
     f"{SAMPLE}.solver": "dpm2",
     "rollout.n_generation": 16,
-    "validation.freq": 20,
     "validation.n_generation": 1,
     "validation.dataset.name": "",
     "validation.dataset.local_dir": "",

@@ -8,26 +8,10 @@ from cosmos_rl_core.importers.cosmos_rl.kinds import POLICY, has_chats
 from cosmos_rl_core.importers.cosmos_rl.rows import Row, Upstream, refused, table, taken, to, unless_none, when
 from cosmos_rl_core.importers.cosmos_rl.vlm import media, rows
 
-DEFAULTS: dict[str, Any] = {
-    "train.epoch": 1,
-    "train.optm_lr": 1e-6,
-    "train.optm_warmup_steps": 20,
-    "train.epsilon": 1e-6,
-    "train.optm_grad_norm_clip": 1.0,
-    "train.optm_weight_decay": 0.01,
-    "train.param_dtype": "bfloat16",
-    "train.train_batch_per_replica": 8,
-    "train.ckpt.save_freq": 20,
-    "train.ckpt.max_keep": 5,
-    "train.ema_decay": 0.9999,
-    f"{POLICY}.type": None,
-    f"{POLICY}.mini_batch": 2,
+DEFAULTS: dict[str, Any] = diffusers.TRAINING | {
     f"{POLICY}.conversation_column_name": "conversations",
     f"{POLICY}.dataset.name": "",
-    "policy.model_gradient_checkpointing": True,
     "policy.model_max_length": 4096,
-    "policy.lora.init_lora_weights": True,
-    "validation.freq": 20,
 }
 """cosmos-rl's defaults of keys whose default differs here, or that several settings depend on."""
 
