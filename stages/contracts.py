@@ -234,7 +234,7 @@ class Update(Training):
     TRANSITIONS: ClassVar[str] = "transitions.parquet"
     """A row a trained transition; written by algorithms that train on recorded steps."""
     HELD_BACK: ClassVar[str] = "prompts_held_back"
-    """Name in the summary of the number of prompts of which no sample passes the gates; left out if there are none."""
+    """Name in the summary of the number of prompts without a sample that passes the gates; left out if it is 0."""
     algorithm: AnyRewarded
     reward_weights: dict[str, float]
     """Weight of each reward in the sum that trains, without monitored rewards."""

@@ -53,7 +53,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, int]:
 def _index_by_workers(
     encoder: "_Encoder", units: list[list[Text]], pool: Pool, context: Context[Group]
 ) -> dict[str, Any]:
-    """Return the index of this rank's share of all texts, of which workers make some at a time."""
+    """Return the index of this rank's share of all texts. Workers make some of it at a time."""
     names = [f"{RECORDS}units/{number:05d}.json" for number in range(len(units))]
     for number in context.units(len(units)):
         # Looked for in the pool by every attempt: what an earlier one found may be gone.

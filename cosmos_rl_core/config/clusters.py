@@ -15,7 +15,7 @@ class Nodes(Section):
     nodes: int = Field(default=1, ge=1)
     """Number of machines. Ranks of a distributed stage are spread evenly over them; other stages run on the first."""
     gpus_per_node: int = Field(default=0, ge=0)
-    """Number of GPUs of each machine, of which each rank gets one."""
+    """Number of GPUs of each machine. Each rank gets one."""
     cpus_per_node: int | None = Field(default=None, ge=1)
     """Number of CPU cores of each machine that a stage has. Default: the scheduler's; with Ray one."""
 

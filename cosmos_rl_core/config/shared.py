@@ -105,7 +105,7 @@ class StageConfig(Section):
     torch: ClassVar[bool] = True
     """Whether it may import torch; a light stage starts in a second."""
     elastic: ClassVar[bool] = False
-    """Whether workers may share it (``launch.elastic``): its work is units, none of which waits for another."""
+    """Whether workers may share it (``launch.elastic``): its work is units that do not wait for each other."""
     inputs: ClassVar[dict[str, Literal["one", "many"]]] = {}
     """Roles of the inputs."""
     reader: ClassVar[str | None] = None

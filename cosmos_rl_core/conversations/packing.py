@@ -1,4 +1,4 @@
-"""Several conversations in one row, none of which sees another.
+"""Several conversations in one row, which do not see each other.
 
 Each has the positions that the model gives it alone. Attention stays within conversations by their lengths, which the
 model's attention (:mod:`cosmos_rl_core.conversations.segments`) takes; another one would mix conversations silently.

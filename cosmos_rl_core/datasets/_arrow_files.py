@@ -94,7 +94,7 @@ def _begin(whole: "_Whole") -> tuple[pa.Schema, Iterator[pa.Message]]:
 
 @contextmanager
 def _damage(whole: "_Whole") -> Iterator[None]:
-    """Turn errors of pyarrow, some of which are plain ``OSError``, into :class:`ItemError`."""
+    """Turn errors of pyarrow, also plain ``OSError``, into :class:`ItemError`."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:

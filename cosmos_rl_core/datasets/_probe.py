@@ -30,7 +30,7 @@ class Facts(NamedTuple):
 
 
 def probe(file: BinaryIO, kind: str) -> Facts:
-    """Return the facts of a medium, of which every byte is hashed.
+    """Return the facts of a medium. Every byte of it is hashed.
 
     Raises :class:`ItemError` like :func:`shape`. Errors of reading ``file`` pass unchanged.
     """

@@ -79,7 +79,7 @@ def _end_of_clip(data: bytes) -> np.ndarray:
     if missing_s > max(frame_s / 2, 1e-3):
         raise ItemError(f"a clip whose last {missing_s:.3g} s cannot be decoded: it is cut off or damaged")
     if count < CLIP_FRAMES:
-        raise ItemError(f"a clip of {count} frames; expected {CLIP_FRAMES} or more, of which the last are taken")
+        raise ItemError(f"a clip of {count} frames; expected {CLIP_FRAMES} or more; the last ones are taken")
     return np.stack([np.asarray(frame) for frame in last])
 
 

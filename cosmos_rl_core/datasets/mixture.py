@@ -1,4 +1,4 @@
-"""The prompts of several datasets, of which every iteration takes a share by weight.
+"""The prompts of several datasets. Every iteration takes a share of each by weight.
 
 On average an iteration takes exactly its weight's share of prompts from each set, and each time that number rounded up
 or down. Within a set every prompt is used once before any is used again. An evaluation uses all prompts once, whatever

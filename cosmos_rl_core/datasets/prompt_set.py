@@ -34,7 +34,7 @@ class Origin(NamedTuple):
     lines: tuple[int, int] = (0, 0)
     """Lines of ``train`` and of ``test``; 0 if not known."""
     branch: str = ""
-    """The branch of which the file is taken, if not of a commit."""
+    """The branch from which the file is taken, if no commit is named."""
 
 
 METADATA = "{split}_metadata.jsonl"

@@ -40,4 +40,4 @@ class Footprint(Section):
     """Most bytes at the same time of what the pass makes: saved tensors, temporary ones, results. Its inputs, weights,
     casts of weights and kept gradients are not among them."""
     flops: int
-    """Operations, of which a multiplication and an addition are two; 0 for ``training``, whose are not counted."""
+    """Operations, a multiplication and an addition counted as two; 0 for ``training``, where none are counted."""

@@ -120,7 +120,7 @@ class Model(Encoder):
         """Return mode and standard deviation of the posterior of what :meth:`encode_media` encodes.
 
         Both are normalised, so that ``mode + deviation * noise`` is a draw: the stock VAE's own, shifted and scaled, up
-        to rounding. Only for VAEs of which the spec says that they have a posterior.
+        to rounding. Only for VAEs with a posterior, as the spec says.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define encode_posterior")
 

@@ -85,7 +85,7 @@ class Encoder(ABC):
     ) -> Conditioning:
         """Return the embeddings of a negative or empty prompt that is read with references.
 
-        Only for families of which the spec says ``read_with_text``.
+        Only for families whose spec says ``read_with_text``.
         """
         return Conditioning(self._encode_prompt_with(prompt, references, max_prompt_length))
 

@@ -106,7 +106,7 @@ class References:
     with_argument: Callable[[int], Mapping[str, Any]] = lambda _: {}
     """Function of the frames of a prompt's reference, 1 for a picture: other arguments of a call that has it."""
     clips: bool = False
-    """It takes clips too, of which a video continues the last frames. The argument then is a list of frames."""
+    """It takes clips too, and a video continues their last frames. The argument then is a list of frames."""
     read_with_text: bool = False
     """The text encoder reads them, with the negative prompt too. The model then defines ``_encode_prompt_with``."""
     token_size: Callable[[tuple[int, int]], tuple[int, int]] | None = None
@@ -173,8 +173,8 @@ class ModelSpec:
     float32_modules: tuple[str, ...] = ()
     """Modules that the transformer's class keeps float32 in half-precision runs, by a part of their name."""
     joined_inputs: tuple[str, ...] = ()
-    """Modules of the transformer whose input joins the tokens of all samples of a batch, of which each may have another
-    number. Adapters of them cannot have dropout."""
+    """Modules of the transformer whose input joins the tokens of all samples of a batch, which may differ in length.
+    Adapters of them cannot have dropout."""
     context_parallel: bool = False
     """Processes can share the tokens of a video; the model then defines ``split_sequence``."""
 

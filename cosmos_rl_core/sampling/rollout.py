@@ -53,7 +53,7 @@ def sample(
     see :func:`~cosmos_rl_core.sampling.transition.generated_mean`. Every state equals ``given``, the shape of
     ``noise``, where ``mask`` is 0.
     A step is float64, and its result is rounded to float32 before any use. The log-probability is for the rounded
-    state given rounded states, all of which can be stored.
+    state given rounded states, and all of them can be stored.
     Raises ``ValueError`` for a stochastic kernel without ``draw``.
     """
     x = _held(_noised(noise.double() * kernel.start_std, kernel.start_churn_std, draw, -1), mask, given)

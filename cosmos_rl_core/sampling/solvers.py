@@ -123,7 +123,7 @@ def facts(name: str) -> Solver:
 
 
 def readers() -> dict[str, tuple[str, ...]]:
-    """Return the names of the solvers that read each setting of which not all read it."""
+    """Return the names of the solvers that read each setting, for settings that not all read."""
     found: dict[str, tuple[str, ...]] = {}
     for name in _here():
         for setting in facts(name).settings:

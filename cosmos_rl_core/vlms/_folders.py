@@ -14,7 +14,7 @@ WEIGHTS = "model.safetensors"
 TEMPLATE = "chat_template.jinja"
 TOKENIZER, TOKENIZER_SETTINGS = "tokenizer.json", "tokenizer_config.json"
 TOKENIZERS = (TOKENIZER, "vocab.json", "tokenizer.model")
-"""Files of which a tokenizer has at least one."""
+"""Files of tokenizers. Each has at least one of them."""
 
 _SUFFIXES = {".json", ".jinja", ".txt", ".model"}
 """Suffixes of settings, templates and vocabularies, in the folder itself."""

@@ -119,7 +119,7 @@ def _check_joined_inputs(recipe: Recipe) -> None:
     if found := sorted(joined & {*lora.adapted(config, matrices_of(weight_shapes(path)))}):
         raise ConfigError(
             f"policy.lora.lora_dropout = {config.lora_dropout:g}: {', '.join(found)} of this model gets the texts of a "
-            "batch in a row, of which each has its own length, so no mask is one sample's; leave it out of "
+            "batch in a row, each with its own length, so no mask is one sample's; leave it out of "
             "policy.lora.target_modules, or set lora_dropout = 0"
         )
 

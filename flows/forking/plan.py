@@ -45,7 +45,7 @@ def plan_of_fork(wanted: ForkOf, settings: Settings, misfits: checks.Misfits | N
     mistakes.extend(_missing(run, wanted.at))
     values = _values(run.plan, wanted, settings, mistakes)
     named = replace(settings, recipe=source, run_id="fork")
-    # A plan has settings that nobody wrote, such as a solver, of which some have no effect.
+    # A plan has settings that nobody wrote, such as a solver. Some of them have no effect.
     written = {override.partition("=")[0].rpartition(".")[2] for override in settings.changes}
     written |= {"rewards"} if wanted.rewards else set()
     plan = plan_from(

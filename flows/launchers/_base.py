@@ -1,4 +1,4 @@
-"""The interface of launchers: submit, poll, read and cancel jobs, none of which outlives its flow."""
+"""The interface of launchers: submit, poll, read and cancel jobs. No job outlives its flow."""
 
 import signal
 from collections.abc import Sequence

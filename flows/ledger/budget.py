@@ -11,7 +11,7 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import standing_manifest
 
 RECENT = 3
-"""Newest iterations, of which the most expensive one says what the next one will cost."""
+"""Number of newest iterations. The most expensive one says what the next one will cost."""
 
 
 class Budget:

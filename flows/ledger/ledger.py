@@ -26,7 +26,7 @@ BEAT_S = 10.0
 
 
 class Ledger:
-    """The pages of a run, of which the newest may be open."""
+    """The pages of a run. The newest one may be open."""
 
     def __init__(self, run_url: str, shape: str, note: Callable[[str], None]) -> None:
         """Read the newest page. Raises :class:`ArtifactError` if it is damaged."""

@@ -23,7 +23,7 @@ class Fork(Sealed):
     references: dict[str, tuple[int, ...]]
     """Generations that it refers to, by their slots' place in the store. `gc` deletes no file of theirs."""
     holds: tuple[str, ...]
-    """Places of the slots of which the fork's own stages read every part. Retention deletes nothing of them."""
+    """Places of the slots that the fork's own stages read whole. Retention deletes nothing of them."""
 
     @property
     def name(self) -> str:

@@ -213,7 +213,7 @@ class BasePlan(Section, Generic[OfKind]):
         return 0 if self.origin is None or self.origin.alike else self.first
 
     def optimizer_step(self, k: int, num_steps: int) -> int:
-        """Return the optimizer steps before iteration k, of which each has ``num_steps``."""
+        """Return the optimizer steps before iteration k, at ``num_steps`` an iteration."""
         before = self.origin.optimizer_steps if self.origin else 0
         return before + (k - self.first) * num_steps
 

@@ -18,7 +18,7 @@ BY_RECIPE = "the recipe"
 
 
 def pass_gate(run: AnyRun, manifests: Sequence[Manifest], note: Callable[[str], None]) -> None:
-    """Return if the run may go on after these artifacts, of which some may be warnings.
+    """Return if the run may go on after these artifacts, warnings among them.
 
     Raises :class:`ApprovalError` if somebody has to approve what tripped, and :class:`WarningError` if the run ends.
     """

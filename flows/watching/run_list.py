@@ -11,7 +11,7 @@ from flows.library.lines import RunLine
 from flows.planning.plan import read_plan
 
 SHOWN = 30
-"""Settings that differ of which a line is shown."""
+"""Largest number of differing settings that are shown, a line each."""
 
 
 def rendered(lines: Sequence[RunLine], store_url: str) -> Iterator[str | Table]:

@@ -74,7 +74,7 @@ class Latents:
     """The parts that say which items there are; None for a media set."""
     index: pd.DataFrame
     """A row an item, in the set's order: ``item_id``, ``prompt_id``, ``latents_id``, under which its latents are,
-    the name of its ``source``, "" for a media set, and its ``medium``, of which several items may be clips."""
+    the name of its ``source``, "" for a media set, and its ``medium``; several items may be clips of one."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ def item_losses(artifact: Artifact) -> Any:
 
 def by_item(table: Any) -> Any:
     """Return a row an item of a table with a row an item and noise level, as :func:`item_losses` does."""
-    # Version 1 of the stage did not name media, of which each item was taken to have its own.
+    # Version 1 of the stage did not name media; each item was taken to have its own.
     named = table if "medium" in table else table.assign(medium=table["item_id"])
     items = named.groupby("item_id")
     # pandas leaves NaN out of means.

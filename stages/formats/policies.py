@@ -139,7 +139,7 @@ def _for_each(
 
 
 def _checked(artifact: Artifact, own: list[str], group: Group) -> bytes:
-    """Return the bytes of this rank's file, of which there may be none, once all ranks have checked theirs."""
+    """Return the bytes of this rank's file, or none without a file, once all ranks have checked theirs."""
     found: list[bytes] = []
 
     def read() -> None:

@@ -58,7 +58,7 @@ def divided_for_workers(ids: list[str], size: int, tile: int) -> list[list[str]]
 
 
 def dealt(num_tiles: Sequence[int], num_groups: int, num_peers: int) -> list[int]:
-    """Return the rank that decodes and writes each unit, of which ``num_tiles`` has the number of tiles.
+    """Return the rank that decodes and writes each unit; ``num_tiles`` has the number of tiles of each.
 
     Each unit goes to the group of peers with the fewest tiles so far, and in it to the peer with the fewest.
     """

@@ -107,7 +107,7 @@ class Growing:
 
 
 class Ahead:
-    """Scoring of one rollout by one reward, by this process or by ``count`` of which this is number ``share``.
+    """Scoring of one rollout by one reward, by this process alone or as number ``share`` of ``count`` processes.
 
     The ranks of a reward with torch share the samples in their place. They meet here, and never after.
     """

@@ -19,7 +19,7 @@ from stages.scoring.portions import Portion
 from stages.scoring.scorer import Made, Scorer
 
 UNSENT = 2
-"""Number of portions of which a service lacks samples: while one is sent, the next one is read and decoded."""
+"""Number of portions that a service has not got whole: while one is sent, the next one is read and decoded."""
 _SCORERS: list[Scorer] = []
 """The scorer of this process, if it is one of several."""
 
@@ -81,7 +81,7 @@ def through_windows(
         is_first = iter([True])
 
         def sent() -> None:
-            # Also after a sample was sent again, and for a portion of which there is nothing to send.
+            # Also after a sample was sent again, and for a portion with nothing to send.
             if next(is_first, False):
                 begin()
 

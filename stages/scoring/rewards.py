@@ -120,7 +120,7 @@ def placed(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def held_back_prompts(samples: pd.DataFrame) -> int:
-    """Return the number of prompts of which no sample passes the gates: they teach nothing."""
+    """Return the number of prompts without a sample that passes the gates: they teach nothing."""
     if "gated" not in samples:
         return 0
     prompts = [*zip(samples["rollout"], samples["prompt_id"], strict=True)]

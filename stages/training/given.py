@@ -50,7 +50,7 @@ class GivenMedia:
         return cls(Latents.of(request), config.given_frames, (request.seed, request.iteration or 0))
 
     def facts(self, prompt_id: str) -> dict[str, Any]:
-        """Return how many frames are given, and of which item, for the index rows of a prompt's samples."""
+        """Return how many frames are given, and the item that gives them, for the index rows of a prompt's samples."""
         count, item = self._drawn(prompt_id)
         return {NUM_GIVEN: count} | ({GIVEN_ITEM: item} if count else {})
 

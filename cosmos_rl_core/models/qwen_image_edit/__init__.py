@@ -1,4 +1,4 @@
-"""Qwen-Image-Edit Plus (2509, 2511): text and pictures to image, of which Qwen2.5-VL reads both.
+"""Qwen-Image-Edit Plus (2509, 2511): text and pictures to image. Qwen2.5-VL reads both.
 
 Everything else is Qwen-Image's. The pipeline scales every picture to two sizes of its own aspect ratio, up or down: one
 that the text encoder reads, and one that the VAE encodes.

@@ -24,7 +24,7 @@ from cosmos_rl_core.vlms import _folders
 
 CONFIG, IMAGES = "config.json", "preprocessor_config.json"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json")
-"""Files of which a tokenizer of CLIP has some."""
+"""Files of tokenizers of CLIP. Each has some of them."""
 WHAT = "a CLIP model of transformers"
 """Contents of the folders, for errors."""
 H14 = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"

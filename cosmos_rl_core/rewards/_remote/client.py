@@ -22,7 +22,7 @@ from cosmos_rl_core.rewards._remote.tries import POLL_DELAYS_S, RETRY_DELAYS_S, 
 ENQUEUE_URL, FETCH_URL = "REMOTE_REWARD_ENQUEUE_URL", "REMOTE_REWARD_FETCH_URL"
 TOKEN = "REMOTE_REWARD_TOKEN"
 PREFIXES = ("REMOTE_REWARD_", "DIFFUSION_REWARD_", "WFM_REWARD_")
-"""Beginnings of the variables' names, of which the first that is set counts."""
+"""Beginnings of the variables' names. The first variable that is set counts."""
 NO_REPLICA = "COSMOS_DISABLE_REMOTE_REWARD_USE_REPLICA"
 FIXED_TIMEOUT = "REMOTE_REWARD_ENQUEUE_TIMEOUT_S"
 """Seconds to send a body of any size; replaces all timeouts but the one of connecting."""

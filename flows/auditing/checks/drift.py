@@ -17,7 +17,7 @@ ROUNDING = 1e-9
 def differences(transitions: Any, metrics: Any, advantages: Any, first_step: int) -> Iterator[tuple[str, str]]:
     """Yield what contradicts the tables of an update: the field of its transitions, and how.
 
-    ``metrics`` have a row an optimizer step, the first of which is number ``first_step`` of the policy. A mean says
+    ``metrics`` have a row an optimizer step, from number ``first_step`` of the policy. A mean says
     little of a single row: rows that were changed against each other are not found.
     """
     used = {*zip(advantages["rollout"], advantages["sample_id"], advantages["used"], strict=True)}

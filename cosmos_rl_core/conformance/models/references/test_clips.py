@@ -38,7 +38,7 @@ def test_videos_that_continue_clips_are_the_stock_pipelines(
     num_steps: int,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Stock gets a longer clip, of which it reads the last frames."""
+    """Stock gets a longer clip and reads its last frames."""
     for stock in (continuing.stock, continuing.family.stock):
         monkeypatch.setattr(stock, "scheduler", SCHEDULERS["euler"]())
     long, others = clip(CLIP_FRAMES + 3), clip(CLIP_FRAMES)[:, ::-1]
