@@ -16,7 +16,7 @@ from typing import Any
 from cosmos_rl_core.estimates.estimate import Estimate, mean_of
 from docs import drift, speed
 from flows.library.opened_run import open_run
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "docs" / "measured"
@@ -67,7 +67,7 @@ def store_scores(store: str, run_id: str) -> Path:
     opened = open_run(run_id, store)
     run = opened.run
     last = run.recipe.train.num_iterations
-    _, made = standing(run.slots.version(last, "evaluate"))
+    _, made = current_of(run.slots.version(last, "evaluate"))
     assert made is not None, f"{run_id} is not finished"
     tables = {end: opened.held_out(k) for end, k in (("first", 0), ("last", last))}
     groups = {end: table.groupby("prompt_id")["ocr"] for end, table in tables.items()}

@@ -23,7 +23,7 @@ from flows.running.launch import launch
 from flows.session.session import Place, RunId, ends_in_state, working_on
 from flows.warning.gate import pass_gate
 from stages.artifacts.generations import has_begun
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from stages.execution.runner import require_own_version
 from stages.reporting.contracts import Report
 
@@ -106,7 +106,7 @@ def _require_order(run: AnyRun, every: Sequence[Step], step: Step) -> None:
     for before in every:
         if before.wave == step.wave:
             return
-        if before.slot.startswith(f"{run.url}/") and standing(before.slot) == (1, None):
+        if before.slot.startswith(f"{run.url}/") and current_of(before.slot) == (1, None):
             raise ConfigError(
                 f"{step.name} comes after {before.name}, which was not made yet; make that first, or continue the run"
             )

@@ -63,8 +63,8 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
     old: Any = before.items[before.items["unit"].isin([*changed, *gone])]
     if config.duplicates == "drop":
         rows = _without_duplicates(rows, before.items.drop(old.index), old["item"])
-    standing: Any = before.left_out[~before.left_out["unit"].isin([*changed, *gone])]
-    left_out: Any = pd.concat([standing, rows.loc[rows["reason"] != "", [*parts.LEFT_OUT]]], ignore_index=True)
+    unchanged: Any = before.left_out[~before.left_out["unit"].isin([*changed, *gone])]
+    left_out: Any = pd.concat([unchanged, rows.loc[rows["reason"] != "", [*parts.LEFT_OUT]]], ignore_index=True)
     used: Any = rows[rows["reason"] == ""]
     found = used.drop_duplicates("item")
     removed: Any = old.loc[~old["item"].isin(found["item"]), ["item", "unit", "name"]]
@@ -229,15 +229,15 @@ def _too_long(frames: int, fps: float, most_s: float) -> Iterator[str]:
         yield f"{frames / fps:.2f} s, expected at most {most_s:g} s"
 
 
-def _without_duplicates(rows: Any, standing: Any, known: Any) -> Any:
+def _without_duplicates(rows: Any, unchanged: Any, known: Any) -> Any:
     """Return the rows, with a reason in each whose medium is already there under the same caption.
 
-    ``standing`` are the items that are not read again. Rows of ``known`` items come first: what is there
+    ``unchanged`` are the items that are not read again. Rows of ``known`` items come first: what is there
     stays.
     """
     rows = rows.assign(new=~rows["item"].isin(known)).sort_values("new", kind="stable", ignore_index=True)
-    used, there = rows[rows["reason"] == ""], standing.drop_duplicates(KEY, keep="last")
-    both = pd.concat([there, used], keys=["standing", "rows"])
+    used, there = rows[rows["reason"] == ""], unchanged.drop_duplicates(KEY, keep="last")
+    both = pd.concat([there, used], keys=["unchanged", "rows"])
     place = both["unit"].str.partition("/")[0] + "/" + both["name"]
     first = place.groupby([both["medium"], both["prompt_id"].fillna("")]).transform("first")
     same = first[first != place].get("rows", pd.Series(dtype="string"))

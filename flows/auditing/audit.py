@@ -137,7 +137,7 @@ class Audit:
         for step in reversed([*chosen, *(step for _, steps in again for step in steps)]):
             self._look_at(step.slot)
         self._slots = dict(reversed(self._slots.items()))
-        reached = [step for step in chosen if self._look_at(step.slot).standing is not None]
+        reached = [step for step in chosen if self._look_at(step.slot).current is not None]
         read = [self._slots[step.slot] for step in reached]
         if iteration is None:
             begun_with = references.begun_with(self._run, every, self._findings)
@@ -145,7 +145,7 @@ class Audit:
             read += begun_with
         references.check(self._run, read, self._look_at, self._findings)
         for slot in read:
-            self._follow(slot.standing, whole=iteration is None)
+            self._follow(slot.current, whole=iteration is None)
         heads = chain.check(self._run.url, self._kept, self._signed_by, self._findings)
         records.check_ledger(self._run.url, self._findings)
         self._look_at_records(every)
@@ -207,7 +207,7 @@ class Audit:
         `gc` deletes files of ended generations.
         """
         here = source.model_copy(update={"url": self._here(source.url)})
-        current = self._look_at(here.url).standing
+        current = self._look_at(here.url).current
         if current is None or current.part_content(*source.parts) != source.content:
             return here
         own = {"generation": current.generation, "manifest": current.digest, "fingerprint": current.fingerprint}
@@ -229,12 +229,12 @@ class Audit:
         last = self._last_begun(every)
         for step in every[: every.index(last)]:
             slot = self._slots[step.slot]
-            if slot.standing is None and not slot.ended and step.wave != last.wave:
+            if slot.current is None and not slot.ended and step.wave != last.wave:
                 self._findings.add(Manifest.url(step.slot, 1), "file", f"missing: {last.name} came after it")
 
     def _last_begun(self, every: Sequence[Step]) -> Step:
         """Return the last step with an artifact that no other run can have made; without one, the first step."""
-        every_made = ((step, self._slots[step.slot].standing) for step in reversed(every))
+        every_made = ((step, self._slots[step.slot].current) for step in reversed(every))
         made = ((step, found) for step, found in every_made if found is not None and self._is_own(found.slot))
         # The report of a shorter run says nothing of the iterations after it.
         return next((step for step, found in made if step.kind != "report" or _is_last(self._run, found)), every[0])
@@ -242,11 +242,11 @@ class Audit:
     def _look_at_records(self, every: Iterable[Step]) -> None:
         """Look at decisions on warnings, and at the scorers of services."""
         looked = [(step, self._slots[step.slot]) for step in every if step.slot in self._slots]
-        updates = {step.k: slot.standing for step, slot in looked if step.kind == "update"}
+        updates = {step.k: slot.current for step, slot in looked if step.kind == "update"}
         for step, slot in looked:
             if step.kind == "warn":
                 records.check_decisions(slot, updates.get(step.k), self._findings)
-        scored = [slot.standing for _, slot in looked]
+        scored = [slot.current for _, slot in looked]
         rewards = [one for one in scored if one is not None and one.stage in ("reward", "judge")]
         records.check_scorers(self._run.url, rewards, self._findings)
 
@@ -259,10 +259,10 @@ class Audit:
         """Look at the inputs of the artifacts of a re-score, and at its records."""
         slots = [self._look_at(step.slot) for step in steps]
         for slot in slots:
-            self._follow(slot.standing, whole=True)
+            self._follow(slot.current, whole=True)
         records.check_ledger(rescore.url, self._findings)
         records.check_numerics(rescore.url, slots, self._findings)
-        made = [slot.standing for slot in slots if slot.standing is not None]
+        made = [slot.current for slot in slots if slot.current is not None]
         scored = [one for one in made if one.stage in ("reward", "judge")]
         records.check_scorers(rescore.url, scored, self._findings)
         return planned.check(steps, AskedAgain(rescore), self._slot_at, self._findings)
@@ -276,14 +276,14 @@ class Audit:
         """Add heads that are missing after an iteration that others follow, and after the report."""
         begun = self._last_begun(every)
         trained = {step.k: step for step in every if trains(step.kind)}
-        made = {k: found for k, step in trained.items() if (found := self._slots[step.slot].standing) is not None}
+        made = {k: found for k, step in trained.items() if (found := self._slots[step.slot].current) is not None}
         unnamed: list[str] = []
         for k in sorted(k for k in made if k is not None):
             follows = trained[k] in every[: every.index(begun)] and trained[k].wave != begun.wave
             names = k + 1 not in made or not _reads(made[k + 1], made[k]) or heads.names(made[k])
             if follows and not (k in heads.ended and names):
                 unnamed.append(f"iteration {k}")
-        report = self._slots[self._run.slots.report].standing
+        report = self._slots[self._run.slots.report].current
         if report is not None and _is_last(self._run, report) and not heads.names(report):
             # Nothing comes after this head, so that only the lease tells whether it is still to come.
             if (holder := self._opened.life().holder) is None:

@@ -16,7 +16,7 @@ from flows.planning.versions import KIND
 from flows.post_train import steps
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from stages.contracts import Reward
 from stages.registry import STAGES
 from stages.scoring.rewards import label_of
@@ -85,7 +85,7 @@ def check(
     for step in chosen:
         # Without an input there is no Request; that it is missing, or damaged, is found where it belongs.
         with suppress(ArtifactError):
-            if (made := standing(step.slot)[1]) is None:
+            if (made := current_of(step.slot)[1]) is None:
                 continue
             if made.stage in STAGES and made.version not in (known := asked.versions(made.stage)):
                 told = f"{made.version} of {made.stage}, expected {' or '.join(map(str, sorted(known)))}"

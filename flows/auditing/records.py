@@ -36,10 +36,10 @@ def check_decisions(slot: Slot, update: Manifest | None, findings: Findings) -> 
             continue
         with findings.checking(url, "decisions"):
             _compare(known[evidence], decisions_on(known[evidence]), sorted(store.names(url)), url, findings)
-    if slot.standing is not None and update is not None and _judged(slot.standing, update):
-        url = Manifest.url(slot.url, slot.current)
+    if slot.current is not None and update is not None and _judged(slot.current, update):
+        url = Manifest.url(slot.url, slot.generation)
         with findings.checking(url, "decisions"):
-            warned = Warned.of(slot.standing)
+            warned = Warned.of(slot.current)
             if warned is not None and (warned.decision is None or not warned.decision.lets_pass):
                 said = "nothing was decided" if warned.decision is None else f"the last decision: {warned.decision}"
                 findings.add(url, "decisions", f"limits tripped and {said}, but there is an update after it")

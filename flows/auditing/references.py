@@ -30,7 +30,7 @@ def begun_with(run: AnyRun, every: Iterable[Step], findings: Findings) -> list[S
 def check(run: AnyRun, slots: Iterable[Slot], look: Look, findings: Findings) -> None:
     """Look at the artifacts that slots refer to, and at the record of the fork with each run that has one."""
     for slot in slots:
-        made = slot.standing
+        made = slot.current
         if made is None or made.slot == slot.url:
             continue
         look(made.slot).need(made.generation)

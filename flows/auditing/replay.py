@@ -23,7 +23,7 @@ from stages.artifacts.files import read_entry
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import Layout, place_of
 from stages.artifacts.request import Request
-from stages.artifacts.slots import input_of, standing, standing_manifest
+from stages.artifacts.slots import current_manifest, current_of, input_of
 from stages.contracts import RECORDS
 from stages.formats.samples import all_rows, num_units
 from stages.formats.tables import read_table
@@ -97,7 +97,7 @@ def replay(
     opened = OpenedRun(read_run(store_url, run_id))
     run = opened.run
     step = find(opened.steps, run_id, stage, iteration)
-    _, made = standing(step.slot)
+    _, made = current_of(step.slot)
     if made is None:
         shows = f"`{about(store_url, 'status', run_id)}` shows which stages are current"
         raise ConfigError(f"{step.name} has no artifact; {shows}")
@@ -142,7 +142,7 @@ def _copy_layout(made: Manifest, scratch: str) -> None:
 def _make(request: Request, folder: str, launch: LaunchConfig) -> Manifest:
     with Display() as display, closing(Waves(store.join(folder, "run"), launch, display)) as waves:
         waves.make("replay", [request])
-    manifest = standing_manifest(request)
+    manifest = current_manifest(request)
     assert manifest is not None, "a wave without an error has made its artifacts"
     return manifest
 

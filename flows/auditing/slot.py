@@ -54,7 +54,7 @@ class Slot:
             self._look_at_markers()
 
     @property
-    def current(self) -> int:
+    def generation(self) -> int:
         """Return the first generation that was not ended."""
         return next(number for number in count(1) if number not in self.ended)
 
@@ -68,9 +68,9 @@ class Slot:
         self._needed.add(generation)
 
     @property
-    def standing(self) -> Manifest | None:
+    def current(self) -> Manifest | None:
         """Return the current manifest, or None."""
-        return self.manifests.get(self.current)
+        return self.manifests.get(self.generation)
 
     def named(self, data_digest: str) -> Manifest | None:
         """Return the manifest with a digest, of any generation, or None."""
@@ -84,7 +84,7 @@ class Slot:
         named = (
             (generation, name.partition("/")[0])
             for generation, made in self.manifests.items()
-            if generation == self.current or generation in self._needed
+            if generation == self.generation or generation in self._needed
             for name, file in made.files.items()
             if file == entry
         )

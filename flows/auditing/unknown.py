@@ -1,6 +1,6 @@
 """Files of a run that nothing names.
 
-A file in the folder of a standing artifact, or with the name of a record, passes for a part of the run, so it is a
+A file in the folder of a current artifact, or with the name of a record, passes for a part of the run, so it is a
 fault. What processes leave behind is none: folders of other attempts, logs, leases. All else is listed.
 
 Listings are made before slots are read: what a process writes after that is not in them, and what a record names was
@@ -83,7 +83,7 @@ def names_under(url: str) -> list[str]:
 
 def check_slot(slot: Slot, names: Iterable[str], findings: Findings) -> Iterator[str]:
     """Add files of a slot that pass for a part of its artifact; yield what else nothing names."""
-    made = slot.standing
+    made = slot.current
     own = "" if made is None else f"attempts/{made.attempt}/"
     for name in names:
         if name in slot.records or name in slot.entries:

@@ -18,7 +18,7 @@ from flows.planning.plan import Settings
 from flows.running import gpus
 from flows.session.session import Override, Place, RunId, ends_in_state, train
 from flows.terminal.console import console
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 
 Numbers = Annotated[str, Field(pattern=r"^[0-9, -]+$", max_length=1000)]
 Sweeps = list[Override]
@@ -176,4 +176,4 @@ def _trained(settings: Settings, run_id: str) -> str | None:
 def _newest(store_url: str, run_id: str) -> int:
     read_run: Any = import_module("flows.planning.steps").read_run
     run = read_run(store_url, run_id)
-    return max(k for k in range(run.recipe.train.num_iterations + 1) if standing(run.slots.policy(k))[1] is not None)
+    return max(k for k in range(run.recipe.train.num_iterations + 1) if current_of(run.slots.policy(k))[1] is not None)

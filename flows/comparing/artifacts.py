@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from flows.comparing.side import Side
 from flows.planning.steps import Step
 from flows.post_train import steps_before
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 
 AT_ONCE = 16
 """Manifests that are read in parallel."""
@@ -68,7 +68,7 @@ class Artifacts:
 
 
 def artifacts(a: Side, b: Side) -> Artifacts:
-    """Compare the standing artifacts of both runs by the digests of their files. Reads manifests only."""
+    """Compare the current artifacts of both runs by the digests of their files. Reads manifests only."""
     both = ((*steps_before(one.run), *one.opened.steps) for one in (a, b))
     sides = [{step.name: step for step in every if step.kind not in DERIVED} for every in both]
     contents = [_contents(list(one.values())) for one in sides]
@@ -87,5 +87,5 @@ def artifacts(a: Side, b: Side) -> Artifacts:
 def _contents(every: Sequence[Step]) -> dict[str, str]:
     """Return the digests of the files of each step with a current artifact."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = pool.map(lambda step: standing(step.slot)[1], every)
+        found = pool.map(lambda step: current_of(step.slot)[1], every)
         return {step.name: made.part_content() for step, made in zip(every, found, strict=True) if made is not None}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flows.comparing.side import Side, shared
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import current_of, input_of
 from stages.reporting.book import Piece
 from stages.reporting.excerpt import Picture
 from stages.reporting.samples import Samples
@@ -100,7 +100,7 @@ def _pixels(side: Side, word: str, k: int, ids: Sequence[str]) -> dict[str, np.n
     """Return the pixels of some samples, of those that still have any."""
     slots = side.run.slots
     slot = slots.version(k, "evaluate") if word == "policy" else slots.iteration(k, "rollout")
-    if standing(slot)[1] is None:
+    if current_of(slot)[1] is None:
         return {}
     stored = Samples.read(input_of(slot), None).load(ids)
     return {sample.sample_id: sample.pixels for sample in stored if sample.finite and sample.media}

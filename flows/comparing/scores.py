@@ -7,7 +7,7 @@ from typing import Any, Self
 from cosmos_rl_core.estimates.estimate import Estimate, Sums
 from flows.comparing.side import Side, shared
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import current_of, input_of
 from stages.scoring import held_out
 from stages.scoring.spreads import scored_numbers
 
@@ -77,7 +77,7 @@ def _losses(a: Side, b: Side) -> Iterator[Difference]:
 def _validated(side: Side) -> dict[int, Artifact]:
     """Return the held-out losses of a run by policy version."""
     slots = {k: side.run.slots.version(k, "validate") for k in side.collected.judged}
-    return {k: Artifact(input_of(slot)) for k, slot in slots.items() if standing(slot)[1] is not None}
+    return {k: Artifact(input_of(slot)) for k, slot in slots.items() if current_of(slot)[1] is not None}
 
 
 def _training(a: Side, b: Side) -> Iterator[Difference]:
@@ -101,5 +101,5 @@ def _training(a: Side, b: Side) -> Iterator[Difference]:
 def _scores(side: Side, k: int) -> dict[str, Any]:
     """Return the numbers of every reward of a rollout by its label."""
     slots = {reward: side.run.slots.iteration(k, f"reward-{reward}") for reward in side.opened.rewards}
-    made = {label: slot for label, slot in slots.items() if standing(slot)[1] is not None}
+    made = {label: slot for label, slot in slots.items() if current_of(slot)[1] is not None}
     return {label: scored_numbers(label, Artifact(input_of(slot))) for label, slot in made.items()}

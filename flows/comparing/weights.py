@@ -15,7 +15,7 @@ from cosmos_rl_core.weights.parts import CURRENT
 from flows.comparing.side import Side
 from flows.planning.base import AnyRun
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import current_of, input_of
 
 NUMBERS = 2**22
 """Numbers of a tensor that are turned into float64 at a time."""
@@ -121,7 +121,7 @@ class _Policy:
     @classmethod
     def open(cls, run: AnyRun, version: int) -> "_Policy | None":
         slot = run.slots.policy(version)
-        if standing(slot)[1] is None:
+        if current_of(slot)[1] is None:
             return None
         artifact = Artifact(input_of(slot))
         return None if artifact.lacks(CURRENT) else cls(artifact, artifact.manifest.part_content(CURRENT))

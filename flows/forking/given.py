@@ -8,7 +8,7 @@ from flows.planning.base import AnyPlan, AnyRun
 from flows.planning.run import Run
 from flows.terminal.numbers import ranges
 from stages.artifacts.manifest import Manifest
-from stages.artifacts.slots import is_dropped, named_manifest, one_look, standing
+from stages.artifacts.slots import current_of, is_dropped, named_manifest, one_look
 from stages.contracts import MEDIA, TENSORS
 
 _NAMES = {
@@ -109,7 +109,7 @@ def _foreign(origin: Run, run: Run, made: dict[int, Manifest]) -> Iterator[str]:
 def _lacking_data(run: Run) -> Iterator[str]:
     """Yield which prepared data is missing: nothing is made on the way to an answer about stored rollouts."""
     name = run.recipe.train.train_policy.type
-    if lacking := [one for one in run.prepared.data.encodes if standing(one.slot)[1] is None]:
+    if lacking := [one for one in run.prepared.data.encodes if current_of(one.slot)[1] is None]:
         found = f"{len(lacking)} of {len(run.prepared.data.encodes)} sets of latents are not there"
         yield f"{name} reads encoded data: {found}; encode them first with `cosmos-flows preprocess`"
 
@@ -121,11 +121,11 @@ def _trained_by(plan: AnyPlan) -> dict[str, Any]:
 
 
 def _trained(run: AnyRun, k: int) -> Manifest | None:
-    return standing(run.slots.policy(k + 1))[1]
+    return current_of(run.slots.policy(k + 1))[1]
 
 
 def _rollout(run: AnyRun, k: int) -> Manifest | None:
-    return standing(run.slots.iteration(k, "rollout"))[1]
+    return current_of(run.slots.iteration(k, "rollout"))[1]
 
 
 def _is_gone(made: Manifest, part: str) -> bool:

@@ -21,7 +21,7 @@ from flows.planning.plan import ForkOf, Plan, Settings, plan_from
 from flows.planning.steps import read_run
 from flows.terminal.numbers import ranges
 from stages.artifacts.manifest import Manifest
-from stages.artifacts.slots import is_dropped, standing
+from stages.artifacts.slots import current_of, is_dropped
 
 _FROZEN = ("policy.", "train.optm_name")
 """Settings that decide the shape of a policy and of its optimizer's state, which a fork goes on with."""
@@ -113,7 +113,7 @@ def _missing(run: AnyRun, at: int) -> Iterator[str]:
 
 def policy_at(run: AnyRun, k: int) -> Manifest | None:
     """Return the manifest of a policy version; None if there is none."""
-    return standing(run.slots.policy(k))[1]
+    return current_of(run.slots.policy(k))[1]
 
 
 def clocks_at(run: AnyRun, k: int) -> int:

@@ -16,7 +16,7 @@ from flows.post_train import post_train
 from flows.running.wave import SCORERS
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import place_of
-from stages.artifacts.slots import is_dropped, one_look, refer, standing, suppose
+from stages.artifacts.slots import current_of, is_dropped, one_look, refer, suppose
 from stages.contracts import MEDIA, TENSORS
 from stages.registry import trains
 
@@ -39,11 +39,11 @@ def refer_to_origin(run: AnyRun) -> int:
     origin = read_run(run.store_url, begins.run)
     wanted = given.rollouts(run, origin) if begins.stored is not None else {}
     was = _record(origin.url, run)
-    if was is not None and EVERY not in was.holds and all(standing(slot)[1] is not None for slot in wanted):
+    if was is not None and EVERY not in was.holds and all(current_of(slot)[1] is not None for slot in wanted):
         return 0
     every = found_in_origin(run)
     # What a fork has made itself stays, whatever its origin has by now.
-    new = {slot: made for slot, made in every.items() if standing(slot)[1] is None}
+    new = {slot: made for slot, made in every.items() if current_of(slot)[1] is None}
     with one_look():
         for slot, made in new.items():
             suppose(slot, made)
@@ -55,7 +55,7 @@ def refer_to_origin(run: AnyRun) -> int:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for _ in pool.map(refer, new, new.values()):
             pass
-    current = [made for slot in every if (made := standing(slot)[1]) is not None and made.slot != slot]
+    current = [made for slot in every if (made := current_of(slot)[1]) is not None and made.slot != slot]
     for owner in owners:
         read = [made for made in held if _owner(run, made) == owner]
         named = [made for made in (*current, *read) if _owner(run, made) == owner]
@@ -99,7 +99,7 @@ def found_in_origin(run: AnyRun) -> dict[str, Manifest]:
         for wave in post_train(run):
             own = [step for step in wave.steps if step.slot.startswith(f"{run.url}/") and step.kind != "report"]
             for step in own:
-                made = standing(_moved(step.slot, run.url, origin.url))[1]
+                made = current_of(_moved(step.slot, run.url, origin.url))[1]
                 if made is not None and _is_same(made, step) and (unchanged or _is_whole(made)):
                     found[step.slot] = made
                     suppose(step.slot, made)
@@ -142,7 +142,7 @@ def _before(origin: AnyRun, at: int, fork_url: str) -> Iterator[tuple[str, Manif
     """Yield what the origin made before a policy version, and that version, each with its slot in the fork."""
     slots = {match[1]: match[2] for name in store.listed(origin.url) if (match := _SLOT.fullmatch(name))}
     for slot, number in sorted(slots.items()):
-        made = standing(store.join(origin.url, slot))[1] if number is None or int(number) < at else None
+        made = current_of(store.join(origin.url, slot))[1] if number is None or int(number) < at else None
         if made is not None:
             yield store.join(fork_url, slot), made
 

@@ -8,7 +8,7 @@ from flows.forking.references import found_in_origin
 from flows.planning.base import AnyPlan, AnyRun
 from flows.planning.run import run_of
 from flows.post_train import post_train
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from stages.registry import trains
 
 
@@ -74,7 +74,7 @@ def planned_fork(plan: AnyPlan, store_url: str) -> PlannedFork:
 def work_of(run: AnyRun, there: Container[str]) -> Work:
     """Return the work of a run without the slots ``there``, and without those that have an artifact."""
     every = (step for wave in post_train(run) for step in wave.steps if step.slot not in there)
-    left = [step for step in every if standing(step.slot)[1] is None]
+    left = [step for step in every if current_of(step.slot)[1] is None]
     train, validation = run.recipe.train, run.recipe.validation
     held_out = len(run.plan.validation_prompts) * getattr(validation, "n_generation", 0)
     batch = train.train_batch_per_replica

@@ -8,7 +8,7 @@ from flows.ledger.ledger import Ledger
 from flows.ledger.pages import HOUR_S, iteration_of
 from flows.planning.base import AnyRun
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing_manifest
+from stages.artifacts.slots import current_manifest
 
 RECENT = 3
 """Number of newest iterations. The most expensive one says what the next one will cost."""
@@ -30,7 +30,7 @@ class Budget:
         limit_h, k = self._run.recipe.train.max_gpu_hours, iteration_of(wave)
         if limit_h is None or k is None:
             return
-        if k in self._allowed or all(standing_manifest(request) is not None for request in requests):
+        if k in self._allowed or all(current_manifest(request) is not None for request in requests):
             return
         spent_s = self._ledger.totals.device_s
         here_s, others_s = self._of_iterations(k)

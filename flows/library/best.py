@@ -13,7 +13,7 @@ from flows.planning.ranking import Judge, judge_of
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import current_of, input_of
 from stages.scoring.summaries import known_error
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def judged(run: AnyRun, k: int) -> Best | None:
     found: dict[str, Measured] = {}
     for stage in dict.fromkeys((*judge.stages, *rewards)):
         slot = run.slots.version(k, stage)
-        if (manifest := standing(slot)[1]) is not None:
+        if (manifest := current_of(slot)[1]) is not None:
             found[stage] = Measured(slot, manifest)
     return _judged(k, judge, labels, found) if all(stage in found for stage in judge.stages) else None
 

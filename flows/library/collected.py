@@ -20,7 +20,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import Invalidated, place_of
 from stages.artifacts.request import Input
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from stages.fragment import excerpt_of
 from stages.reporting.book import Piece, Trained
 from stages.reporting.contracts import Fragment
@@ -78,7 +78,7 @@ class Collected:
         """Reads what prompts refer to."""
         for slot in _history(self.run):
             with self.naming_damage(slot.removeprefix(f"{self.run.url}/")):
-                if (made := standing(slot)[1]) is not None:
+                if (made := current_of(slot)[1]) is not None:
                     self.add(slot, made, counts=False)
 
     def add(self, slot: str, made: Manifest, *, counts: bool = True) -> None:

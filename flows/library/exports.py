@@ -24,7 +24,7 @@ from flows.planning.steps import read_run
 from flows.terminal.commands import about
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.files import copy
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import current_of, input_of
 
 PIPELINE = "pipeline/"
 """Folder of a whole pipeline in an artifact; its files go to the top of the target."""
@@ -162,7 +162,7 @@ def _check_current(run: AnyRun, found: list[State], state: State, name: str) -> 
 
 def optimizer_steps(run: AnyRun, k: int) -> int:
     """Return the number of optimizer steps of policy version k."""
-    manifest = None if k == 0 else standing(run.slots.policy(k))[1]
+    manifest = None if k == 0 else current_of(run.slots.policy(k))[1]
     if manifest is None:
         return 0
     return manifest.config["steps"]["first_step"] + len(manifest.config["steps"]["lrs"])

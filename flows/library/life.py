@@ -13,7 +13,7 @@ from flows.devices.staying import Processes
 from flows.ledger.pages import Page
 from flows.planning.base import AnyRun
 from flows.running.progress import Progress, read_progress
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 
 Word = Literal["running", "finished", "failed", "stopped", "suspended", "limited", "interrupted", "idle"]
 """``running``: a process works on the run. Otherwise how the last process ended; ``idle`` if there was none."""
@@ -73,7 +73,7 @@ def wave_at_work(run: AnyRun, look: Callable[[], Page | None]) -> str:
 def iterations_made(run: AnyRun) -> int:
     """Return the number of iterations up to the newest policy. Raises :class:`ArtifactError` for damaged folders."""
     made = newest_first(run, "iterations")
-    return next((k + 1 for k in made if standing(run.slots.policy(k + 1))[1] is not None), 0)
+    return next((k + 1 for k in made if current_of(run.slots.policy(k + 1))[1] is not None), 0)
 
 
 def newest_first(run: AnyRun, folder: str) -> list[int]:

@@ -16,7 +16,7 @@ from flows.library.outlook import Score, iterations_left_s
 from flows.planning.base import AnyRun
 from flows.planning.plan import read_plan
 from flows.planning.run import run_of
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from stages.scoring.summaries import known_error
 
 AT_ONCE = 16
@@ -156,6 +156,6 @@ def _first_and_newest(run: AnyRun, rollouts: Sequence[int], reward: str) -> list
 
 def _score(run: AnyRun, k: int, reward: str) -> Score | None:
     """Return the mean score of the samples of an iteration; None without any."""
-    _, manifest = standing(run.slots.iteration(k, f"reward-{reward}"))
+    _, manifest = current_of(run.slots.iteration(k, f"reward-{reward}"))
     found = None if manifest is None else manifest.summary.get(reward)
     return Score(k, found, known_error(manifest)) if manifest is not None and isinstance(found, float) else None

@@ -48,7 +48,7 @@ class Overview:
         return cls(run, found, life.word, life.progress, life.holder, _means_of(run))
 
     @property
-    def standing(self) -> int:
+    def current(self) -> int:
         """Return the number of stages whose artifact is current."""
         return sum(state.word == "stands" for state in self.states)
 
@@ -117,7 +117,7 @@ class Overview:
     @cached_property
     def hacking(self) -> str:
         """Return whether a finished run shows signs of reward hacking, as its report says; "" for any other run."""
-        if self.standing < len(self.states):
+        if self.current < len(self.states):
             return ""
         # Imported here because it needs pandas, and the status of a run at work does not.
         signs = import_module("flows.warning.signs")
@@ -179,7 +179,7 @@ class Overview:
             "wave_seconds": self.progress.seconds,
             "processes": self.progress.processes.model_dump(mode="json"),
             "workers": None if self.progress.crew is None else self.progress.crew.model_dump(mode="json"),
-            "standing": self.standing,
+            "standing": self.current,
             "best": None if self.best is None else _fields(self.best, "k by figure standard_error rewards passed"),
             "warnings": [warned.as_json() for warned in self.warnings],
             "z_scores": None if self.z_scores is None else self.z_scores[1],

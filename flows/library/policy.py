@@ -13,12 +13,12 @@ from flows.planning.base import AnyRun
 from flows.terminal.commands import about
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import current_of, input_of
 
 
 def made(run: AnyRun, slot: str, what: str) -> Input:
     """Return the artifact in a slot of a run. Raises :class:`ConfigError`, which names ``what``, if there is none."""
-    if standing(slot)[1] is None:
+    if current_of(slot)[1] is None:
         shown_by = about(run.store_url, "status", run.plan.run_id)
         raise ConfigError(f"{run.plan.run_id} has no {what}; `{shown_by}` shows what it has")
     return input_of(slot)

@@ -12,7 +12,7 @@ from flows.planning.steps import Step
 from flows.post_train import steps
 from stages.artifacts.manifest import Manifest, seconds_of
 from stages.artifacts.request import Request
-from stages.artifacts.slots import one_look, standing, why_stale
+from stages.artifacts.slots import current_of, one_look, why_stale
 
 Word = Literal["stands", "stale", "waits", "damaged", "invalidated", "missing", "running", "failed", "interrupted"]
 """``stands``: finished and up to date. ``stale``: would be made again. ``waits``: an input is not current, so it is not
@@ -107,7 +107,7 @@ def state_of(step: Step, in_doubt: set[str]) -> State:
     try:
         logs, folders = (store.names(store.join(step.slot, name)) for name in ("logs", "attempts"))
         found = replace(found, logs=tuple(sorted(logs)), folders=len(folders))
-        generation, manifest = standing(step.slot)
+        generation, manifest = current_of(step.slot)
         found = replace(found, generation=generation, manifest=manifest)
         if manifest is None:
             return replace(found, word="invalidated" if generation > 1 else "missing")

@@ -14,7 +14,7 @@ from flows.planning.base import AnyRun
 from flows.planning.plan import METRICS_FILE
 from stages import contracts
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import current_of, input_of
 from stages.formats.members import Members
 from stages.formats.samples import read_index, undecoded
 from stages.formats.tables import read_table
@@ -49,7 +49,7 @@ def samples(run: AnyRun, iteration: int) -> pd.DataFrame:
     names = {reward.fn.label: f"reward-{reward.fn.label}" for reward in run.scored}
     slots = {reward: run.slots.iteration(iteration, stage) for reward, stage in names.items()}
     table = _scored(run, run.slots.iteration(iteration, "rollout"), f"rollout {iteration}", slots)
-    if standing(decoded := run.slots.iteration(iteration, "decode"))[1] is not None:
+    if current_of(decoded := run.slots.iteration(iteration, "decode"))[1] is not None:
         later = _pictures(artifact := Artifact(input_of(decoded)), read_index(artifact))
         table["picture"] = [
             was or later.get(one) for was, one in zip(table["picture"], table["sample_id"], strict=True)
@@ -70,7 +70,7 @@ def _scored(run: AnyRun, slot: str, what: str, scores: dict[str, str]) -> pd.Dat
     artifact = Artifact(made(run, slot, what))
     table = read_index(artifact)
     for label, scored in scores.items():
-        if standing(scored)[1] is None:
+        if current_of(scored)[1] is None:
             continue
         reward = Artifact(input_of(scored))
         found = read_table(reward, contracts.Reward.SCORES)
@@ -91,7 +91,7 @@ def _pictures(artifact: Artifact, index: pd.DataFrame) -> dict[str, Picture | No
 
 def _with_advantages(table: pd.DataFrame, update: str) -> pd.DataFrame:
     """Add what the update in a slot made of the samples; nothing before it has finished."""
-    if standing(update)[1] is None:
+    if current_of(update)[1] is None:
         return table
     trained = read_table(Artifact(input_of(update)), contracts.Update.ADVANTAGES)
     names = [name for name in ("sample_id", "reward", "advantage", "used", BEATS) if name in trained]

@@ -23,7 +23,7 @@ from stages.artifacts.garbage import renew
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import store_of
 from stages.artifacts.request import Input, Request
-from stages.artifacts.slots import input_of, named_manifest, standing_manifest
+from stages.artifacts.slots import current_manifest, input_of, named_manifest
 from stages.artifacts.snapshots import Snapshot
 from stages.formats.parts import NO_ITEMS, Parts
 from stages.formats.tables import read_table
@@ -132,7 +132,7 @@ def missing(config: DatasetConfig, store_url: str) -> list[tuple[str, Request]]:
     """
     runs = [_of_diffusion(recipe, run_of(plan_of(Settings(recipe, store_url)), store_url)) for recipe in config.recipes]
     named = {request.slot: (name, request) for run in runs[::-1] for name, request in run.prepared.steps().items()}
-    return [one for one in named.values() if standing_manifest(one[1]) is None]
+    return [one for one in named.values() if current_manifest(one[1]) is None]
 
 
 def described(snapshot: Snapshot, added: Added | None) -> str:

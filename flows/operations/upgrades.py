@@ -11,7 +11,7 @@ from flows.planning.versions import best_by_of, go_on_with
 from flows.post_train import steps
 from flows.terminal.commands import about
 from stages.artifacts.manifest import Manifest, seconds_of
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from stages.registry import STAGES
 
 
@@ -39,7 +39,7 @@ def settled(run: AnyRun, *, remake: bool) -> AnyRun:
 
 def _of_another_version(step: Step) -> Manifest | None:
     """Return the current manifest, if this code has another version of its stage."""
-    _, manifest = standing(step.slot)
+    _, manifest = current_of(step.slot)
     if manifest is None or manifest.stage not in STAGES:
         return None
     return manifest if manifest.version != STAGES[manifest.stage].version else None

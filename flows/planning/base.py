@@ -23,7 +23,7 @@ from flows.lineage.forks import is_held
 from flows.lineage.origin import Origin
 from flows.planning.datasets import Pinned
 from stages.artifacts.request import FORMAT, Input, Request
-from stages.artifacts.slots import drop, standing
+from stages.artifacts.slots import current_of, drop
 from stages.contracts import Init, ModelRef, StageConfig
 
 
@@ -358,7 +358,7 @@ class BaseRun(Generic[Planned]):
 
         Raises :class:`ArtifactError` if the report's manifest is damaged.
         """
-        _, report = standing(self.slots.report)
+        _, report = current_of(self.slots.report)
         return report is not None and len(report.inputs.get("updates", ())) >= self.recipe.train.num_iterations
 
     def going_to(self, iterations: int) -> Self:

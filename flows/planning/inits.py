@@ -15,7 +15,7 @@ from cosmos_rl_core.weights.parts import CURRENT, EMA, INIT
 from cosmos_rl_core.weights.shapes import frozen_prefix, matrices_of, weight_shapes
 from flows.sizes import costs
 from stages.artifacts.request import Input
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import current_of, input_of
 from stages.contracts import Init, ModelRef
 
 
@@ -80,7 +80,7 @@ def _of_run(named: str, model: ModelRef, origin_of: Callable[[str], Origin]) -> 
         raise ConfigError(f"policy.init_from = {named!r}: {error}{hint}") from error
     newest = _newest(origin)
     k = int(version) if at else newest
-    if newest is None or k is None or standing(origin.policy(k))[1] is None:
+    if newest is None or k is None or current_of(origin.policy(k))[1] is None:
         known = "it has none yet" if newest is None else f"its newest finished one is {newest}"
         raise ConfigError(f"policy.init_from = {named!r}: run {run_id} has no policy version {version or 0}; {known}")
     if model.digest and origin.model.digest != model.digest:
@@ -105,7 +105,7 @@ def _newest(origin: Origin) -> int | None:
     planned = origin.recipe.train.num_iterations
 
     def is_there(k: int) -> bool:
-        return standing(origin.policy(k))[1] is not None
+        return current_of(origin.policy(k))[1] is not None
 
     if is_there(planned):
         return next(k for k in count(planned) if not is_there(k + 1))

@@ -17,7 +17,7 @@ from flows.planning.plan import Plan
 from flows.sizes import costs
 from stages import contracts
 from stages.artifacts.request import Input, Request
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import current_of, input_of
 from stages.contracts import MEDIA, TENSORS, StageConfig
 
 
@@ -162,7 +162,7 @@ class Prepared:
         several = (inputs | {"later": tuple(parts[k] for k in later[:n])} for n in range(len(later), 0, -1))
         requests = [self._shared(config, one) for one in (*several, inputs)]
         # Nothing is made while any of these is current, so that every later look finds the same one.
-        return next((one for one in requests if standing(one.slot)[1] is not None), requests[0])
+        return next((one for one in requests if current_of(one.slot)[1] is not None), requests[0])
 
     def _embed(self, prompts: tuple[Prompt, ...], negative_prompt: str | None = None) -> Request:
         # Embeddings depend on texts alone; runs whose prompts have other metadata share them.

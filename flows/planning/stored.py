@@ -9,13 +9,13 @@ from flows.lineage.origin import StoredRollouts
 from flows.planning.base import AnyPlan, AnyRun
 from flows.planning.run import Run
 from stages.artifacts.request import Input
-from stages.artifacts.slots import named_manifest, standing
+from stages.artifacts.slots import current_of, named_manifest
 
 
 def made_by(run: Run, k: int) -> Input:
     """Return the weights that made stored rollout k. Raises :class:`ArtifactError` if it is not there."""
     slot = run.slots.iteration(k, "rollout")
-    _, rollout = standing(slot)
+    _, rollout = current_of(slot)
     if rollout is None:
         raise ArtifactError(f"{slot} has no artifact yet")
     (found,) = rollout.inputs["policy"]

@@ -25,7 +25,7 @@ from flows.running.wave import Waves
 from flows.session.loop import make
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing_manifest
+from stages.artifacts.slots import current_manifest
 
 SENTENCES = {kind: f"a tiny run goes through every stage ({kind})" for kind in ("LoRA", "all weights")}
 """What is checked, by what is trained."""
@@ -68,7 +68,7 @@ def _make(values: dict[str, Any], kind: str, store: str, waves: Waves, begun: li
     def launch(name: str, *requests: Request) -> list[Manifest]:
         begun.append(name)
         waves.make(name, requests)
-        manifests = [manifest for request in requests if (manifest := standing_manifest(request)) is not None]
+        manifests = [manifest for request in requests if (manifest := current_manifest(request)) is not None]
         waves.display.done(name, manifests, skipped=False)
         ended.append(name)
         return manifests

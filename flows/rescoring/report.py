@@ -17,7 +17,7 @@ from flows.rescoring.scatter import scatter
 from flows.rescoring.stock import Stock
 from flows.terminal.numbers import ranges
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.slots import input_of, one_look, standing
+from stages.artifacts.slots import current_of, input_of, one_look
 from stages.contracts import INDEX, MEDIA, Reward
 from stages.formats.samples import StoredSample, all_rows
 from stages.formats.tables import read_table
@@ -131,7 +131,7 @@ def table_of(rescore: Rescore, stock: Stock) -> Any:
     new = {one.fn.label: rescore.found(stock, one) for one in rescore.record.rewards}
     new = {label: new[label] for label in weights_of(rescore.record.rewards)}
     slots = [*old.values(), *new.values()]
-    if not old or any(slot is None or standing(slot)[1] is None for slot in slots):
+    if not old or any(slot is None or current_of(slot)[1] is None for slot in slots):
         return None
     table = pd.DataFrame(list(all_rows(Artifact(input_of(stock.slot, INDEX)))))[["sample_id", "prompt_id"]]
     sums = ((old_weights(rescore), old), (weights_of(rescore.record.rewards), new))

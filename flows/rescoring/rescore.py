@@ -17,7 +17,7 @@ from flows.rescoring.record import Rescoring
 from flows.rescoring.stock import Stock
 from stages.artifacts.generations import has_begun
 from stages.artifacts.request import Input, Request
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import current_of, input_of
 from stages.contracts import INDEX, MEDIA, TENSORS, Decode
 
 
@@ -79,7 +79,7 @@ class Rescore:
         """Return the slot with the scores of some samples by a reward: its own or, if they are the same, the run's."""
         own, label = self._slot(stock, reward), reward.fn.label
         slots = (own,) if label in self.record.served else (own, stock.scores(label))
-        return next((slot for slot in slots if self._standing(slot, stock, reward) is not None), None)
+        return next((slot for slot in slots if self._current(slot, stock, reward) is not None), None)
 
     def decoded(self, stock: Stock) -> list[str]:
         """Return the slots with pictures of some samples that were decoded later, its own and the run's."""
@@ -87,7 +87,7 @@ class Rescore:
             return []
         own = (stock.moved(self.url, form.value) for form in Form if form.decodes)
         slots = [*own, self.run.slots.iteration(stock.k, Decode.name)]
-        return [slot for slot in slots if standing(slot)[1] is not None]
+        return [slot for slot in slots if current_of(slot)[1] is not None]
 
     def form_of(self, stock: Stock, reward: RewardConfig) -> Form:
         """Return what a reward scores now."""
@@ -119,7 +119,7 @@ class Rescore:
         slot = self._slot(stock, reward)
 
         def request() -> Request:
-            found = self._standing(slot, stock, reward)
+            found = self._current(slot, stock, reward)
             return found or self._scores(stock, reward, self.form_of(stock, reward))
 
         name = slot.rpartition("/")[2]
@@ -132,12 +132,12 @@ class Rescore:
         stage = "evaluate" if stock.held_out else "reward"
         return stock.moved(self.url, f"{stage}-{reward.fn.label}")
 
-    def _standing(self, slot: str, stock: Stock, reward: RewardConfig) -> Request | None:
+    def _current(self, slot: str, stock: Stock, reward: RewardConfig) -> Request | None:
         """Return the Request that the artifact in a slot is current for; None if there is none.
 
         Scores stay although the pictures that they were computed from are deleted later.
         """
-        made = standing(slot)[1]
+        made = current_of(slot)[1]
         if made is None:
             return None
         latents = self._reads(stock, reward) == "latents"
@@ -176,12 +176,12 @@ class Rescore:
         if form != Form.SHARE or has_begun(stock.moved(self.url, form.value)):
             return None
         slot = self.run.slots.iteration(stock.k, Decode.name)
-        made = standing(slot)[1]
+        made = current_of(slot)[1]
         return slot if made is not None and made.why_not(self._decode(stock, form)) is None else None
 
     def _is_decoded(self, stock: Stock, form: Form) -> bool:
         slot = self._decoded_by_run(stock, form) or stock.moved(self.url, form.value)
-        return standing(slot)[1] is not None
+        return current_of(slot)[1] is not None
 
     def _reads(self, stock: Stock, reward: RewardConfig) -> Literal["media", "latents"]:
         # Evaluations have no latents.

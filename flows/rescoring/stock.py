@@ -7,7 +7,7 @@ from cosmos_rl_core.storage import store
 from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
-from stages.artifacts.slots import input_of, is_dropped, standing
+from stages.artifacts.slots import current_of, input_of, is_dropped
 from stages.contracts import INDEX, MEDIA, TENSORS
 from stages.formats.samples import all_rows, has_media
 
@@ -47,7 +47,7 @@ class Stock:
     @property
     def made(self) -> Manifest | None:
         """Return the manifest of the samples; None while there are none."""
-        return standing(self.slot)[1]
+        return current_of(self.slot)[1]
 
     def there(self, part: str) -> bool:
         """Return whether it has a part that was not deleted."""

@@ -17,7 +17,7 @@ from flows.ledger.pages import Entry
 from flows.running.progress import NOT_REPORTED
 from stages.artifacts.records import place_of as place_in_store
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing_manifest
+from stages.artifacts.slots import current_manifest
 from stages.execution.outcome import Status, read_failures, read_status
 
 DIGEST_LENGTH = 64
@@ -137,7 +137,7 @@ class RunningStage:
 
     def _look_for_failure(self) -> StageError | None:
         """Error files of ranks come before exit codes."""
-        if standing_manifest(self.request) is not None:
+        if current_manifest(self.request) is not None:
             return None
         where = place_of(self.request)
         failures = read_failures(self.job.directory)

@@ -23,7 +23,7 @@ from flows.running import gpus, pauses
 from flows.running.wave import Waves
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing_manifest
+from stages.artifacts.slots import current_manifest
 
 
 def launch(waves: Waves, name: str, *requests: Request) -> list[Manifest]:
@@ -66,7 +66,7 @@ def taken(waves: Waves, name: str, work: Callable[[], None]) -> None:
         waves.check()
         return _ended(work) or Completed(name="Skipped")
 
-    as_task = task(name="standing", task_run_name=name, cache_policy=NO_CACHE, persist_result=False)
+    as_task = task(name="current", task_run_name=name, cache_policy=NO_CACHE, persist_result=False)
     _result(as_task(skipped)())
 
 
@@ -107,14 +107,14 @@ def _attempt(waves: Waves, name: str, requests: Sequence[Request]) -> Any:
     """
     try:
         waves.check()
-        found = [standing_manifest(request) for request in requests]
+        found = [current_manifest(request) for request in requests]
         missing = [request for request, manifest in zip(requests, found, strict=True) if manifest is None]
         if missing:
             asked_s = time.monotonic()
             waves.begun.update(request.slot for request in missing)
             pauses.wait_while_paused(waves.waiting())
             waves.make(name, missing, asked_s, partial(gpus.taken, launch=waves.config, waiting=waves.waiting()))
-            found = [standing_manifest(request) for request in requests]
+            found = [current_manifest(request) for request in requests]
         manifests = [manifest for manifest in found if manifest is not None]
         if len(manifests) < len(requests):
             raise StageError.of("crash", f"{name} ended without a current artifact")

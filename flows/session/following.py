@@ -12,8 +12,8 @@ from flows.planning.base import AnyRun
 from flows.reporting.derived import Deriving
 from flows.running import events
 from flows.running.wave import Waves
+from flows.session.current_waves import CurrentWave, Ended
 from flows.session.observers import Observer, told
-from flows.session.standing import Ended, Standing
 from flows.warning.gate import pass_gate
 from stages.artifacts.files import read_once
 from stages.artifacts.manifest import Manifest
@@ -25,7 +25,7 @@ Tell = Callable[[Sequence[Request], Sequence[Manifest]], None]
 def tell(
     observers: Sequence[Observer],
     deriving: Deriving,
-    stood: Sequence[Standing],
+    stood: Sequence[CurrentWave],
     ended: Ended,
     check: Callable[[], None],
 ) -> None:

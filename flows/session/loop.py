@@ -8,7 +8,7 @@ from flows.heads.heads import Heads
 from flows.planning.base import AnyRun
 from flows.planning.steps import Wave
 from flows.post_train import post_train
-from flows.session.standing import Take, left
+from flows.session.current_waves import Take, left
 from stages.artifacts.manifest import Manifest
 from stages.registry import trains
 

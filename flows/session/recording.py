@@ -8,7 +8,7 @@ from flows.session.loop import make
 from flows.watching.tracking import Tracker
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 
 
 class _NotYetError(Exception):
@@ -22,7 +22,7 @@ def record(run: AnyRun, note: Callable[[str], None]) -> None:
     """
 
     def look(_: str, *requests: Request) -> list[Manifest]:
-        found = [standing(request.slot)[1] for request in requests]
+        found = [current_of(request.slot)[1] for request in requests]
         manifests = [manifest for manifest in found if manifest is not None]
         if len(manifests) < len(requests):
             raise _NotYetError

@@ -52,10 +52,10 @@ from flows.running.launch import grouped, launch, taken
 from flows.running.progress import Reporter
 from flows.running.tags import tags_of
 from flows.running.wave import Waves
+from flows.session.current_waves import CurrentWave, Ended
 from flows.session.following import observers_of, tell
 from flows.session.loop import make
 from flows.session.observers import Observer, observed
-from flows.session.standing import Ended, Standing
 from flows.showing.lost_tasks import lost_tasks_ended
 from flows.showing.short_errors import log_messages_only
 from flows.terminal import commands
@@ -267,7 +267,7 @@ def train(settings: Settings, algorithm: str | None = None) -> str:
 
 
 def _take(
-    waves: Waves, observers: Sequence[Observer], deriving: Deriving, stood: Sequence[Standing], ended: Ended
+    waves: Waves, observers: Sequence[Observer], deriving: Deriving, stood: Sequence[CurrentWave], ended: Ended
 ) -> None:
     """Take a run through waves that are made: tell observers of each, in order, and people of all in one line."""
     names = list(dict.fromkeys([stood[0].wave.name, stood[-1].wave.name]))

@@ -18,7 +18,7 @@ from flows.planning.steps import read_run
 from flows.studying.study import Member, Study
 from stages import contracts
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import current_of, input_of
 from stages.formats.tables import read_table
 
 VALUE = "value"
@@ -69,7 +69,7 @@ def _outcome(store_url: str, member: Member, until: int) -> Outcome | None:
         return None
     # A longer study may share the run.
     ks = range(min(until, run.recipe.train.num_iterations) + 1)
-    made = {k: found for k in ks if (found := standing(run.slots.policy(k))[1]) is not None}
+    made = {k: found for k in ks if (found := current_of(run.slots.policy(k))[1]) is not None}
     best = {k: one for k in ks if run.plan.baseline <= k and (one := judged(run, k)) is not None}
     if not best:
         return None

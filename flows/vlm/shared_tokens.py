@@ -6,7 +6,7 @@ from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.errors import ArtifactError
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Input, Request
-from stages.artifacts.slots import input_of, named_manifest, standing
+from stages.artifacts.slots import current_of, input_of, named_manifest
 
 EARLIER = "earlier"
 """Role of such artifacts."""
@@ -20,7 +20,7 @@ def earlier_of(request: Request, tokens_of_runs: Iterable[str]) -> tuple[Input, 
     ``tokens_of_runs`` are the slots of the tokens of every run of the store. A current artifact keeps those it was
     built from, so tokens that other runs add later do not invalidate it.
     """
-    _, made = standing(request.slot)
+    _, made = current_of(request.slot)
     if made is not None:
         return made.inputs.get(EARLIER, ())
     settings = digest(request.config.identity())
@@ -35,7 +35,7 @@ def earlier_of(request: Request, tokens_of_runs: Iterable[str]) -> tuple[Input, 
 def reached_from(slot: str) -> Iterator[str]:
     """Yield the slots of all earlier tokens that a slot's tokens were made with, directly or through others."""
     try:
-        _, made = standing(slot)
+        _, made = current_of(slot)
         left = [*made.inputs.get(EARLIER, ())] if made is not None else []
         while left:
             source = left.pop()
@@ -48,6 +48,6 @@ def reached_from(slot: str) -> Iterator[str]:
 
 def _tokens_in(slot: str) -> Manifest | None:
     try:
-        return standing(slot)[1]
+        return current_of(slot)[1]
     except ArtifactError:
         return None

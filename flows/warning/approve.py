@@ -11,7 +11,7 @@ from flows.post_train import steps
 from flows.terminal.commands import kept
 from flows.warning.decisions import Decision, decide, person
 from flows.warning.warnings import SHOWN, Warned
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Approval:
 def warnings_of(run: AnyRun) -> list[Warned]:
     """Return the warnings of the iterations whose warnings are current, in order."""
     slots = (step.slot for step in steps(run) if step.kind == "warn")
-    manifests = (standing(slot)[1] for slot in slots)
+    manifests = (current_of(slot)[1] for slot in slots)
     return [warned for manifest in manifests if manifest is not None and (warned := Warned.of(manifest)) is not None]
 
 

@@ -12,7 +12,7 @@ from flows.terminal.commands import about, to_go_on
 from flows.warning.decisions import Word, decide
 from flows.warning.warnings import Warned
 from stages.artifacts.manifest import Manifest
-from stages.artifacts.slots import standing_manifest
+from stages.artifacts.slots import current_manifest
 
 BY_RECIPE = "the recipe"
 
@@ -65,4 +65,4 @@ def _asks_now(run: AnyRun, warned: Warned, on_trip: OnTrip) -> bool:
     """
     update = find(steps(run), run.plan.run_id, "update", warned.k)
     marked = warned.decision is not None and warned.decision.word == "marked"
-    return marked and on_trip != "mark" and standing_manifest(update.request()) is None
+    return marked and on_trip != "mark" and current_manifest(update.request()) is None

@@ -7,7 +7,7 @@ from cosmos_rl_core.errors import counted
 from flows.library.best import Best, judged
 from flows.planning.base import AnyRun
 from stages.artifacts.manifest import Manifest
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from stages.scoring.summaries import known_error
 
 LOSS = "held-out loss"
@@ -76,5 +76,5 @@ def _held_out_scores(run: AnyRun) -> Iterator[tuple[str, list[Manifest]]]:
 def _made(run: AnyRun, stage: str) -> list[Manifest]:
     """Return what a stage that judges policies made of the base policy and of the final one; nothing without both."""
     slots = (run.slots.version(k, stage) for k in (0, run.recipe.train.num_iterations))
-    found = [manifest for slot in slots if (manifest := standing(slot)[1]) is not None]
+    found = [manifest for slot in slots if (manifest := current_of(slot)[1]) is not None]
     return found if len(found) == 2 else []

@@ -143,7 +143,7 @@ def next_command(overview: Overview) -> NextCommand | None:
     """Return the command that goes on with a run, or trains a finished one further; None for one at work."""
     if overview.life == "running":
         return None
-    if overview.standing == len(overview.states):
+    if overview.current == len(overview.states):
         iterations = 2 * overview.run.recipe.train.num_iterations
         command = commands.to_train_on(overview.run, iterations)
         return NextCommand("train on", command, f"to {iterations} iterations") if command else None
@@ -222,12 +222,12 @@ def _position(overview: Overview, groups: "_Groups") -> str:
         return f"{place}: {at.wave.rpartition('/')[2]}{step}, {at.seconds:.0f} s"
     if overview.life == "failed" and failed:
         return f"{place}: {failure(failed[0]).removeprefix(f'{failed[0].step.group}/')}"
-    return f"{place}: {overview.standing} of {every} are finished"
+    return f"{place}: {overview.current} of {every} are finished"
 
 
 def _work(overview: Overview) -> str:
     """Return the time that is left, the cost until now, and how many attempts were lost."""
-    found, ended = overview.outlook, overview.standing == len(overview.states)
+    found, ended = overview.outlook, overview.current == len(overview.states)
     left = "time is not known yet" if found.left_s is None else f"about {duration(found.left_s)} of work"
     spent = "cost is not recorded" if found.device_s is None else f"{device_time(found.device_s)} of device time spent"
     lost = overview.lost

@@ -83,7 +83,7 @@ def rendered(overview: Overview) -> Iterator[str | Table]:
     yield from _warnings(overview)
     if overview.hacking:
         yield f"reward hacking: {overview.hacking}"
-    yield f"{overview.standing} of {len(overview.states)} stages are finished"
+    yield f"{overview.current} of {len(overview.states)} stages are finished"
     if overview.progress.written:
         yield f"as of {as_of(overview)}"
     if (following := next_command(overview)) is not None:

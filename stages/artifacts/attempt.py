@@ -16,7 +16,7 @@ from stages.artifacts.layouts import Check, difference
 from stages.artifacts.manifest import Manifest, content_of
 from stages.artifacts.records import FileEntry, Layout, Marker, place_of, shards_of
 from stages.artifacts.request import Request
-from stages.artifacts.slots import read_manifest, standing, why_stale
+from stages.artifacts.slots import current_of, read_manifest, why_stale
 from stages.contracts import RECORDS
 
 Log = Callable[[str], None]
@@ -44,9 +44,9 @@ class Attempt:
     def begin(request: Request, log: Log) -> tuple[int, str, Manifest | None]:
         """Return the generation to make, a fresh attempt id, and the manifest that is current already, if there is one.
 
-        For rank 0 alone. Ends the standing generation if it is stale, and logs why.
+        For rank 0 alone. Ends the current generation if it is stale, and logs why.
         """
-        generation, manifest = standing(request.slot)
+        generation, manifest = current_of(request.slot)
         if manifest is not None:
             reason = why_stale(manifest, request)
             if reason is None:

@@ -37,16 +37,16 @@ def garbage(
     another run refers to stays.
     """
     found = {name: entry for name, entry in store.listed(slot).items() if not store.is_temporary(name)}
-    standing = current_generation(slot)
+    newest = current_generation(slot)
     kept: set[str] = set()
     ended_s: dict[str, float] = {}
-    for generation in range(1, standing + 1):
+    for generation in range(1, newest + 1):
         files = set(_files_of(slot, generation))
-        if not superseded or generation == standing or referred(generation):
+        if not superseded or generation == newest or referred(generation):
             kept |= files
         elif (end := found.get(f"invalidated.{generation}.json")) is not None:
             ended_s |= dict.fromkeys(files, end.written_s)
-    if not is_committed(slot, standing):
+    if not is_committed(slot, newest):
         for name in found:
             kept.update(_marked(slot, store.join(slot, name)) if name.startswith("shards/") else ())
     attempts = {name: entry for name, entry in found.items() if name.startswith("attempts/")}
@@ -54,7 +54,7 @@ def garbage(
     for name, entry in attempts.items():
         newest_s[_attempt(name)] = max(entry.written_s, newest_s.get(_attempt(name), 0.0))
     free = Garbage({}, {})
-    if is_committed(slot, standing):
+    if is_committed(slot, newest):
         # Of no use to an artifact that has its scores.
         for name in sorted(name for name in found if name.startswith("ahead/")):
             (free.old if found[name].written_s <= before_s else free.young)[name] = found[name].size

@@ -1,6 +1,6 @@
 """Slots: which artifact is current, and which of its parts were deleted.
 
-A slot holds ``manifest.1.json``, ``manifest.2.json``, ...; ``invalidated.<n>.json`` ends generation n. The standing
+A slot holds ``manifest.1.json``, ``manifest.2.json``, ...; ``invalidated.<n>.json`` ends generation n. The current
 generation is the first that is not invalidated, found by probing; :func:`one_look` probes in a listing. Files lie under
 ``attempts/<attempt id>/``, so that attempts never meet; only layouts, shard markers and manifests are contended for,
 each by one put-if-absent.
@@ -72,7 +72,7 @@ def _folder_of(url: str) -> str | None:
     return f"{before}{runs}{names[0]}/{names[1]}" if names[1] in _SINGLE else None
 
 
-def standing(slot: str) -> tuple[int, Manifest | None]:
+def current_of(slot: str) -> tuple[int, Manifest | None]:
     """Return the slot's first generation (1, 2, ...) that is not invalidated, and its manifest if it is committed."""
     seen = _SEEN.get()
     if seen is not None and slot in seen.slots:
@@ -125,7 +125,7 @@ def refer(slot: str, made: Manifest) -> None:
 
     Raises :class:`ArtifactError` if there is another artifact.
     """
-    generation, found = standing(slot)
+    generation, found = current_of(slot)
     if found is None:
         reference = Reference(
             place=place_of(slot),
@@ -144,9 +144,9 @@ def refer(slot: str, made: Manifest) -> None:
 def named_manifest(source: Input) -> Manifest:
     """Read exactly the manifest that is named."""
     seen = _SEEN.get()
-    _, standing_one = (0, None) if seen is None else seen.slots.get(source.url, (0, None))
-    if standing_one is not None and standing_one.digest == source.manifest:
-        return standing_one
+    _, current_one = (0, None) if seen is None else seen.slots.get(source.url, (0, None))
+    if current_one is not None and current_one.digest == source.manifest:
+        return current_one
     url = Manifest.url(source.url, source.generation)
     data = store.read_if_exists(url)
     if data is None or sha256(data) != source.manifest:
@@ -154,9 +154,9 @@ def named_manifest(source: Input) -> Manifest:
     return Manifest.unsealed(data, url, source.url, source.generation)
 
 
-def standing_manifest(request: Request) -> Manifest | None:
+def current_manifest(request: Request) -> Manifest | None:
     """Return the committed artifact that is current for this Request, or None."""
-    _, manifest = standing(request.slot)
+    _, manifest = current_of(request.slot)
     if manifest is None or why_stale(manifest, request) is not None:
         return None
     return manifest
@@ -183,13 +183,13 @@ def why_stale(manifest: Manifest, request: Request) -> str | None:
 
 
 def drop(slot: str, *parts: str, held: Callable[[], bool] = lambda: False) -> None:
-    """Delete parts of the standing artifact for good. The artifact stays current; reading the parts raises an error.
+    """Delete parts of the current artifact for good. The artifact stays current; reading the parts raises an error.
 
     Each part's record is written before its files are removed: after a kill in between, another call removes the rest.
     ``held`` returns whether somebody else has asked for the artifact; it is called between the two: of a drop and a
     request at the same time, one sees the other. Parts of a reference belong to another run: they stay.
     """
-    generation, manifest = standing(slot)
+    generation, manifest = current_of(slot)
     if manifest is None or manifest.slot != slot or held():
         return
     for part in parts:
@@ -245,12 +245,12 @@ def folder_of(slot: str) -> str:
 
 
 def input_of(slot: str, *parts: str) -> Input:
-    """Return the slot's standing artifact as an input: the named parts, or all of it if none is named.
+    """Return the slot's current artifact as an input: the named parts, or all of it if none is named.
 
     Parts that it does not have are left out. A policy that has none of them gives ``current``: at version 0 all copies
     are equal. Raises :class:`ArtifactError` if there is no artifact.
     """
-    _, manifest = standing(slot)
+    _, manifest = current_of(slot)
     if manifest is None:
         raise ArtifactError(f"{slot} has no artifact yet")
     return once((slot, manifest.digest, parts), lambda: _input_of(manifest, parts))

@@ -21,7 +21,7 @@ from flows.planning.plan import METRICS_FILE, read_plan
 from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import current_of, input_of
 
 ROOT = Path(__file__).parents[2]
 RECIPE = "tests/e2e/tiny.toml"
@@ -272,10 +272,10 @@ def metrics(flows: Flows) -> list[dict[str, object]]:
     return [{name: value for name, value in line.items() if not name.endswith(("seconds", "_time"))} for line in lines]
 
 
-def standing_manifests(flows: Flows) -> dict[str, Manifest]:
-    """The standing manifest of every slot of the run."""
+def current_manifests(flows: Flows) -> dict[str, Manifest]:
+    """The current manifest of every slot of the run."""
     slots = sorted({str(path.parent.relative_to(flows.root)) for path in flows.root.rglob("manifest.*.json")})
-    found = {slot: standing(str(flows.root / slot))[1] for slot in slots}
+    found = {slot: current_of(str(flows.root / slot))[1] for slot in slots}
     return {slot: manifest for slot, manifest in found.items() if manifest is not None}
 
 
@@ -285,7 +285,7 @@ def require_same_run(flows: Flows, reference: Flows) -> None:
     assert {name.partition("/")[0] for name in policy} == {"current", "old", "ema", "optimizer", "schedule"}
     assert policy == expected
     assert metrics(flows) == metrics(reference)
-    ours, theirs = standing_manifests(flows), standing_manifests(reference)
+    ours, theirs = current_manifests(flows), current_manifests(reference)
     assert {slot: m.content for slot, m in ours.items()} == {slot: m.content for slot, m in theirs.items()}
     for slot in ours:
         artifact = Artifact(input_of(store.join(str(flows.root), slot)))

@@ -11,7 +11,7 @@ from flows.running.wave import Waves
 from stages.artifacts import snapshots
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing_manifest
+from stages.artifacts.slots import current_manifest
 
 
 def main(dataset: str, store: str) -> None:
@@ -21,10 +21,10 @@ def main(dataset: str, store: str) -> None:
     with closing(Waves(snapshots.root_of(store, config.name), config.launch, shown)) as waves:
 
         def launch(name: str, request: Request) -> list[Manifest]:
-            skipped = standing_manifest(request) is not None
+            skipped = current_manifest(request) is not None
             if not skipped:
                 waves.make(name, [request])
-            manifest = standing_manifest(request)
+            manifest = current_manifest(request)
             assert manifest is not None
             shown.done(name, [manifest], skipped=skipped)
             return [manifest]

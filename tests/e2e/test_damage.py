@@ -8,7 +8,7 @@ import pytest
 from cosmos_rl_core.canonical import canonical_json, digest
 from flows.planning.plan import read_plan
 from stages.artifacts.request import fingerprint_of, recipe_of
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from tests.e2e.flow_process import AFTER_LAST_UPDATE, RUN_ID, Flows, require_same_run, require_untouched
 
 UPDATE, ROLLOUT = "iterations/0002/update", "iterations/0002/rollout"
@@ -56,7 +56,7 @@ def test_what_was_changed_between_a_kill_and_the_next_command_is_found(flows: Fl
 @pytest.mark.usefixtures("with_prefect")
 def test_a_run_of_an_older_version_goes_on_where_remake_asks_for_it(flows: Flows, reference: Flows) -> None:
     slot = str(flows.root / "report")
-    _, manifest = standing(slot)
+    _, manifest = current_of(slot)
     assert manifest is not None
     recipe = recipe_of("report", 0, manifest.iteration, manifest.seed, manifest.config)
     older = {"version": 0, "recipe": recipe, "fingerprint": fingerprint_of(recipe, manifest.inputs)}

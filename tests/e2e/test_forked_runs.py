@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from flows.cli.app import app
 from flows.planning.steps import read_run
 from flows.post_train import post_train
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from tests.e2e.flow_process import NO_PREFECT, RUN_ID, Flows, Started, eventually
 from tests.e2e.talks import write_recipe
 
@@ -69,7 +69,7 @@ def contents(flows: Flows, run_id: str, *, own: bool = False) -> dict[str, str]:
     """Contents of a run's artifacts by the end of their slots; with ``own`` those that it made itself."""
     run = read_run(flows.store, run_id)
     slots = [step.slot for wave in post_train(run) for step in wave.steps if step.slot.startswith(f"{run.url}/")]
-    found = {slot.removeprefix(run.url): standing(slot)[1] for slot in slots if slot != run.slots.report}
+    found = {slot.removeprefix(run.url): current_of(slot)[1] for slot in slots if slot != run.slots.report}
     return {slot: one.content for slot, one in found.items() if one and (not own or one.slot == run.url + slot)}
 
 

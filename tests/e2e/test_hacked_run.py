@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flows.warning.decisions import decisions_on
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from tests.e2e.flow_process import NO_PREFECT, Flows
 
 RECIPE = "configs/tiny/nft.toml"
@@ -18,7 +18,7 @@ def judged(flows: Flows) -> dict[int, list[str]]:
     """The words of the decisions on each iteration whose limits tripped."""
     found: dict[int, list[str]] = {}
     for k in range(ITERATIONS):
-        _, manifest = standing(str(flows.root / f"iterations/{k:04d}/warn"))
+        _, manifest = current_of(str(flows.root / f"iterations/{k:04d}/warn"))
         if manifest is not None and (words := [one.word for one in decisions_on(manifest)]):
             found[k] = words
     return found

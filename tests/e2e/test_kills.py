@@ -18,7 +18,7 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import StageError
 from cosmos_rl_core.processes import PARENT
 from flows.launchers._processes import WarmProcess, WarmServer
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from tests.e2e.conftest import TWO_RANKS
 from tests.e2e.flow_process import (
     AFTER_LAST_UPDATE,
@@ -110,7 +110,7 @@ def test_a_cold_stage_killed_without_a_retry_fails_the_command_and_the_next_one_
 
 
 def test_a_flow_killed_right_after_an_invalidation_makes_the_next_generation(flows: Flows, reference: Flows) -> None:
-    _, manifest = standing(str(flows.root / REWARD))
+    _, manifest = current_of(str(flows.root / REWARD))
     assert manifest is not None
     flows.forget(f"{REWARD}/{manifest.files['scores.parquet'].path}")
     before = flows.manifests()

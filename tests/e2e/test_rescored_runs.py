@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli.app import app
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from tests import tiny_scorers
 from tests.e2e.flow_process import PREFECT, RUN_ID, Flows, eventually
 
@@ -80,7 +80,7 @@ def test_a_judge_on_two_ranks_is_killed_and_the_same_command_goes_on_while_the_r
     assert files(flows) == before
     (folder,) = (flows.root / "rescore").iterdir()
     for k in range(2):
-        made = standing(f"{folder}/iterations/{k:04d}/reward-clip_score")[1]
+        made = current_of(f"{folder}/iterations/{k:04d}/reward-clip_score")[1]
         assert made is not None
         assert made.stage == "judge"
     assert "nothing is wrong" in audit(flows)

@@ -12,7 +12,7 @@ from flows.planning import requests
 from flows.planning.plan import METRICS_FILE
 from stages.artifacts.generations import invalidate
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from stages.execution.execution import Execution
 from tests.e2e.flow_process import (
     COLD,
@@ -93,14 +93,14 @@ def test_a_generation_that_was_ended_gives_no_shards_to_the_next(flows: Flows) -
     request = reward_of(flows)
     invalidate(request.slot, 1, "the scorer was broken")
     by_hand(flows, request).finish(expect=0)
-    _, manifest = standing(request.slot)
+    _, manifest = current_of(request.slot)
     assert manifest is not None
     assert {Path(entry.path).parts[1] for entry in manifest.files.values()} == {manifest.attempt}
 
 
 def test_an_artifact_that_lost_a_shard_is_made_again(flows: Flows, reference: Flows) -> None:
     request = reward_of(flows)
-    _, manifest = standing(request.slot)
+    _, manifest = current_of(request.slot)
     assert manifest is not None
     flows.forget(f"{REWARD}/{manifest.files['scores/00000.json'].path}")
     assert "scores/00000.json is missing" in by_hand(flows, request).finish(expect=0)
@@ -125,7 +125,7 @@ def test_going_on_under_other_numerics_is_refused_by_name_unless_it_is_allowed(f
     require_untouched(flows, before)
 
     assert "allowed change of numerics: threads: 1 -> 2" in flows.run(*COLD, *TWO_THREADS, "--allow-numerics-change")
-    _, manifest = standing(str(flows.root / "policy"))
+    _, manifest = current_of(str(flows.root / "policy"))
     assert manifest is not None
     assert manifest.numerics["threads"] == 2
 
@@ -161,7 +161,7 @@ def test_a_stage_by_hand_exits_as_documented(flows: Flows) -> None:
     assert "broken.json/reward" in by_hand(flows, elsewhere).finish(expect=65)
 
     flows.forget(REWARD)
-    _, rollout = standing(str(flows.root / ROLLOUT))
+    _, rollout = current_of(str(flows.root / ROLLOUT))
     assert rollout is not None
     shard = flows.root / ROLLOUT / rollout.files["media/00000.tar"].path
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
@@ -197,7 +197,7 @@ def test_shards_of_other_numerics_are_not_adopted_and_that_is_said(flows: Flows)
     said = by_hand(flows, request, threads=2).finish(expect=0)
     assert "not adopted: made under other numerics (threads: 1 -> 2)" in said
     assert "were adopted" not in said
-    _, manifest = standing(str(flows.root / ROLLOUT))
+    _, manifest = current_of(str(flows.root / ROLLOUT))
     assert manifest is not None
     assert manifest.numerics["threads"] == 2
     assert {Path(entry.path).parts[1] for entry in manifest.files.values()} == {manifest.attempt}

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from tests.e2e.flow_process import COLD, Flows, eventually, require_same_run, require_untouched
 
 REWARD = "iterations/0002/reward-ocr"
@@ -31,7 +31,7 @@ def test_a_killed_process_of_two_that_score_changes_no_bytes(killed: str, flows:
     assert "another attempt follows" in said
     assert "of an earlier attempt adopted" in said
     assert eventually(lambda: not any(one.is_running() for one in first), 10)
-    assert standing(str(flows.root / REWARD))[1] is not None
+    assert current_of(str(flows.root / REWARD))[1] is not None
     assert len([*Path(flows.root / REWARD / "logs").iterdir()]) == 2
     require_untouched(flows, before)
     require_same_run(flows, reference)

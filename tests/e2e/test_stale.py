@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.slots import input_of, standing
-from tests.e2e.flow_process import COLD, Flows, Started, require_untouched, standing_manifests
+from stages.artifacts.slots import current_of, input_of
+from tests.e2e.flow_process import COLD, Flows, Started, current_manifests, require_untouched
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def hold_both(flows: Flows, run: Started) -> dict[str, psutil.Process]:
 
 def require_same_bytes(flows: Flows, reference: Flows) -> None:
     """Every artifact of the run has the reference's bytes, and the last policy can be read."""
-    ours, theirs = standing_manifests(flows), standing_manifests(reference)
+    ours, theirs = current_manifests(flows), current_manifests(reference)
     assert {slot: m.content for slot, m in ours.items()} == {slot: m.content for slot, m in theirs.items()}
     policy = Artifact(input_of(flows.planned.slots.policy(3)))
     assert [policy.read(name) for name in policy.names("current/")]
@@ -93,7 +93,7 @@ def test_media_whose_encoding_is_killed_are_encoded_on_and_nothing_is_made_twice
     said = run.finish()
     assert "ended (killed, exit code -9)" in said
     assert ADOPTED in said
-    ours, theirs = (standing(one.planned.prepared.encode.slot)[1] for one in (flows, stale_reference))
+    ours, theirs = (current_of(one.planned.prepared.encode.slot)[1] for one in (flows, stale_reference))
     assert ours is not None
     assert theirs is not None
     assert ours.content == theirs.content

@@ -8,7 +8,7 @@ import pytest
 
 from flows.running import events
 from flows.warning.decisions import Decision, decisions_on
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from tests.e2e.deployed import Deployed
 from tests.e2e.flow_process import Flows, eventually, final_policy
 
@@ -20,7 +20,7 @@ TIMEOUT_S = 120.0
 
 def decided(flows: Flows, k: int) -> list[Decision]:
     """The decisions on the warning of an iteration."""
-    _, manifest = standing(str(flows.root / f"iterations/{k:04d}/warn"))
+    _, manifest = current_of(str(flows.root / f"iterations/{k:04d}/warn"))
     assert manifest is not None
     return decisions_on(manifest)
 

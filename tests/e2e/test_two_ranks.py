@@ -10,7 +10,7 @@ import pytest
 
 from cosmos_rl_core.config.toml import dumps
 from cosmos_rl_core.recipes.reading import read_values
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from tests.e2e.flow_process import Flows
 from tests.twins.inputs import Inputs
 from tests.twins.shrinking import twin_of
@@ -52,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, prefect_environment: dict[str
 def test_every_stage_that_ranks_share_ran_on_both(made: Made):
     # Embeddings are in the store's pool, outside of the run.
     slots = {str(path.parent) for path in Path(made.flows.store).rglob("manifest.*.json")}
-    found = [manifest for slot in slots if (manifest := standing(slot)[1]) is not None]
+    found = [manifest for slot in slots if (manifest := current_of(slot)[1]) is not None]
     ranks = {one.stage: one.numerics["world_size"] for one in found if one.stage in TOGETHER}
     assert ranks == dict.fromkeys(TOGETHER, RANKS)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import current_of, input_of
 from tests.e2e.flow_process import NO_PREFECT, Flows, metrics
 from tests.e2e.talks import write_recipe
 
@@ -43,7 +43,7 @@ def contents(flows: Flows) -> dict[str, str]:
     slots = sorted({path.parent for path in root.rglob("manifest.*.json")})
     found: dict[str, str] = {}
     for slot in slots:
-        _, manifest = standing(str(slot))
+        _, manifest = current_of(str(slot))
         assert manifest is not None
         artifact = Artifact(input_of(str(slot)))
         for name in artifact.names():

@@ -15,7 +15,7 @@ from flows.planning.plan import ForkOf, Settings, freeze
 from flows.planning.run import run_of
 from flows.planning.steps import read_run
 from stages.artifacts.manifest import Manifest
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from tests.e2e.flow_process import NO_PREFECT, PREFECT, RUN_ID, Flows, Started, eventually
 from tests.e2e.test_forked_runs import SMALL, STALE, SUPERVISED, audit, contents
 
@@ -111,7 +111,7 @@ def test_other_settings_train_on_the_rollouts_of_the_run(
     flows.start(*options(SMALL), "--iterations", "2").finish(timeout_s=900)
     before = contents(flows, RUN_ID)
     on_rollouts(flows, "--iterations", "2", *options(changes)).finish(timeout_s=900)
-    update = standing(read_run(flows.store, FORK).slots.policy(2))[1]
+    update = current_of(read_run(flows.store, FORK).slots.policy(2))[1]
     assert update is not None
     assert float(update.summary["drift"] or 0.0) > 0
     assert not [slot for slot in contents(flows, FORK, own=True) if "rollout" in slot or "reward" in slot]
@@ -131,7 +131,7 @@ def test_the_run_is_killed_while_a_setting_trains_on_its_rollouts(new_flows: Cal
     going.wait_until(layout.exists, timeout_s=600)
     run.kill()
     going.finish(timeout_s=900)
-    update = standing(read_run(flows.store, FORK).slots.policy(2))[1]
+    update = current_of(read_run(flows.store, FORK).slots.policy(2))[1]
     assert update is not None
     assert float(update.summary["drift"] or 0.0) > 0
     flows.start(*options(keeping), "--iterations", "5").finish(timeout_s=900)

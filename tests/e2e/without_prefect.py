@@ -26,12 +26,12 @@ from flows.session.loop import make
 from flows.watching.tracking import Tracker
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing_manifest
+from stages.artifacts.slots import current_manifest
 
 
 def missing_of(requests: Sequence[Request]) -> list[Request]:
     """Return the Requests without a current artifact."""
-    return [request for request in requests if standing_manifest(request) is None]
+    return [request for request in requests if current_manifest(request) is None]
 
 
 def launch(waves: Waves, tracker: Tracker, run: AnyRun, name: str, *requests: Request) -> list[Manifest]:
@@ -45,7 +45,7 @@ def launch(waves: Waves, tracker: Tracker, run: AnyRun, name: str, *requests: Re
             if not error.retryable or attempt + 1 == waves.config.max_attempts:
                 raise
             waves.display.note(f"another attempt follows: {error}")
-    manifests = [manifest for request in requests if (manifest := standing_manifest(request)) is not None]
+    manifests = [manifest for request in requests if (manifest := current_manifest(request)) is not None]
     waves.display.done(name, manifests, skipped=skipped)
     tracker.done(requests, manifests)
     if any(one.stage == "warn" for one in manifests):

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from cosmos_rl_core.canonical import canonical_json, digest, sha256
 from flows.auditing.audit import audit
 from flows.cli.app import app
-from tests.e2e.flow_process import RUN_ID, Flows, eventually, standing_manifests
+from tests.e2e.flow_process import RUN_ID, Flows, current_manifests, eventually
 from tests.faults.bases import Bases, end, plain
 from tests.faults.kill import ENDED_S, RANDOM, REACHED_S, SAME, reference_of, start
 from tests.faults.scenes import ITERATION, Scene
@@ -256,8 +256,8 @@ def _resumed(flows: Flows) -> tuple[int, dict[str, str]]:
 
 
 def contents(flows: Flows) -> dict[str, str]:
-    """The content of every slot of the run with a standing artifact, as manifests say."""
-    return {slot: one.content for slot, one in standing_manifests(flows).items()}
+    """The content of every slot of the run with a current artifact, as manifests say."""
+    return {slot: one.content for slot, one in current_manifests(flows).items()}
 
 
 def _files(folder: Path) -> Iterable[Path]:

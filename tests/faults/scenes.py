@@ -12,7 +12,7 @@ from flows.planning import requests
 from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import current_of, input_of
 from tests.caption_server import Asked, Reply, serving, size_of_pictures
 from tests.e2e.flow_process import COLD, ITERATIONS, PREFECT, RUN_ID, Flows, Started, metrics
 from tests.faults import kinds
@@ -54,10 +54,10 @@ class Scene:
 
 
 def slots_of(flows: Flows) -> Contents:
-    """Digests of the result of every slot of the store with a standing artifact; every byte is read."""
+    """Digests of the result of every slot of the store with a current artifact; every byte is read."""
     root, found = Path(flows.store), Contents()
     for slot in sorted({path.parent for path in root.rglob("manifest.*.json")}):
-        generation, manifest = standing(str(slot))
+        generation, manifest = current_of(str(slot))
         if manifest is None:
             found[str(slot.relative_to(root))] = f"ended, {generation}"
             continue
@@ -154,7 +154,7 @@ def _preprocess(at_once: int, program: str) -> Callable[..., Scene]:
         def contents() -> Contents:
             heads = [snapshots.Snapshot.read(flows.store, "clips", number) for number in (1, 2)]
             assert heads[0] is not None
-            made = [standing(source.url)[1] for source in (*heads[0].parts, *heads[0].captions)]
+            made = [current_of(source.url)[1] for source in (*heads[0].parts, *heads[0].captions)]
             # Paths of media are in an index, and each case has a folder of its own.
             return {
                 "second snapshot": heads[1] is not None,

@@ -9,7 +9,7 @@ from flows.planning.run import Run
 from flows.session import loop
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing_manifest
+from stages.artifacts.slots import current_manifest
 from stages.reporting.contracts import Fragment
 from stages.reporting.excerpt import Excerpt
 from tests.flows.conftest import RECIPE
@@ -47,7 +47,7 @@ class ByHand:
         """Make what is not current."""
         self.asked |= {request.slot: request for request in requests}
         self.waves.append(name)
-        return [standing_manifest(request) or make_one(request) for request in requests]
+        return [current_manifest(request) or make_one(request) for request in requests]
 
 
 def make_one(request: Request, salt: str = "") -> Manifest:

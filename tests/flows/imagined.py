@@ -18,7 +18,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import cut
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing_manifest
+from stages.artifacts.slots import current_manifest
 from stages.contracts import METRICS
 from stages.formats.samples import StoredSample, read_index, unit_files
 from stages.formats.tables import to_parquet
@@ -58,7 +58,7 @@ class Imagined:
         """Make what is not current."""
         if (error := self.stop_at.get(name)) is not None:
             raise error
-        found = [standing_manifest(request) or self.made(request) for request in requests]
+        found = [current_manifest(request) or self.made(request) for request in requests]
         self.done(requests, found)
         return found
 

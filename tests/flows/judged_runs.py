@@ -14,7 +14,7 @@ from flows.session import loop
 from stages import contracts
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing_manifest
+from stages.artifacts.slots import current_manifest
 from stages.formats.tables import to_parquet
 from tests.flows.by_hand import SFT, SMALL_SFT, validated
 from tests.flows.tracked import make_with_numbers
@@ -60,7 +60,7 @@ def make_with(run: Run, numbers: dict[int, float | None], until: str = "") -> li
         names.append(name)
         if name == until:
             raise KeyboardInterrupt
-        return [standing_manifest(request) or one(request) for request in requests]
+        return [current_manifest(request) or one(request) for request in requests]
 
     loop.make(run, launch)
     return names
@@ -78,7 +78,7 @@ def judged_by(recipe: Any, tmp_path: Path, best_by: str) -> Run:
     run = planned(path, tmp_path, run_id=f"by-{best_by or 'default'}", overrides=(TWO_AND_A_GATE, *asked))
 
     def launch(name: str, *wanted: Request) -> list[Manifest]:
-        return [standing_manifest(request) or one(request) for request in wanted]
+        return [current_manifest(request) or one(request) for request in wanted]
 
     def one(request: Request) -> Manifest:
         stage, _, label = request.slot.rpartition("/")[2].partition("-")

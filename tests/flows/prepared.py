@@ -23,7 +23,7 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.pool import ENDING, INDEX, POOL, index_of
 from stages.artifacts.records import FileEntry
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from stages.artifacts.snapshots import Snapshot
 from stages.formats.parts import Parts
 from tests import hand_made
@@ -67,7 +67,7 @@ def make_prepared(run: Run) -> list[str]:
     """Makes by hand the embeddings and latents that are not current; returns the slots of all."""
     requests = list(run.prepared.steps().values())
     for request in requests:
-        if standing(request.slot)[1] is None:
+        if current_of(request.slot)[1] is None:
             hand_made.make(request, {"a": b"12345", "b": b"678"})
     return [request.slot for request in requests]
 

@@ -27,7 +27,7 @@ from flows.watching import status_table
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import place_of
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing_manifest
+from stages.artifacts.slots import current_manifest
 from tests.benchmarks.models import SHAPES
 from tests.flows.by_hand import files_of
 from tests.flows.ledger.test_ledger import entry, written
@@ -118,7 +118,7 @@ def _made(request: Request) -> Manifest:
     name = request.slot.rpartition("/")[2]
     scores: dict[str, Any] = {name.partition("-")[2]: SCORES[name]} if name in SCORES else {}
     files = files_of(request, request.slot.encode())
-    return standing_manifest(request) or make(request, files, seconds=SECONDS[request.stage], **scores)
+    return current_manifest(request) or make(request, files, seconds=SECONDS[request.stage], **scores)
 
 
 def _said(*words: str) -> str:

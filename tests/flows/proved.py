@@ -33,7 +33,7 @@ from stages.artifacts.layouts import cut
 from stages.artifacts.manifest import Manifest, content_of
 from stages.artifacts.records import FileEntry, Pinned, place_of
 from stages.artifacts.request import Input, Request, fingerprint_of, recipe_of
-from stages.artifacts.slots import standing, standing_manifest
+from stages.artifacts.slots import current_manifest, current_of
 from stages.formats.samples import StoredSample, read_index, unit_files
 from stages.formats.tables import to_parquet
 from stages.fragment import without_pictures
@@ -90,7 +90,7 @@ class Proved:
                 look()
                 manifests: list[Manifest] = []
                 for request in requests:
-                    manifests.append(standing_manifest(request) or self._make(run, request))
+                    manifests.append(current_manifest(request) or self._make(run, request))
                     look()
                 tracker.done(requests, manifests)
                 look()
@@ -107,7 +107,7 @@ class Proved:
         files, summary = made(request) if made else ({f"current/{WEIGHTS}": weights(1.0)}, {})
         hand_made.make(request, files, **summary)
         # As it is read again: its names are sorted.
-        found = standing_manifest(request)
+        found = current_manifest(request)
         assert found is not None
         return found
 
@@ -256,7 +256,7 @@ class Forger:
         with Tracker(run, notes.append) as tracker:
             for wave in post_train.post_train(run):
                 requests = [step.request() for step in wave.steps]
-                tracker.done(requests, [found for one in requests if (found := standing(one.slot)[1]) is not None])
+                tracker.done(requests, [found for one in requests if (found := current_of(one.slot)[1]) is not None])
 
     def _write_heads(self) -> None:
         previous: str | None = None

@@ -15,7 +15,7 @@ from flows.watching.tracking import Tracker
 from stages import contracts
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing_manifest
+from stages.artifacts.slots import current_manifest
 from stages.contracts import METRICS
 from stages.formats.tables import to_parquet
 from stages.reporting.contracts import Fragment
@@ -84,7 +84,7 @@ class Waves:
         if name == self.until:
             raise Killed
         self.names.append(name)
-        manifests = [standing_manifest(request) or make_with_numbers(request) for request in requests]
+        manifests = [current_manifest(request) or make_with_numbers(request) for request in requests]
         self.tracker.done(requests, manifests)
         return manifests
 

@@ -17,7 +17,7 @@ from flows.planning import requests
 from flows.running.display import Display
 from flows.running.wave import Waves
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from stages.execution.execution import Execution
 from tests.gpu.task import Rows, Task
 from tests.hand_made import rewards
@@ -93,7 +93,7 @@ def _made(request: Request, make_it: Callable[[], object]) -> tuple[str, float]:
     """Return the digest of what a Request's stage left, and the seconds that it took."""
     began_s = time.perf_counter()
     make_it()
-    manifest = standing(request.slot)[1]
+    manifest = current_of(request.slot)[1]
     assert manifest is not None
     return manifest.content, round(time.perf_counter() - began_s, 3)
 

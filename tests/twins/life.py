@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from tests.e2e.flow_process import Flows, standing_manifests
+from tests.e2e.flow_process import Flows, current_manifests
 from tests.twins.shrinking import Twin
 
 LONGEST_S = 3600.0
@@ -93,7 +93,7 @@ def _live(twin: Twin, flows: Flows, copy: Flows, outcome: Outcome, dice: random.
     flows.command("audit")
     reference = contents(flows)
     outcome.artifacts, outcome.digest = len(reference), digest_of(reference)
-    outcome.cpu = next(filter(None, (made.numerics.get("cpu") for made in standing_manifests(flows).values())), "")
+    outcome.cpu = next(filter(None, (made.numerics.get("cpu") for made in current_manifests(flows).values())), "")
 
     stages = [stage for stage in _stages(flows) if stage in KILLABLE]
     for earlier in (0.5**n for n in range(TRIES)):
@@ -153,13 +153,13 @@ def _ranks(flows: Flows, stage: str) -> tuple[list[psutil.Process], bool]:
 
 def _stages(flows: Flows) -> list[str]:
     """Return the stages of the last iteration."""
-    found = standing_manifests(flows)
+    found = current_manifests(flows)
     return sorted({made.stage for slot, made in found.items() if slot.startswith(LAST)})
 
 
 def contents(flows: Flows) -> dict[str, str]:
     """Return the digest of the results of every artifact of the run, by its slot."""
-    return {slot: made.content for slot, made in standing_manifests(flows).items()}
+    return {slot: made.content for slot, made in current_manifests(flows).items()}
 
 
 def digest_of(found: dict[str, str]) -> str:

@@ -17,7 +17,7 @@ from flows.post_train import post_train
 from flows.watching.metrics import steps_after, wave_lines
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 
 Pair = tuple[Request, Manifest]
 
@@ -44,7 +44,7 @@ class _Wave:
 
 def check(run: AnyRun, every: Iterable[Step], url: str, findings: Findings) -> None:
     """Compare ``metrics.jsonl`` with the lines that the artifacts give, up to the first wave that is not whole."""
-    waves = _standing(run, every)
+    waves = _current(run, every)
     # After the artifacts, so that no line can be missing of what was looked at.
     told = (store.read_if_exists(url) or b"").splitlines(keepends=True)
     proved, place, remade = _proved(waves), 0, False
@@ -66,13 +66,13 @@ def check(run: AnyRun, every: Iterable[Step], url: str, findings: Findings) -> N
         findings.add(url, "lines", f"{len(told)}, the artifacts give {place}")
 
 
-def _standing(run: AnyRun, every: Iterable[Step]) -> list[_Wave]:
+def _current(run: AnyRun, every: Iterable[Step]) -> list[_Wave]:
     """Return the waves with a current artifact, up to the first that is not whole."""
     planned = {step.slot for wave in post_train(run) for step in wave.steps}
     waves: list[_Wave] = []
     reached = 0
     for steps in _waves(every):
-        pairs = [(one.request(), found) for one in steps if (found := standing(one.slot)[1]) is not None]
+        pairs = [(one.request(), found) for one in steps if (found := current_of(one.slot)[1]) is not None]
         lines = wave_lines(pairs, reached, run.headline_reward)
         after = [steps_after(request) or 0 for request, _ in pairs]
         reached = max(reached, *after) if pairs else reached

@@ -24,7 +24,7 @@ from flows.post_train import post_train
 from flows.reporting.writing import address, page
 from flows.terminal import commands
 from stages import registry, report
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from stages.reporting.contracts import Report
 from stages.reporting.page import report_page
 
@@ -92,7 +92,7 @@ def _page(run: AnyRun, steps: Iterable[Step], state: str) -> tuple[str, str]:
     """Return the page of the current artifacts, and the name of the newest log."""
     found = Collected(run)
     for step in steps:
-        if (made := standing(step.slot)[1]) is not None:
+        if (made := current_of(step.slot)[1]) is not None:
             found.add(step.slot, made)
     drawn = page(found, state).decode()
     for name, why in found.damaged.items():
@@ -103,7 +103,7 @@ def _page(run: AnyRun, steps: Iterable[Step], state: str) -> tuple[str, str]:
 def _outdated(every: Iterable[Step]) -> str:
     """Return which artifact of the page is by another version of its stage, or is made again when the run goes on."""
     for step in every:
-        made = standing(step.slot)[1]
+        made = current_of(step.slot)[1]
         if made is None:
             return REMADE
         if step.kind not in ("fragment", "report"):
@@ -134,7 +134,7 @@ def _of_another_moment(told: str, expected: str, newest_log: str) -> str:
 def _of_other_code(every: Iterable[Step]) -> str:
     """Return that the report is drawn otherwise today than when it was made; "" if it is not."""
     (step,) = (step for step in every if step.kind == "report")
-    made = standing(step.slot)[1]
+    made = current_of(step.slot)[1]
     if made is None:
         return ""
     drawn = report_page(report.book_of(step.request()))

@@ -50,5 +50,5 @@ def status(
     if overview.damage:
         audit = about(store, "audit", run_id)
         raise ArtifactError(f"{overview.damage}; `{audit}` lists every wrong byte")
-    if watch and (left := len(overview.states) - overview.standing):
+    if watch and (left := len(overview.states) - overview.current):
         raise StageError(f"{run_id} is not complete: {counted(left, 'stage')} left to make")

@@ -22,7 +22,7 @@ from flows.reporting.report import write_report
 from flows.session import loop
 from flows.terminal import commands
 from stages.artifacts.generations import invalidate
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from stages.contracts import METRICS
 from tests.flows.by_hand import recipe_in, validated
 from tests.flows.imagined import Imagined
@@ -161,7 +161,7 @@ def test_a_page_while_a_process_works_on_the_run_is_said_not_to_be_compared(run:
 
 
 def test_settings_that_decide_no_result_may_come_from_another_command(run: Run):
-    _, made = standing(run.slots.report)
+    _, made = current_of(run.slots.report)
     assert made is not None
     change(run, "<dt>train.num_iterations</dt>", "<dt>logging.logger</dt><dd>[]</dd>\n<dt>train.num_iterations</dt>")
     assert told(run) == ([], [])
@@ -170,7 +170,7 @@ def test_settings_that_decide_no_result_may_come_from_another_command(run: Run):
 
 
 def test_damage_of_what_the_page_shows_is_found_where_it_is(run: Run):
-    _, made = standing(run.slots.iteration(1, "update"))
+    _, made = current_of(run.slots.iteration(1, "update"))
     assert made is not None
     store.write(store.join(made.slot, made.files[METRICS].path), b"no table")
     faults, (reason,) = told(run)

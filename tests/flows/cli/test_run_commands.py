@@ -131,7 +131,7 @@ def test_a_run_at_work_is_not_deleted(run):
     with run.lease():
         ended = invoke("delete", "hand", "--yes", "--store", run.store_url)
     assert (ended.exit_code, "another process works on" in ended.stderr) == (75, True)
-    assert open_run("hand", run.store_url).now().standing == 23
+    assert open_run("hand", run.store_url).now().current == 23
 
 
 def test_what_another_run_reads_is_not_deleted(run, recipe, tmp_path):

@@ -19,7 +19,7 @@ from flows.planning.run import run_of
 from flows.session import loop
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing_manifest
+from stages.artifacts.slots import current_manifest
 from stages.contracts import METRICS
 from stages.formats.tables import to_parquet
 from stages.vlm.contracts import VlmEvaluate
@@ -60,7 +60,7 @@ def finish(recipe: str, tmp_path: Path, run_id: str, told: Told) -> None:
     run = run_of(freeze(plan_of(Settings(recipe, url, run_id)), url), url)
 
     def launch(_: str, *wanted: Request) -> list[Manifest]:
-        return [standing_manifest(request) or made(request) for request in wanted]
+        return [current_manifest(request) or made(request) for request in wanted]
 
     def made(request: Request) -> Manifest:
         if request.stage == "vlm_evaluate":

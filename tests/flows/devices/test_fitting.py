@@ -22,7 +22,7 @@ from flows.running.display import Display
 from flows.running.wave import Waves
 from flows.stage import run as run_stage
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing, standing_manifest
+from stages.artifacts.slots import current_manifest, current_of
 from tests.flows.allocated import Work
 from tests.flows.by_hand import whole_run
 
@@ -226,7 +226,7 @@ def test_stages_that_do_not_fit_together_are_one_wave_and_never_run_together(
         Waves(work.run_url, config, Display(log.append), ledger=Ledger(work.run_url, "", log.append))
     ) as waves:
         waves.make("wave", requests, holding=holding)
-    assert all(standing_manifest(one) is not None for one in requests)
+    assert all(current_manifest(one) is not None for one in requests)
     assert held == [["a"], ["b"]]
     assert any(line.startswith("wave does not fit the devices at once: ") for line in log)
     (page,) = pages.pages(work.run_url)
@@ -245,7 +245,7 @@ def test_a_single_stage_and_a_replay_are_refused_as_a_run_is(recipe, tmp_path: P
     with pytest.raises(ConfigError) as of_replay:
         replay(made.store_url, made.plan.run_id, "update", 0, launch=half)
     assert str(of_replay.value).splitlines() == ["replay:", f"    {refused}"]
-    before = standing(made.slots.iteration(0, "update"))
+    before = current_of(made.slots.iteration(0, "update"))
     state: Any = run_stage.fn(made.plan.run_id, "update", 0, force=True, store=made.store_url, cluster=str(cluster))
     assert state.message.splitlines() == [f"{cluster}:", f"    {refused}"]
-    assert standing(made.slots.iteration(0, "update")) == before
+    assert current_of(made.slots.iteration(0, "update")) == before

@@ -8,7 +8,7 @@ from flows.planning.base import AnyRun
 from flows.planning.plan import ForkOf, Settings, freeze
 from flows.planning.run import run_of
 from stages.artifacts.manifest import Manifest
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 
 
 def begun(origin: AnyRun, at: int, rewards: str | None = None, **settings: Any) -> AnyRun:
@@ -22,6 +22,6 @@ def begun(origin: AnyRun, at: int, rewards: str | None = None, **settings: Any) 
 
 def made(slot: str) -> Manifest:
     """The current artifact of a slot: its own, or one that it refers to."""
-    _, manifest = standing(slot)
+    _, manifest = current_of(slot)
     assert manifest is not None
     return manifest

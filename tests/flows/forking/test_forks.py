@@ -21,9 +21,9 @@ from flows.planning.plan import METRICS_FILE, Settings, freeze, plan_of
 from flows.planning.run import Run
 from flows.planning.steps import read_run
 from flows.post_train import post_train, steps
-from flows.session.standing import leading
+from flows.session.current_waves import leading
 from flows.watching.tracking import Tracker
-from stages.artifacts.slots import one_look, standing
+from stages.artifacts.slots import current_of, one_look
 from tests.flows.by_hand import make_all, planned_run, validated
 from tests.flows.forking.forked import begun, made
 from tests.hand_made import planned
@@ -41,7 +41,7 @@ def origin(recipe: Any, tmp_path: Path) -> Run:
 
 def contents(run: AnyRun) -> dict[str, str]:
     """Contents of the current artifacts of a run, without the report, by the end of their slots."""
-    found = {step.slot: standing(step.slot)[1] for step in steps(run) if step.slot.startswith(run.url)}
+    found = {step.slot: current_of(step.slot)[1] for step in steps(run) if step.slot.startswith(run.url)}
     there = {slot.removeprefix(run.url): one.content for slot, one in found.items() if one is not None}
     return {slot: content for slot, content in there.items() if slot != "/report"}
 

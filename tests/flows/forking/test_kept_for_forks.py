@@ -15,7 +15,7 @@ from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.generations import invalidate
 from stages.artifacts.records import Dropped
-from stages.artifacts.slots import drop, input_of, is_dropped, standing
+from stages.artifacts.slots import current_of, drop, input_of, is_dropped
 from tests.flows.by_hand import make_all, make_one
 from tests.flows.forking.forked import begun, made
 from tests.hand_made import planned
@@ -78,7 +78,7 @@ def test_files_of_an_ended_generation_stay_while_a_fork_refers_to_them(origin: R
     first = Artifact(input_of(update))
     invalidate(update, 1, "a test")
     make_one(requests.update(origin, 1), salt="otherwise")
-    assert standing(update)[0] == 2
+    assert current_of(update)[0] == 2
     gc(origin.store_url, "hand", superseded=True, dry_run=False, older_than_h=0.0)
     assert whole(fork.slots.policy(2))
     delete.delete(origin.store_url, fork.plan.run_id)

@@ -19,7 +19,7 @@ from flows.planning.run import Run
 from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.pool import ENDING, POOL
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import current_of, input_of
 from stages.artifacts.snapshots import Snapshot
 from tests import hand_made
 from tests.flows.prepared import (
@@ -142,9 +142,9 @@ def test_an_artifact_that_is_erased_is_made_again_and_read(pictures: Path, store
     (slot, _) = make_prepared(Run(plan_on(store_url, "never-run"), store_url))
     age(store_url)
     gc_datasets(store_url)
-    assert standing(slot) == (2, None)
+    assert current_of(slot) == (2, None)
     make_prepared(run_on(store_url, "run"))
-    assert standing(slot)[0] == 2
+    assert current_of(slot)[0] == 2
     assert Artifact(input_of(slot)).read("a") == b"12345"
 
 

@@ -17,7 +17,7 @@ from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import current_of, input_of
 from tests.flows.prepared import (
     age,
     collect,
@@ -102,9 +102,9 @@ def test_a_run_that_is_planned_meanwhile_keeps_the_files_of_its_latents(pictures
     )
     assert collect(store_url)["used encode"] == (1, 3)
     assert middle.done
-    # What it has found standing can be read to its end; what looks later makes it again.
+    # What it has found current can be read to its end; what looks later makes it again.
     assert Artifact(source).read("a") == b"12345"
-    assert standing(encode) == (2, None)
+    assert current_of(encode) == (2, None)
 
 
 def test_a_run_that_is_planned_when_files_go_finds_that_they_have_ended(pictures, store_url, monkeypatch):
@@ -116,7 +116,7 @@ def test_a_run_that_is_planned_when_files_go_finds_that_they_have_ended(pictures
 
     def planned() -> None:
         run = Run(freeze(plan, store_url), store_url)
-        seen.extend(standing(request.slot)[1] for request in run.prepared.steps().values())
+        seen.extend(current_of(request.slot)[1] for request in run.prepared.steps().values())
 
     first = sorted([embed, encode])[0]
     During(monkeypatch, "remove", f"{first}/manifest", planned)

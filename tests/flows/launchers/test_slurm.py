@@ -16,7 +16,7 @@ from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError, StageError
 from flows import launchers
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.slots import input_of, standing_manifest
+from stages.artifacts.slots import current_manifest, input_of
 from tests.flows import slurm
 from tests.flows.allocated import Work, wait_until
 
@@ -84,10 +84,10 @@ def test_a_flow_that_ends_leaves_no_step_and_the_same_command_continues(
     flow.wait()
     wait_until(lambda: not psutil.pid_exists(int(pid)))
     wait_until(lambda: not slurm.steps(job))
-    assert standing_manifest(work.request("a")) is None
+    assert current_manifest(work.request("a")) is None
     work.go()
     work.launcher(config()).make("again", [work.request("a")])
-    assert standing_manifest(work.request("a")) is not None
+    assert current_manifest(work.request("a")) is not None
 
 
 def test_an_interrupted_wave_leaves_no_step(work: Work, job: str) -> None:

@@ -10,7 +10,7 @@ from flows.library.collected import Collected
 from flows.library.states import states
 from flows.planning.run import Run
 from flows.reporting.report import write_report
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from stages.reporting.contracts import Fragment
 from tests.flows.by_hand import planned_run
 from tests.flows.tracked import go
@@ -33,7 +33,7 @@ def flip(file: Path) -> None:
 
 
 def fragment_of(run: Run) -> Path:
-    made = standing(run.slots.iteration(1, "fragment"))[1]
+    made = current_of(run.slots.iteration(1, "fragment"))[1]
     assert made is not None
     return Path(made.slot, made.files[Fragment.FRAGMENT].path)
 

@@ -17,7 +17,7 @@ from flows.devices import work_folders
 from flows.library.exports import export, optimizer_steps
 from flows.operations.rerun import rerun
 from flows.planning import requests
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from tests.flows.by_hand import make_all, make_one, whole_run
 from tests.hand_made import make, planned
 from tests.little_room import little_room
@@ -52,7 +52,7 @@ def test_they_lie_below_their_step_and_a_pipeline_without_a_folder_of_its_own(re
 
 def test_a_damaged_file_leaves_nothing_there(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    _, manifest = standing(run.slots.version(2, "export"))
+    _, manifest = current_of(run.slots.version(2, "export"))
     assert manifest is not None
     (entry,) = manifest.files.values()
     store.write(store.join(run.slots.version(2, "export"), entry.path), b"x" * entry.size)
@@ -93,7 +93,7 @@ def test_what_a_killed_export_left_goes_and_what_another_one_copies_stays(recipe
 
 def damage(slot, size=None):
     """Change the size of an artifact's first file, or its manifest."""
-    _, manifest = standing(slot)
+    _, manifest = current_of(slot)
     assert manifest is not None
     url = store.join(slot, "manifest.1.json")
     entry = next(iter(manifest.files.values()))

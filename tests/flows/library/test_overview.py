@@ -166,7 +166,7 @@ def test_another_look_reads_only_what_its_process_has_passed(recipe, tmp_path, m
         assert words_of_0 == [*["stands"] * 3, "missing"]
         assert {state.step.name for state in after.states if state.word == "running"} == {"iteration-0001/rollout"}
         looked.clear()
-        assert after.again().standing == after.standing
+        assert after.again().current == after.current
         assert looked == []
 
 

@@ -14,7 +14,7 @@ from flows.planning.run import Run
 from flows.planning.steps import read_run
 from flows.watching.status_table import rendered
 from stages.artifacts.generations import invalidate
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from tests.flows.by_hand import make_one, whole_run
 from tests.hand_made import begin, make_run, planned, remove, rewards
 
@@ -151,7 +151,7 @@ def test_a_monitored_reward_that_is_to_be_made_keeps_only_the_report_waiting(rec
 
 def test_a_lost_file_makes_stale(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    _, manifest = standing(run.slots.version(2, "export"))
+    _, manifest = current_of(run.slots.version(2, "export"))
     assert manifest is not None
     lost = store.join(manifest.slot, manifest.files["current/w"].path)
     remove(lost)
@@ -192,7 +192,7 @@ def test_a_damaged_manifest_is_shown_in_its_cell(recipe, tmp_path):
 
 def test_a_file_of_another_size_is_damage(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
-    _, manifest = standing(run.slots.policy(0))
+    _, manifest = current_of(run.slots.policy(0))
     assert manifest is not None
     store.write(store.join(manifest.slot, manifest.files["current/w"].path), b"other")
     assert of_word(run, "damaged") == ["policy"]

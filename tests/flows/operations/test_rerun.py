@@ -12,7 +12,7 @@ from flows.planning import requests
 from flows.planning.run import Run
 from flows.planning.steps import read_run
 from stages.artifacts.records import Invalidated
-from stages.artifacts.slots import standing, why_stale
+from stages.artifacts.slots import current_of, why_stale
 from tests.flows.by_hand import MONITORED, SFT, SMALL_SFT, make_all, make_one, planned_run, validated, whole_run
 from tests.hand_made import adopt_or_make, begin, commit, planned, rewards
 
@@ -66,7 +66,7 @@ def test_what_may_become_stale_is_what_was_made_from_it(recipe, tmp_path, stage,
     assert ended.rpartition("/")[2] == stage
     assert [name for name, word in after.items() if word == "waits"] == expected
     slot = before[ended].step.slot
-    assert standing(slot) == (2, None)
+    assert current_of(slot) == (2, None)
     assert lines[-1] == f"invalidated generation 1 of {slot}; give its command again or retry its flow run to make it"
     assert store.size(store.join(slot, "manifest.1.json")) is not None
     end = Invalidated.read(slot, 1)
@@ -122,7 +122,7 @@ def test_embeddings_are_said_to_be_shared(recipe, tmp_path):
 def test_what_is_made_of_an_artifact_stays_current_only_with_its_bytes(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     request = rewards(run, run.slots.iteration(0, "rollout"), 0)[1]
-    _, update = standing(run.slots.iteration(0, "update"))
+    _, update = current_of(run.slots.iteration(0, "update"))
     assert update is not None
     rerun(run.store_url, "hand", "reward-ocr", 0)
     assert make_one(request).generation == 2
@@ -153,7 +153,7 @@ def test_a_damaged_artifact_can_be_made_again(recipe, tmp_path):
     slot = run.slots.iteration(1, "update")
     store.write(store.join(slot, "manifest.1.json"), b"{")
     assert below(rerun(run.store_url, "hand", "update", 1)) == [*FINAL, "report"]
-    assert standing(slot) == (2, None)
+    assert current_of(slot) == (2, None)
 
 
 def test_a_moved_store_has_the_same_list(recipe, tmp_path):
@@ -192,7 +192,7 @@ def test_an_unfinished_second_generation_still_has_the_list_of_the_first(recipe,
     lines = rerun(run.store_url, "hand", "update", 1)
     assert below(lines) == [*FINAL, "report"]
     assert lines[-1].startswith("nothing will be adopted from the unfinished generation 2 of ")
-    assert standing(request.slot) == (3, None)
+    assert current_of(request.slot) == (3, None)
 
 
 def test_an_unknown_stage_lists_the_known_ones_and_the_nearest(recipe, tmp_path):
@@ -228,7 +228,7 @@ def test_an_iteration_must_be_named_where_there_are_several(recipe, tmp_path, st
 def test_what_was_never_made_has_nothing_to_invalidate(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
     assert mistake_of(run, "policy") == "policy of hand has no artifact and no unfinished one; just run it"
-    assert standing(run.slots.policy(0)) == (1, None)
+    assert current_of(run.slots.policy(0)) == (1, None)
 
 
 def test_the_command_line_takes_stages_with_and_without_an_iteration(recipe, tmp_path):
@@ -256,6 +256,6 @@ def test_a_stage_whose_inputs_were_deleted_is_refused_before_anything_is_invalid
     mistake = mistake_of(run, "reward-ocr", 0)
     assert "iteration-0000/reward-ocr cannot be made again: it reads media of " in mistake
     assert "iterations/0000/rollout, which this run deleted" in mistake
-    assert standing(run.slots.iteration(0, "reward-ocr"))[0] == 1
+    assert current_of(run.slots.iteration(0, "reward-ocr"))[0] == 1
     assert rerun(run.store_url, "hand", "reward-ocr", 1)
     assert rerun(run.store_url, "hand", "rollout", 0)

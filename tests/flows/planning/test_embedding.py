@@ -56,7 +56,7 @@ def test_each_stage_embeds_as_many_iterations_as_all_before_it_up_to_a_bound(rec
 
 
 @pytest.mark.usefixtures("large")
-def test_more_iterations_leave_the_embeddings_of_a_large_set_standing(recipe, tmp_path):
+def test_more_iterations_leave_the_embeddings_of_a_large_set_current(recipe, tmp_path):
     shorter, longer = (planned(recipe(), tmp_path, run_id=f"of-{n}", iterations=n) for n in (3, 400))
     assert [shorter.prepared.embed_at(k) for k in range(300)] == [longer.prepared.embed_at(k) for k in range(300)]
 

@@ -6,7 +6,7 @@ from flows.planning import requests
 from flows.running.display import Display
 from flows.running.wave import Waves
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.slots import input_of, standing, standing_manifest, why_stale
+from stages.artifacts.slots import current_manifest, current_of, input_of, why_stale
 from tests.hand_made import make, make_iteration, make_run, planned, rewards, rollout_files
 
 
@@ -58,7 +58,7 @@ def test_the_average_decays_by_steps_not_by_iterations(recipe, tmp_path):
     assert steps == [pytest.approx((1 / 10, 2 / 11)), pytest.approx((3 / 12, 1 / 4))]
 
 
-def test_more_iterations_leave_every_artifact_standing(recipe, tmp_path):
+def test_more_iterations_leave_every_artifact_current(recipe, tmp_path):
     make_run(recipe(), tmp_path)
     longer = planned(recipe(), tmp_path, run_id="hand", iterations=9)
     for request in (
@@ -68,7 +68,7 @@ def test_more_iterations_leave_every_artifact_standing(recipe, tmp_path):
         requests.update(longer, 0),
         requests.update(longer, 1),
     ):
-        _, manifest = standing(request.slot)
+        _, manifest = current_of(request.slot)
         assert manifest is not None
         assert why_stale(manifest, request) is None
 
@@ -99,7 +99,7 @@ def test_only_the_newest_policies_keep_what_training_goes_on_from(recipe, tmp_pa
     gone = {k: [part for part in parts if policy.lacks(part)] for k, policy in policies.items()}
     assert gone == {0: [], 1: ["old"], 2: [], 3: []}
     assert Artifact(input_of(run.slots.policy(1))).read("current/w") == b"0"
-    assert all(standing_manifest(requests.update(run, k)) for k in range(3))
+    assert all(current_manifest(requests.update(run, k)) for k in range(3))
 
 
 def test_only_the_newest_rollouts_keep_their_tensors_and_their_media(recipe, tmp_path):
@@ -113,7 +113,7 @@ def test_only_the_newest_rollouts_keep_their_tensors_and_their_media(recipe, tmp
     with pytest.raises(ArtifactError, match=r"tensors/00000\.tar .* was deleted, .* \(rollout\.keep\.tensors\)"):
         rollouts[2].read("tensors/00000.tar")
     assert all(
-        standing_manifest(request) for k in range(4) for request in (requests.rollout(run, k), requests.update(run, k))
+        current_manifest(request) for k in range(4) for request in (requests.rollout(run, k), requests.update(run, k))
     )
 
 

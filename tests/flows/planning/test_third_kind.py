@@ -104,7 +104,7 @@ def test_a_registered_kind_is_planned_made_and_described(settings: Settings, tmp
     loop.make(run, launch)
     assert made == ["policy", "policy-0000/export"]
     assert requests.rewards_ahead(run, steps(run)[0].request()) == []
-    assert open_run("mine", settings.store).now().standing == 2
+    assert open_run("mine", settings.store).now().current == 2
     assert facts.about(frozen) == (("trains", "nothing"),)
     assert [*describe.described(frozen, settings.store)] == ["exports its base"]
     assert describe.as_json(frozen, settings.store) == {"run": "mine"}

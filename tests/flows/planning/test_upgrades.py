@@ -17,7 +17,7 @@ from flows.planning.run import Run
 from flows.planning.steps import read_run
 from flows.planning.versions import newest
 from stages import contracts
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
 from stages.execution.runner import execute
@@ -99,7 +99,7 @@ def test_with_remake_changed_stages_are_made_again_and_equal_results_stay_curren
     make_all(settled(resumed(finished), remake=True))
     slots = [f"iterations/000{k}/update/invalidated.1.json" for k in (0, 1)]
     assert ended(finished) == [f"runs/hand/{slot}" for slot in slots]
-    _, manifest = standing(finished.slots.policy(1))
+    _, manifest = current_of(finished.slots.policy(1))
     assert manifest is not None
     assert (manifest.version, manifest.generation) == (NEW, 2)
     # From now on it is a run of the new version: its command needs no flag, and everything is current.

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from tests.e2e.flow_process import RESIDENT, Flows, eventually
 from tests.flows import machines
 from tests.flows.ray import cluster
@@ -85,7 +85,7 @@ def test_a_killed_run_on_two_kinds_of_nodes_continues_and_every_audit_is_clean(
     run.finish()
     assert audits
     assert "nothing is wrong" in flows.command("audit")
-    manifests = {slot: standing(f"{flows.root}/{slot}")[1] for slot in (rollout, "iterations/0000/update")}
+    manifests = {slot: current_of(f"{flows.root}/{slot}")[1] for slot in (rollout, "iterations/0000/update")}
     found = {slot: manifest and manifest.numerics["cpu"] for slot, manifest in manifests.items()}
     assert [*found.values()] == ["CPU of node b", "CPU of node a"]
     assert eventually(lambda: not at_work(), WAIT_S)

@@ -25,7 +25,7 @@ from flows.terminal import commands
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.generations import invalidate
 from stages.artifacts.records import place_of
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import current_of, input_of
 from stages.contracts import MEDIA
 from stages.execution.spending import Crew
 from stages.reporting.contracts import Report
@@ -113,7 +113,7 @@ def test_a_run_that_ended_says_how_and_shows_the_iteration_in_which_it_did(
     assert f'<span class="state {state}">{state}</span>' in page
     assert ": 1 of 2 iterations are trained" in page
     # Its fragment was not made, and is not made here: its small pictures come from the rollout.
-    assert standing(run.slots.iteration(1, "fragment"))[1] is None
+    assert current_of(run.slots.iteration(1, "fragment"))[1] is None
     assert '<details id="iteration-1" open>' in page
     assert "<b>why" not in page
 
@@ -191,7 +191,7 @@ def test_audit_covers_fragments_and_the_page(run: Run, tmp_path: Path):
     go(run, tmp_path)
     before = {fault.file for fault in audit(run.store_url, "hand").faults}
     slot = run.slots.iteration(1, "fragment")
-    _, made = standing(slot)
+    _, made = current_of(slot)
     assert made is not None
     for name in ("fragment.json", next(name for name in made.files if name.startswith("full/"))):
         path = Path(slot) / made.files[name].path

@@ -17,7 +17,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import Pinned
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing_manifest
+from stages.artifacts.slots import current_manifest
 from stages.contracts import Decode, Samples
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
@@ -50,7 +50,7 @@ class Store:
 
     def launch(self, _: str, *requests: Request) -> list[Manifest]:
         """Make what is not current."""
-        return [standing_manifest(request) or self.make(request) for request in requests]
+        return [current_manifest(request) or self.make(request) for request in requests]
 
     def make(self, request: Request) -> Manifest:
         """Make an artifact."""

@@ -14,7 +14,7 @@ from flows.planning import requests
 from flows.planning.run import Run
 from flows.rescoring.plan import Wanted, cost_of
 from flows.rescoring.rescore import Rescore
-from stages.artifacts.slots import drop, standing
+from stages.artifacts.slots import current_of, drop
 from stages.contracts import MEDIA, TENSORS
 from tests.flows.by_hand import SFT, SMALL_SFT, make_all, recipe_in
 from tests.flows.cli.test_json import keys_on_page
@@ -136,12 +136,12 @@ def test_scores_stay_when_their_pictures_are_deleted_later(recipe: Any, tmp_path
     file = rewards_file(tmp_path, OTHER)
     plan = wanted(run, file, "0")
     hand.rescore(plan)
-    made = standing(f"{plan.rescore.url}/iterations/0000/reward-jpeg")[1]
+    made = current_of(f"{plan.rescore.url}/iterations/0000/reward-jpeg")[1]
     drop(run.slots.iteration(0, "rollout"), MEDIA)
     cost = cost_of(wanted(run, file))
     assert (cost.decoded, cost.scored) == (0, {"jpeg": 8})
     hand.rescore(wanted(run, file))
-    assert standing(f"{plan.rescore.url}/iterations/0000/reward-jpeg")[1] == made
+    assert current_of(f"{plan.rescore.url}/iterations/0000/reward-jpeg")[1] == made
 
 
 def test_deleted_pictures_are_decoded_again_from_their_latents(recipe: Any, tmp_path: Path) -> None:

@@ -17,14 +17,14 @@ from flows.reporting.derived import Deriving
 from flows.running.display import Display
 from flows.running.wave import Waves
 from flows.session import loop
+from flows.session.current_waves import CurrentWave, Ended
 from flows.session.following import observers_of, tell
 from flows.session.observers import observed
-from flows.session.standing import Ended, Standing
 from flows.terminal import commands
 from stages.artifacts.generations import invalidate
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from tests.damage import files_read
 from tests.flows.by_hand import validated
 from tests.flows.imagined import Imagined
@@ -54,7 +54,7 @@ class Resumed:
         waves = Waves(self.run.url, LaunchConfig(), Display([].append))
         with observers_of(self.run, waves, deriving) as observers:
 
-            def take(stood: list[Standing], ended: Ended) -> None:
+            def take(stood: list[CurrentWave], ended: Ended) -> None:
                 tell(observers, deriving, stood, ended, waves.check)
 
             imagined = Imagined(self.run, self.folder)
@@ -75,7 +75,7 @@ class Resumed:
 
     def file(self, slot: str, name: str) -> Path:
         """A file of the artifact in a slot."""
-        _, manifest = standing(slot)
+        _, manifest = current_of(slot)
         assert manifest is not None
         return Path(slot) / manifest.files[name].path
 

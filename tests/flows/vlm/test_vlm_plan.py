@@ -27,7 +27,7 @@ from flows.vlm.plan import VlmPlan
 from flows.vlm.run import VlmRun
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing_manifest
+from stages.artifacts.slots import current_manifest
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
 from tests.hand_made import make
@@ -234,7 +234,7 @@ def judged_by(tmp_path: Path, values: dict[str, Any], **validation: Any) -> AnyR
     run = run_of(freeze(plan(tmp_path, values, run_id="judged"), str(tmp_path / "store")), str(tmp_path / "store"))
 
     def launch(_: str, *wanted: Request) -> list[Manifest]:
-        return [standing_manifest(request) or one(request) for request in wanted]
+        return [current_manifest(request) or one(request) for request in wanted]
 
     def one(request: Request) -> Manifest:
         found: Any = MEASURED[request.iteration or 0] if request.stage == "vlm_evaluate" else {}

@@ -24,7 +24,7 @@ from flows.warning.warnings import Warned
 from stages.artifacts.generations import current_generation, invalidate
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing, standing_manifest
+from stages.artifacts.slots import current_manifest, current_of
 from stages.contracts import Reward
 from tests import hand_made
 from tests.flows.by_hand import FILES
@@ -63,7 +63,7 @@ class Loop:
         self.made.clear()
 
         def launch(name: str, *requests: Request) -> list[Manifest]:
-            manifests = [standing_manifest(request) or self.make(request, name) for request in requests]
+            manifests = [current_manifest(request) or self.make(request, name) for request in requests]
             pass_gate(run, manifests, self.notes.append)
             return manifests
 
@@ -94,7 +94,7 @@ class Loop:
     @property
     def warning(self) -> Manifest:
         """The warning of iteration 1."""
-        _, manifest = standing(f"{self.store}/runs/hand/iterations/0001/warn")
+        _, manifest = current_of(f"{self.store}/runs/hand/iterations/0001/warn")
         assert manifest is not None
         return manifest
 
@@ -264,7 +264,7 @@ def test_an_approval_is_of_one_iteration_and_a_suspended_one_may_be_marked(loop,
     suspended.scores[2] = HIGH
 
     def decided(k: int) -> list[str]:
-        _, manifest = standing(f"{suspended.store}/runs/hand/iterations/{k:04d}/warn")
+        _, manifest = current_of(f"{suspended.store}/runs/hand/iterations/{k:04d}/warn")
         assert manifest is not None
         return [decision.word for decision in decisions_on(manifest)]
 
@@ -285,7 +285,7 @@ def test_wider_limits_judge_again_and_let_the_run_go_on(loop):
         suspended.run()
     suspended.run("early_warning.limits=[{ reward = 'ocr', rise = 1e6 }]")
     assert Warned.of(suspended.warning) is None
-    assert open_run("hand", suspended.store).now().standing == len(open_run("hand", suspended.store).now().states)
+    assert open_run("hand", suspended.store).now().current == len(open_run("hand", suspended.store).now().states)
 
 
 def test_nothing_to_approve_is_said_in_a_sentence(loop, main):

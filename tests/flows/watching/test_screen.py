@@ -30,7 +30,7 @@ from flows.watching.screen import folded_command
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import place_of
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing_manifest
+from stages.artifacts.slots import current_manifest
 from stages.execution.outcome import Status
 from stages.execution.spending import Crew
 from tests.flows.by_hand import SECONDS, SFT, SMALL_SFT, files_of, make_all
@@ -50,7 +50,7 @@ def made(request: Request) -> Manifest:
     mean = 0.5 + 0.01 * (request.iteration or 0)
     scores: dict[str, Any] = {name: mean, "standard_error": 0.0123} if request.stage == "reward" else {}
     files = files_of(request, request.slot.encode())
-    return standing_manifest(request) or make(request, files, seconds=SECONDS[request.stage], **scores)
+    return current_manifest(request) or make(request, files, seconds=SECONDS[request.stage], **scores)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from stages import contracts
 from stages.artifacts.generations import invalidate
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing_manifest
+from stages.artifacts.slots import current_manifest
 from stages.formats.tables import to_parquet
 from stages.scoring.rewards import gated, placed
 from tests.flows.by_hand import MONITORED, SFT, SMALL_SFT, validated
@@ -182,7 +182,7 @@ def test_one_sum_of_rewards_hides_the_small_one_from_the_floor(recipe, tmp_path)
 def test_a_number_that_there_is_none_of_is_null(recipe, tmp_path):
     run = make_run(recipe(), tmp_path, iterations=1)
     (reward,) = rewards(run, run.slots.iteration(0, "rollout"), 0)
-    manifest = standing_manifest(reward)
+    manifest = current_manifest(reward)
     assert manifest is not None
     manifest = manifest.model_copy(update={"summary": {"ocr": float("nan"), "standard_error": None, "scored": 1}})
     (line,) = lines_of(reward, manifest, 0, "ocr")
@@ -318,6 +318,6 @@ def test_a_run_goes_on_with_another_logger(recipe, tmp_path):
     assert other.recipe.logging.logger == ("console",)
     assert other.recipe.identity() == run.recipe.identity()
     assert [
-        standing_manifest(r) is not None
+        current_manifest(r) is not None
         for r in (requests.policy(other), requests.rollout(other, 0), requests.update(other, 0))
     ] == [True] * 3

@@ -15,7 +15,7 @@ from stages.artifacts.attempt import Attempt
 from stages.artifacts.generations import invalidate
 from stages.artifacts.records import Layout
 from stages.artifacts.request import Request
-from stages.artifacts.slots import input_of, standing, why_stale
+from stages.artifacts.slots import current_of, input_of, why_stale
 from stages.contracts import ModelRef
 from tests.hand_made import NUMERICS, adopt_or_make, begin, commit, make, remove, report
 
@@ -38,8 +38,8 @@ def export(slot, source):
 
 
 def already(request):
-    """The manifest that an attempt finds standing, or None."""
-    generation, manifest = standing(request.slot)
+    """The manifest that an attempt finds current, or None."""
+    generation, manifest = current_of(request.slot)
     if manifest is None or why_stale(manifest, request) is not None:
         return None
     assert Attempt.begin(request, lambda note: pytest.fail(note)) == (generation, manifest.attempt, manifest)
@@ -47,14 +47,14 @@ def already(request):
 
 
 def path_of(slot, name):
-    """URL of a file of the standing artifact."""
-    _, manifest = standing(slot)
+    """URL of a file of the current artifact."""
+    _, manifest = current_of(slot)
     assert manifest is not None
     return store.join(slot, manifest.files[name].path)
 
 
 def test_an_empty_slot_is_at_its_first_generation(slot):
-    assert standing(slot) == (1, None)
+    assert current_of(slot) == (1, None)
     with pytest.raises(ArtifactError, match="has no artifact yet"):
         input_of(slot)
 
@@ -62,7 +62,7 @@ def test_an_empty_slot_is_at_its_first_generation(slot):
 def test_a_committed_artifact_is_current_and_its_bytes_read_back(slot):
     request = report(slot)
     manifest = make(request, {"a": b"1", "dir/b": b"22"})
-    generation, found = standing(slot)
+    generation, found = current_of(slot)
     assert (generation, found) == (1, manifest)
     artifact = Artifact(input_of(slot))
     assert artifact.names() == ["a", "dir/b"]
@@ -86,7 +86,7 @@ def make_content(data):
 def test_files_without_a_manifest_are_no_artifact(slot):
     crashed = begin(report(slot))
     crashed.put("a", b"half")
-    assert standing(slot) == (1, None)
+    assert current_of(slot) == (1, None)
     finished = make(report(slot), {"b": b"whole"})
     assert list(finished.files) == ["b"]
     assert finished.attempt != crashed.id
@@ -148,7 +148,7 @@ def test_only_the_generation_that_was_judged_is_ended(slot):
 
     generation, _, _ = Attempt.begin(request, another_is_faster)
     assert generation == 2
-    assert standing(slot)[0] == 2
+    assert current_of(slot)[0] == 2
     slow = Attempt(request, NUMERICS, generation, secrets.token_hex(8))
     slow.put("a", b"late")
     assert commit(slow).attempt != slow.id
@@ -186,7 +186,7 @@ def test_a_file_of_another_size_is_an_error_and_never_rebuilt(slot):
     store.write(path_of(slot, "a"), b"12")
     with pytest.raises(ArtifactError, match="has 2 bytes, its manifest says 3; restore it, or invalidate"):
         Attempt.begin(request, lambda note: pytest.fail(note))
-    assert standing(slot)[0] == 1
+    assert current_of(slot)[0] == 1
 
 
 def test_a_flipped_byte_is_found_when_the_file_is_read(slot):
@@ -226,10 +226,10 @@ def test_something_else_in_a_manifests_place_is_an_error(tmp_path, data):
     url = store.join(str(tmp_path), "manifest.1.json")
     store.write(url, data)
     with pytest.raises(ArtifactError, match=re.escape(url)):
-        standing(str(tmp_path))
+        current_of(str(tmp_path))
 
 
-def test_an_input_made_again_with_equal_bytes_leaves_its_consumer_standing(slot, store_url):
+def test_an_input_made_again_with_equal_bytes_leaves_its_consumer_current(slot, store_url):
     source = store.join(store_url, "source")
     make(report(source, "one"), {"a": b"1"})
     before = report(slot, fragments=(input_of(source),))

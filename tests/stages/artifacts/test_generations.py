@@ -13,7 +13,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.attempt import Attempt
 from stages.artifacts.generations import current_generation, invalidate
 from stages.artifacts.records import Invalidated, Layout
-from stages.artifacts.slots import drop, input_of, one_look, read_manifest, standing, why_stale
+from stages.artifacts.slots import current_of, drop, input_of, one_look, read_manifest, why_stale
 from tests.hand_made import begin, make, remove, report
 
 
@@ -25,17 +25,17 @@ def slot(tmp_path):
 def test_inside_one_look_a_slot_is_read_once(slot):
     make(report(slot))
     with one_look():
-        before = standing(slot)
+        before = current_of(slot)
         invalidate(slot, 1, "test")
-        assert standing(slot) is before
+        assert current_of(slot) is before
         assert input_of(slot).generation == 1
-    assert standing(slot) == (2, None)
+    assert current_of(slot) == (2, None)
 
 
 def refused(slot, *words):
     """A reader of the slot names the file and says what is wrong; nobody ends a generation."""
     before = store.names(slot)
-    for read in (standing, lambda slot: Attempt.begin(report(slot), pytest.fail)):
+    for read in (current_of, lambda slot: Attempt.begin(report(slot), pytest.fail)):
         with pytest.raises(ArtifactError, match=".*".join(map(re.escape, words))):
             read(slot)
     assert store.names(slot) == before
@@ -46,13 +46,13 @@ def test_each_invalidation_begins_a_generation_and_deletes_nothing(slot):
     for generation in (1, 2, 3):
         made = make(request, {"a": b"%d" % generation})
         assert made.generation == generation
-        assert standing(slot) == (generation, made)
+        assert current_of(slot) == (generation, made)
         data = store.read(store.join(slot, f"manifest.{generation}.json"))
         assert invalidate(slot, generation, "because") == generation + 1
         ended = Invalidated.read(slot, generation)
         assert ended is not None
         assert (ended.manifest, ended.reason) == (sha256(data), "because")
-    assert standing(slot) == (4, None)
+    assert current_of(slot) == (4, None)
     for generation in (1, 2, 3):
         manifest = read_manifest(slot, generation)
         assert manifest is not None
@@ -63,11 +63,11 @@ def make_content(data):
     return digest({"a": sha256(data)})
 
 
-def test_a_crash_between_invalidation_and_the_next_manifest_leaves_nothing_standing(slot):
+def test_a_crash_between_invalidation_and_the_next_manifest_leaves_nothing_current(slot):
     request = report(slot)
     make(request, {"a": b"old"})
     invalidate(slot, 1, "crash after this")
-    assert standing(slot) == (2, None)
+    assert current_of(slot) == (2, None)
     with pytest.raises(ArtifactError, match="has no artifact yet"):
         input_of(slot)
     assert make(request, {"a": b"new"}).generation == 2
@@ -86,7 +86,7 @@ def test_an_end_that_was_lost_is_found_by_what_came_after_it(slot):
         remove(url)
         refused(slot, f"invalidated.{generation}.json is missing, but there is ", later)
         store.write(url, data)
-    assert standing(slot)[0] == 3
+    assert current_of(slot)[0] == 3
 
 
 def test_an_end_names_its_manifest(slot):
@@ -97,7 +97,7 @@ def test_an_end_names_its_manifest(slot):
     store.write(first, store.read(second))
     refused(slot, "manifest.1.json is not the manifest that ", "invalidated.1.json ended")
     remove(first)
-    assert standing(slot)[0] == 2
+    assert current_of(slot)[0] == 2
 
 
 def test_an_end_that_found_no_manifest_holds_when_a_slow_attempt_commits_after_it(slot):
@@ -105,7 +105,7 @@ def test_an_end_that_found_no_manifest_holds_when_a_slow_attempt_commits_after_i
     slow.put("a", b"late")
     assert invalidate(slot, 1, "unfinished") == 2
     slow.commit(slow.files, {}, pytest.fail)
-    assert standing(slot) == (2, None)
+    assert current_of(slot) == (2, None)
 
 
 @pytest.mark.parametrize("kind", ["manifest", "invalidated"])
@@ -137,7 +137,7 @@ def test_a_moved_store_has_the_same_records(slot, tmp_path):
     make(request)
     shutil.move(tmp_path / "store", tmp_path / "elsewhere")
     moved = slot.replace("/store/", "/elsewhere/")
-    generation, manifest = standing(moved)
+    generation, manifest = current_of(moved)
     assert manifest is not None
     assert (generation, why_stale(manifest, report(moved))) == (2, None)
 

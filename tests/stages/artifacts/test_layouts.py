@@ -10,7 +10,7 @@ from cosmos_rl_core.storage.sealed import seal, unseal
 from stages.artifacts.generations import current_generation
 from stages.artifacts.layouts import difference, holds
 from stages.artifacts.records import Layout
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from tests.hand_made import begin, report
 
 SHARDS = {"shards": [["a", "b"], ["c"]], "tile": 2}
@@ -125,7 +125,7 @@ def test_a_marker_that_was_moved_is_refused(slot):
     store.write(first, store.read(second))
     with pytest.raises(ArtifactError, match=f"^{first} was written for shard 1 of shards/"):
         adopt_all(slot)
-    assert standing(slot) == (1, None)
+    assert current_of(slot) == (1, None)
 
 
 def test_a_marker_with_the_files_of_another_shard_is_refused(slot):

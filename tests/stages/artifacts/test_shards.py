@@ -4,7 +4,7 @@ from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import store
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.generations import invalidate
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import current_of, input_of
 from tests.hand_made import NUMERICS, adopt_or_make, begin, commit, make, remove, report
 
 
@@ -75,7 +75,7 @@ def test_a_layout_of_an_edited_recipe_ends_the_generation(slot):
     assert edited.generation == 2
     assert shards_of(edited, [b"0"]) == [0]
     assert commit(edited).generation == 2
-    assert standing(slot)[0] == 2
+    assert current_of(slot)[0] == 2
 
 
 def test_a_layout_of_other_inputs_ends_the_generation(slot, store_url):

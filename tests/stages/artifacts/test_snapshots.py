@@ -23,7 +23,7 @@ from flows.planning.plan import freeze, make_plan
 from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import current_of, input_of
 from stages.contracts import Split
 from stages.formats.embeddings import EMPTY, Embeddings
 from stages.formats.latents import Latents
@@ -78,7 +78,7 @@ def make_prepared(run: Run, tmp_path: Path) -> list[str]:
     """Make what is not current; return the names."""
     made: list[str] = []
     for name, request in run.prepared.steps().items():
-        if standing(request.slot)[1] is None:
+        if current_of(request.slot)[1] is None:
             make(request, tmp_path / "outcome" / secrets.token_hex(4))
             made.append(name)
     return made

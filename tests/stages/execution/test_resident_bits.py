@@ -18,7 +18,7 @@ from flows.planning.run import Run
 from flows.running.display import Display
 from flows.running.wave import Waves
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from tests.hand_made import rewards
 from tests.stages.conftest import FEW_PROMPTS, make, make_on_ranks, make_run
 
@@ -45,7 +45,7 @@ def stages(run: Run) -> Iterator[Request]:
 
 
 def content_of(request: Request) -> str:
-    manifest = standing(request.slot)[1]
+    manifest = current_of(request.slot)[1]
     assert manifest is not None
     return manifest.content
 

@@ -15,7 +15,7 @@ from cosmos_rl_core.pipelines.directories import WEIGHTS
 from flows.launchers._processes import WarmServer
 from flows.planning import requests
 from stages.artifacts.request import Request
-from stages.artifacts.slots import standing
+from stages.artifacts.slots import current_of
 from tests.e2e.flow_process import eventually
 from tests.stages.conftest import FEW_PROMPTS, make, make_run
 from tests.stages.scoring.test_reward import RIGHT, scoring, write_samples
@@ -54,7 +54,7 @@ def test_the_server_imports_what_its_first_fork_imported_on_first_use(tmp_path: 
         for name in ("first", "second"):
             slot = str(tmp_path / f"reward-{name}")
             run_in(server, scoring(slot, source), tmp_path / name)
-            manifest = standing(slot)[1]
+            manifest = current_of(slot)[1]
             assert manifest is not None
             assert manifest.summary["ocr"] == 1.0
         assert any("cv2" in name for name in libraries_of(process))
@@ -92,7 +92,7 @@ def test_a_fork_has_the_model_that_the_server_loaded_until_a_file_of_it_is_repla
     def made(name: str) -> dict[str, str]:
         request = rollout.model_copy(update={"slot": str(tmp_path / name)})
         run_in(server, request, tmp_path / f"folder of {name}")
-        _, manifest = standing(request.slot)
+        _, manifest = current_of(request.slot)
         assert manifest is not None
         return {path: entry.sha256 for path, entry in manifest.files.items()}
 

@@ -23,7 +23,7 @@ from stages.artifacts.layouts import cut
 from stages.artifacts.manifest import content_of
 from stages.artifacts.records import Pinned
 from stages.artifacts.request import Request
-from stages.artifacts.slots import input_of, standing, why_stale
+from stages.artifacts.slots import current_of, input_of, why_stale
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome, read_failures, read_status
 from stages.execution.runner import execute
@@ -96,7 +96,7 @@ def run(request, tmp_path, threads=1, numerics_record=None, allow_numerics_chang
 
 
 def table_of(slot, name):
-    """A table of the standing artifact: its columns by name, as lists."""
+    """A table of the current artifact: its columns by name, as lists."""
     return pd.read_parquet(io.BytesIO(Artifact(input_of(slot)).read(name))).to_dict("list")
 
 
@@ -174,7 +174,7 @@ def test_too_many_failures_fail_the_stage_and_name_the_samples(slot, samples_slo
     assert "; p2-000 (ValueError: " in message
     assert "p0-000" not in message
     assert caught.value.retryable
-    assert standing(slot) == (1, None)
+    assert current_of(slot) == (1, None)
 
 
 def test_the_process_leaves_its_words_and_exits_with_75_without_loading_torch(slot, samples_slot, tmp_path):
@@ -192,7 +192,7 @@ def test_the_process_leaves_its_words_and_exits_with_75_without_loading_torch(sl
     (failure,) = read_failures(path.parent)
     assert (failure.kind, failure.retryable) == ("unavailable", True)
     assert "p0-000" in failure.message
-    assert standing(slot) == (1, None)
+    assert current_of(slot) == (1, None)
 
 
 def test_a_retry_scores_only_the_shards_that_were_not_whole(slot, samples_slot, tmp_path):
@@ -270,7 +270,7 @@ def test_media_that_cannot_be_decoded_are_bad_data_and_not_a_failed_reward(slot,
     with pytest.raises(ArtifactError, match="sample p1-000: its png cannot be decoded") as caught:
         run(scoring(slot, source, max_failed_fraction=0.9), tmp_path)
     assert not caught.value.retryable
-    assert standing(slot) == (1, None)
+    assert current_of(slot) == (1, None)
 
 
 def test_a_changed_byte_in_a_shard_is_found_before_it_is_scored(slot, samples_slot, tmp_path):
@@ -281,7 +281,7 @@ def test_a_changed_byte_in_a_shard_is_found_before_it_is_scored(slot, samples_sl
     store.write(url, bytes(data))
     with pytest.raises(ArtifactError, match="is not what was committed"):
         run(scoring(slot, source), tmp_path)
-    assert standing(slot) == (1, None)
+    assert current_of(slot) == (1, None)
 
 
 def test_current_scores_are_not_made_again(slot, samples_slot, tmp_path):
@@ -292,7 +292,7 @@ def test_current_scores_are_not_made_again(slot, samples_slot, tmp_path):
     assert notes == []
 
 
-def test_another_judge_makes_a_new_generation_and_equal_scores_leave_downstream_standing(slot, samples_slot, tmp_path):
+def test_another_judge_makes_a_new_generation_and_equal_scores_keep_what_follows(slot, samples_slot, tmp_path):
     source = write_samples(samples_slot, [RIGHT, CLOSE, WRONG])
     first, _ = run(scoring(slot, source), tmp_path)
     consumer = consume(str(tmp_path / "consumer"), input_of(slot))
@@ -309,7 +309,7 @@ def test_scores_do_not_depend_on_how_the_samples_were_cut(slot, samples_slot, tm
     run(scoring(slot, write_samples(samples_slot, [RIGHT, CLOSE, WRONG], per_shard=2)), tmp_path)
     before = table_of(slot, contracts.Reward.SCORES)
     run(scoring(slot, write_samples(samples_slot, [RIGHT, CLOSE, WRONG], per_shard=3)), tmp_path)
-    assert standing(slot)[0] == 2
+    assert current_of(slot)[0] == 2
     assert table_of(slot, contracts.Reward.SCORES) == before
 
 
@@ -325,7 +325,7 @@ def test_a_run_goes_on_under_other_packages_only_if_that_is_allowed(slot, sample
     store.write(record, Pinned(stage="reward", numerics=older).sealed())
     with pytest.raises(ConfigError, match=r"began reward under other numerics \(packages\.onnxruntime: '1\.0' ->"):
         run(scoring(slot, source), tmp_path, numerics_record=record)
-    assert standing(slot) == (1, None)
+    assert current_of(slot) == (1, None)
     manifest, notes = run(scoring(slot, source), tmp_path, numerics_record=record, allow_numerics_change=True)
     assert len(notes) == 1
     assert notes[0].startswith("allowed change of numerics: packages")

@@ -17,7 +17,7 @@ from flows.warning.gate import pass_gate
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import current_of, input_of
 from stages.formats.tables import read_table
 from tests.hand_made import rewards
 from tests.stages.conftest import make
@@ -121,6 +121,6 @@ def test_a_run_that_hacks_its_reward_is_stopped_by_statistics_and_an_honest_one_
 
 
 def warning_of(run: Run, k: int) -> Manifest:
-    _, manifest = standing(run.slots.iteration(k, "warn"))
+    _, manifest = current_of(run.slots.iteration(k, "warn"))
     assert manifest is not None
     return manifest

@@ -11,7 +11,7 @@ from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import Run
 from flows.sizes import costs
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.slots import input_of, standing_manifest
+from stages.artifacts.slots import current_manifest, input_of
 from stages.contracts import METRICS
 from stages.formats.tables import read_table
 from tests.hand_made import rewards
@@ -62,7 +62,7 @@ def test_each_iteration_records_and_trains_on_its_own_steps(tmp_path: Path):
     for k in range(2):
         rollout = requests.rollout(run, k)
         make(rollout, tmp_path)
-        made = standing_manifest(rollout)
+        made = current_manifest(rollout)
         assert made is not None
         assert made.config["train_on"] == [k, k + 1]
         make(rewards(run, run.slots.iteration(k, "rollout"), k)[0], tmp_path)

@@ -14,7 +14,7 @@ from flows.planning import requests
 from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.slots import input_of, standing_manifest
+from stages.artifacts.slots import current_manifest, input_of
 from stages.contracts import METRICS
 from stages.formats.tables import read_table
 from tests.hand_made import rewards
@@ -51,7 +51,7 @@ def test_policy_gradients_train_on_the_steps_that_have_noise(folder: Path):
     rollout = requests.rollout(run, 0)
     assert [pin.name for pin in rollout.plugins] == ["half_sde"]
     make(rollout, folder)
-    recorded = standing_manifest(rollout)
+    recorded = current_manifest(rollout)
     assert recorded is not None
     assert recorded.config["train_on"] == [0, 1]
     make(rewards(run, run.slots.iteration(0, "rollout"), 0)[0], folder)

@@ -32,7 +32,7 @@ from flows.planning.run import Run
 from flows.reporting.report import page_now
 from flows.sizes import costs
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.slots import input_of, standing
+from stages.artifacts.slots import current_of, input_of
 from stages.contracts import TENSORS, Rollout
 from stages.formats.embeddings import Embeddings
 from stages.formats.policies import read_part
@@ -241,7 +241,7 @@ def test_a_picture_that_is_gone_or_another_one_ends_the_stage(run: Run, tmp_path
     (inputs / "2.png").unlink()
     with pytest.raises(DatasetError, match=r"2\.png cannot be read"):
         make(other.prepared.references, tmp_path)
-    assert standing(other.prepared.references.slot)[1] is None
+    assert current_of(other.prepared.references.slot)[1] is None
     with pytest.raises(ArtifactError, match="is missing; restore it"):
         make(other.prepared.embed, tmp_path)
 

@@ -8,11 +8,11 @@ from cosmos_rl_core.processes import without_garbage
 from flows.planning.steps import Wave
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
-from stages.artifacts.slots import one_look, standing, standing_manifest
+from stages.artifacts.slots import current_manifest, current_of, one_look
 
 
 @dataclass(frozen=True)
-class Standing:
+class CurrentWave:
     """A wave whose artifacts all stand."""
 
     wave: Wave
@@ -22,7 +22,7 @@ class Standing:
 
 Ended = Callable[[Wave, Sequence[Manifest]], None]
 """Is told of a wave whose artifacts are there."""
-Take = Callable[[Sequence[Standing], Ended], None]
+Take = Callable[[Sequence[CurrentWave], Ended], None]
 """Takes a run through waves that are made already, and tells of each."""
 
 
@@ -41,16 +41,16 @@ def left(waves: Sequence[Wave], take: Take, ended: Ended) -> Iterator[Wave]:
         place += 1
 
 
-def leading(waves: Iterable[Wave]) -> list[Standing]:
+def leading(waves: Iterable[Wave]) -> list[CurrentWave]:
     """Return the waves whose artifacts are current, up to the first that has another, by their Requests.
 
     What is damaged ends them too: its wave raises the error in its turn. Call it inside of ``one_look``.
     """
-    found: list[Standing] = []
+    found: list[CurrentWave] = []
     with without_garbage():
         for wave in waves:
             try:
-                one = _standing(wave)
+                one = _current(wave)
             except ArtifactError:
                 break
             if one is None:
@@ -59,10 +59,10 @@ def leading(waves: Iterable[Wave]) -> list[Standing]:
     return found
 
 
-def _standing(wave: Wave) -> Standing | None:
+def _current(wave: Wave) -> CurrentWave | None:
     # Before a Request is made, which reads the manifests of its inputs.
-    if any(standing(step.slot)[1] is None for step in wave.steps):
+    if any(current_of(step.slot)[1] is None for step in wave.steps):
         return None
     requests = [step.request() for step in wave.steps]
-    manifests = [manifest for request in requests if (manifest := standing_manifest(request)) is not None]
-    return Standing(wave, tuple(requests), tuple(manifests)) if len(manifests) == len(requests) else None
+    manifests = [manifest for request in requests if (manifest := current_manifest(request)) is not None]
+    return CurrentWave(wave, tuple(requests), tuple(manifests)) if len(manifests) == len(requests) else None

@@ -17,9 +17,9 @@ from flows.library.overview import Overview
 from flows.library.states import states
 from flows.planning.run import Run
 from flows.session import loop
-from flows.session.standing import Ended, Standing
+from flows.session.current_waves import CurrentWave, Ended
 from stages.artifacts.generations import invalidate
-from stages.artifacts.slots import one_look, standing
+from stages.artifacts.slots import current_of, one_look
 from tests.flows.by_hand import ByHand, recipe_in
 from tests.hand_made import planned
 
@@ -66,7 +66,7 @@ class Takes:
     def __init__(self) -> None:
         self.blocks: list[list[str]] = []
 
-    def __call__(self, stood: Sequence[Standing], ended: Ended) -> None:
+    def __call__(self, stood: Sequence[CurrentWave], ended: Ended) -> None:
         self.blocks.append([one.wave.name for one in stood])
         for one in stood:
             ended(one.wave, one.manifests)
@@ -76,7 +76,7 @@ class Takes:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A finished run in the store that counts."""
     fsspec.register_implementation("counted", Counted, clobber=True)
-    folder = tmp_path_factory.mktemp("standing")
+    folder = tmp_path_factory.mktemp("current")
     recipe = recipe_in(folder)()
     run = planned(recipe, folder, iterations=ITERATIONS)
     run = Run(run.plan, "counted://bucket/store")
@@ -127,18 +127,18 @@ def test_an_iteration_that_lacks_an_artifact_makes_exactly_that(run, stage):
     slot = run.slots.iteration(3, stage)
     invalidate(slot, 1, "test")
     with one_look():
-        before = {state.step.slot: standing(state.step.slot)[1] for state in states(run)}
+        before = {state.step.slot: current_of(state.step.slot)[1] for state in states(run)}
     first, second = gone_on(run)[0]
     assert second[-1] == "report"
     waves = [*first, *second]
-    assert standing(slot)[0] == 2
-    made = {place for place, manifest in before.items() if standing(place)[1] != manifest}
+    assert current_of(slot)[0] == 2
+    made = {place for place, manifest in before.items() if current_of(place)[1] != manifest}
     assert made == {slot}
     assert len(waves) == len(set(waves))
 
 
 def test_a_missing_file_is_found_and_a_file_of_another_size_is_refused(run):
-    _, manifest = standing(run.slots.iteration(2, "rollout"))
+    _, manifest = current_of(run.slots.iteration(2, "rollout"))
     assert manifest is not None
     entry = manifest.files["index/00000.json"]
     url = store.join(manifest.slot, entry.path)
@@ -154,7 +154,7 @@ def test_a_missing_file_is_found_and_a_file_of_another_size_is_refused(run):
         launched.append(name)
         raise InterruptedError
 
-    def take(stood: Sequence[Standing], ended: Ended) -> None:
+    def take(stood: Sequence[CurrentWave], ended: Ended) -> None:
         blocks.append([one.wave.name for one in stood])
 
     with pytest.raises(InterruptedError):
