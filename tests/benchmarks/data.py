@@ -4,7 +4,6 @@
 """
 
 import argparse
-import os
 import resource
 import statistics
 import subprocess
@@ -185,12 +184,10 @@ def main(argv: list[str]) -> int:
     settings = _parser().parse_args(argv)
     torch.set_num_threads(1)
     for name in settings.parts or PARTS:
-        loads = [os.getloadavg()[0]]
+        measured = record.Measured(settings)
         with tempfile.TemporaryDirectory() as folder:
             rows = [*PARTS[name](Path(folder), settings)]
-        loads.append(os.getloadavg()[0])
-        machine = {"repeats": settings.repeats, "loads": loads, "cpus": os.cpu_count()}
-        print(f"wrote {record.write(settings.output, f'data {name}', {'settings': machine, 'measured': rows})}")
+        measured.write(f"data {name}", rows)
     return 0
 
 

@@ -5,7 +5,6 @@ of a run records of each attempt; of a cold start the imports are told by packag
 """
 
 import argparse
-import os
 import re
 import statistics
 import subprocess
@@ -90,16 +89,13 @@ def imports(what: str) -> dict[str, Any]:
 def main(argv: list[str]) -> int:
     """Measure and write; returns the exit code."""
     settings = _parser().parse_args(argv)
-    loads = [os.getloadavg()[0]]
+    measured = record.Measured(settings)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for mode in ("warm", "cold"):
             rows += rows_of(mode, attempts(Path(folder), mode, settings.iterations))
     imported = [imports(what) for what in IMPORTS]
-    loads.append(os.getloadavg()[0])
-    asked = {name: value for name, value in vars(settings).items() if name != "output"}
-    about = {"settings": asked | {"loads": loads, "cpus": os.cpu_count()}}
-    print(f"wrote {record.write(settings.output, 'empty stages', about | {'measured': rows, 'imports': imported})}")
+    measured.write("empty stages", rows, imports=imported)
     for row in [*rows, *imported]:
         print(row)
     return 0

@@ -5,7 +5,6 @@
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -102,16 +101,13 @@ def rows_of(samples: int, turns: Turns) -> list[dict[str, Any]]:
 def main(argv: list[str]) -> int:
     """Measure and write; returns the exit code."""
     settings = _parser().parse_args(argv)
-    loads, smallest = [os.getloadavg()[0]], min(settings.samples)
+    measured, smallest = record.Measured(settings), min(settings.samples)
     rows: list[dict[str, Any]] = []
     for samples in settings.samples:
         with tempfile.TemporaryDirectory() as folder:
             turns = measure(Path(folder), samples, max(1, settings.repeats * smallest // samples))
         rows += rows_of(samples, turns)
-    loads.append(os.getloadavg()[0])
-    asked = {name: value for name, value in vars(settings).items() if name != "output"}
-    found = {"settings": asked | {"loads": loads, "cpus": os.cpu_count()}, "measured": rows}
-    print(f"wrote {record.write(settings.output, 'iteration', found)}")
+    measured.write("iteration", rows)
     return 0
 
 

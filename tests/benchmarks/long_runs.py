@@ -5,7 +5,6 @@ They lie in a folder, and on an S3 server of this machine, whose requests are co
 """
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -161,17 +160,14 @@ def measure(folder: Path, iterations: int, asked: argparse.Namespace) -> Iterato
 def main(argv: list[str]) -> int:
     """Measure and write; returns the exit code."""
     asked = _parser().parse_args(argv)
-    loads = [os.getloadavg()[0]]
+    measured = record.Measured(asked)
     rows: list[dict[str, Any]] = []
     for iterations in asked.iterations:
         with tempfile.TemporaryDirectory(dir=MEMORY if Path(MEMORY).is_dir() else None) as folder:
             for row in measure(Path(folder), iterations, asked):
                 print(row, flush=True)
                 rows.append(row)
-    loads.append(os.getloadavg()[0])
-    settings = {name: value for name, value in vars(asked).items() if name != "output"}
-    found = {"settings": settings | {"loads": loads, "cpus": os.cpu_count()}, "measured": rows}
-    print(f"wrote {record.write(asked.output, 'long runs', found)}")
+    measured.write("long runs", rows)
     return 0
 
 

@@ -4,7 +4,6 @@
 """
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
@@ -46,7 +45,7 @@ def iterations_s(store: Path, settings: argparse.Namespace, *, overlap: bool) ->
 def main(argv: list[str]) -> int:
     """Measure and write; returns the exit code."""
     settings = _parser().parse_args(argv)
-    loads = [os.getloadavg()[0]]
+    measured = record.Measured(settings)
     found: dict[bool, list[float]] = {False: [], True: []}
     policies = set[str]()
     for repeat in range(settings.repeats):
@@ -57,12 +56,9 @@ def main(argv: list[str]) -> int:
             policies.add(policy)
     if len(policies) != 1:
         raise SystemExit("overlap changed the bits of the policy")
-    loads.append(os.getloadavg()[0])
     after_s, during_s = (statistics.median(found[overlap]) for overlap in (False, True))
     row: dict[str, Any] = {"after_s": after_s, "beside_s": during_s, "ratio": during_s / after_s}
-    asked = {name: value for name, value in vars(settings).items() if name != "output"}
-    settings_found = asked | {"loads": loads, "cpus": os.cpu_count()}
-    print(f"wrote {record.write(settings.output, 'overlap', {'settings': settings_found, 'measured': [row]})}")
+    measured.write("overlap", [row])
     print(row)
     return 0
 

@@ -4,7 +4,6 @@
 """
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -41,14 +40,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--output", type=Path, default=record.FOLDER, help="where the JSON goes")
     asked = parser.parse_args(argv)
-    loads, found = [os.getloadavg()[0]], {shape: list[float]() for shape in SHAPES}
+    measured, found = record.Measured(asked), {shape: list[float]() for shape in SHAPES}
     for _ in range(asked.repeats):
         for shape, rates in found.items():
             rates.append(rate(shape, asked.samples))
     rows = [{"shape": shape, "samples_per_core_s": statistics.median(rates)} for shape, rates in found.items()]
-    loads.append(os.getloadavg()[0])
-    settings = {"samples": asked.samples, "repeats": asked.repeats, "loads": loads, "cpus": os.cpu_count()}
-    print(f"wrote {record.write(asked.output, 'pictures', {'settings': settings, 'measured': rows})}")
+    measured.write("pictures", rows)
     return 0
 
 

@@ -1,7 +1,9 @@
 """Dated JSON of what was measured: ``<date>-<device>-<what>.json``, which a later run of that day replaces."""
 
+import argparse
 import datetime
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -29,6 +31,21 @@ def write(folder: Path, what: str, found: dict[str, Any]) -> Path:
     whole = {"date": date, "device": device_name(), "what": what, "numerics": numerics(torch), **found}
     path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+class Measured:
+    """A benchmark's settings, and the load of the machine before it and after."""
+
+    def __init__(self, settings: argparse.Namespace) -> None:
+        self._settings = settings
+        self._load_before = os.getloadavg()[0]
+
+    def write(self, what: str, rows: Sequence[dict[str, Any]], **more: Any) -> None:
+        """Write the rows to the folder ``--output``, and print its path."""
+        settings = {name: value for name, value in vars(self._settings).items() if name != "output"}
+        machine = {"loads": [self._load_before, os.getloadavg()[0]], "cpus": os.cpu_count()}
+        found = {"settings": settings | machine, "measured": rows, **more}
+        print(f"wrote {write(self._settings.output, what, found)}")
 
 
 def write_tests(folder: Path, device: str, reports: Sequence[pytest.TestReport]) -> Path:

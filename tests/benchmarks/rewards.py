@@ -5,7 +5,6 @@ one thread, as each process of the service.
 """
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -99,13 +98,10 @@ def seconds_of(work: Callable[[], object]) -> float:
 def main(argv: list[str]) -> int:
     """Measure and write; returns the exit code."""
     settings = _parser().parse_args(argv)
-    loads = [os.getloadavg()[0]]
+    measured = record.Measured(settings)
     with tempfile.TemporaryDirectory() as folder:
         rows = [*speed(Path(folder), settings)]
-    loads.append(os.getloadavg()[0])
-    asked = {name: value for name, value in vars(settings).items() if name != "output"}
-    found = {"settings": asked | {"loads": loads, "cpus": os.cpu_count()}, "measured": rows}
-    print(f"wrote {record.write(settings.output, 'rewards', found)}")
+    measured.write("rewards", rows)
     for row in rows:
         print(row)
     return 0

@@ -13,6 +13,7 @@ from flows.running.display import Display
 from flows.running.wave import Waves
 from stages.artifacts.request import Request
 from stages.reporting.contracts import Report
+from tests.run_first import run_first
 
 PATIENCE_S = 120.0
 """On a busy machine."""
@@ -65,8 +66,7 @@ class Work:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, run_url: str | None = None) -> None:
         self.folder = folder
         self.run_url = run_url or str(folder / "run")
-        (folder / "sitecustomize.py").write_text(STAGE, encoding="utf-8")
-        monkeypatch.setenv("PYTHONPATH", f"{folder}:{Path(__file__).parents[2]}")
+        run_first(STAGE, folder, monkeypatch)
 
     def request(self, name: str) -> Request:
         """A stage that starts within a second, because it imports nothing."""

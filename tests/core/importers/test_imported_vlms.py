@@ -1,10 +1,7 @@
 """cosmos-rl's recipes of vision-language models: what every key becomes, and what is refused."""
 
-import copy
 import json
 import math
-import tomllib
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from cosmos_rl_core.conformance.kinds import hf_folder
 from cosmos_rl_core.importers.translation import Entry, schema_of, translate
 from cosmos_rl_core.recipes.reading import read_values
 from cosmos_rl_core.vlms._base import processor_of
+from tests.core.importers.recipes import changed
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3, QWEN25
 
@@ -26,21 +24,8 @@ NAMES = (LLAVA, HF, REASON1, EVERY)
 CUSTOM = "train.train_policy.datasets.custom"
 
 
-@cache
-def _parsed(name: str) -> dict[str, Any]:
-    return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
-
-
 def read(name: str, **changes: Any) -> dict[str, Any]:
-    """A recipe with changes, ``a__b=value``."""
-    values = copy.deepcopy(_parsed(name))
-    for key, value in changes.items():
-        table = values
-        *parents, last = key.split("__")
-        for parent in parents:
-            table = table.setdefault(parent, {})
-        table[last] = value
-    return values
+    return changed(FOLDER / f"{name}.toml", **changes)
 
 
 def entry(values: dict[str, Any], key: str) -> Entry:

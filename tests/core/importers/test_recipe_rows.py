@@ -1,11 +1,8 @@
 """Single settings of cosmos-rl's: what they are here, which of them nobody can know, and which are mistakes."""
 
-import copy
 import json
 import math
 import re
-import tomllib
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from cosmos_rl_core.datasets import prompt_set
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers.translation import Entry, translate, translated
 from cosmos_rl_core.training.schedules import ema_decay, lr_factor
+from tests.core.importers.recipes import changed
 
 FOLDER = Path(__file__).parents[1] / "upstream_recipes"
 SD3, SANA_VIDEO, COSMOS_NFT = "stable-diffusion-3-5-medium-nft", "sana-video-nft", "cosmos-predict2-5-2b-720-nft"
@@ -26,24 +24,8 @@ SFT, DDRL, GRPO = (
 )
 
 
-@cache
-def _parsed(name: str) -> dict[str, Any]:
-    return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
-
-
 def read(name: str, **changes: Any) -> dict[str, Any]:
-    """A recipe with changes, ``a__b=value``; None takes a key away."""
-    values = copy.deepcopy(_parsed(name))
-    for key, value in changes.items():
-        table = values
-        *parents, last = key.split("__")
-        for parent in parents:
-            table = table.setdefault(parent, {})
-        if value is None:
-            table.pop(last, None)
-        else:
-            table[last] = value
-    return values
+    return changed(FOLDER / f"{name}.toml", **changes)
 
 
 def setting(values: dict[str, Any], name: str) -> Any:

@@ -20,10 +20,10 @@ from stages.artifacts.slots import input_of
 from stages.contracts import Judge
 from tests import tiny_scorers
 from tests.hand_made import rewards
+from tests.run_first import run_first
 from tests.stages.conftest import FEW_PROMPTS, make, make_run
 from tests.stages.execution.test_warm import run_in
 from tests.stages.scoring.test_reward import RIGHT, scoring, write_samples
-from tests.stages.training.test_distributed import python_path
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("residents")]
 
@@ -92,8 +92,7 @@ def test_judges_that_take_turns_on_a_device_load_their_weights_once_a_run(
 def test_the_text_recognition_is_loaded_by_the_first_fork_and_then_by_its_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(AUDIT, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", python_path(tmp_path))
+    run_first(AUDIT, tmp_path, monkeypatch)
     source = write_samples(str(tmp_path / "rollout"), [RIGHT])
     others = psutil.Process().children()
     with closing(WarmServer(LaunchConfig(mode="warm"))) as server:

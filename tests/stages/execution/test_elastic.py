@@ -23,7 +23,7 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.contracts import Embed, ModelRef
 from tests.flows.allocated import wait_until
-from tests.stages.training.test_distributed import python_path
+from tests.run_first import run_first
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("elastic")]
 
@@ -130,9 +130,8 @@ class Work:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("elastic")
-    (folder / "sitecustomize.py").write_text(STAGE, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", python_path(folder))
+        run_first(STAGE, folder, patch)
         patch.setenv("TMPDIR", str(folder))
         yield folder
 

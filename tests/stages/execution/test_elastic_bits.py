@@ -20,12 +20,12 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.contracts import Embed
 from stages.registry import STAGES
+from tests.run_first import run_first
 from tests.stages.conftest import make, make_run
 from tests.stages.every_stage import stages_of_diffusion, stages_of_vlms
 from tests.stages.generating import test_wan as wan
 from tests.stages.generating.test_context_parallel_stages import longer
 from tests.stages.test_index import Dataset, caption, image
-from tests.stages.training.test_distributed import python_path
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("elastic")]
 
@@ -122,9 +122,8 @@ class Workers(Display):
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
     folder = tmp_path_factory.mktemp("workers")
-    (folder / "sitecustomize.py").write_text(TOGETHER, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", python_path(folder))
+        run_first(TOGETHER, folder, patch)
         found = Workers(folder)
         with closing(found.waves):
             yield found

@@ -27,7 +27,7 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.contracts import Embed, ModelRef
 from tests.e2e.flow_process import eventually
-from tests.stages.training.test_distributed import python_path
+from tests.run_first import run_first
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("residents")]
 
@@ -160,9 +160,8 @@ class Work:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder from which every process takes the stage."""
     folder = tmp_path_factory.mktemp("resident")
-    (folder / "sitecustomize.py").write_text(STAGE, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", python_path(folder))
+        run_first(STAGE, folder, patch)
         patch.setenv("TMPDIR", str(folder))
         yield folder
 

@@ -17,7 +17,7 @@ from stages.formats.policies import read_part
 from stages.formats.samples import read_samples
 from stages.formats.tables import read_table
 from tests.hand_made import rewards
-from tests.stages.conftest import make, make_on_ranks, make_run
+from tests.stages.conftest import make, make_iteration, make_on_ranks, make_run
 
 LORA = {"r": 2, "lora_alpha": 4.0, "target_modules": ["to_q", "to_v"]}
 
@@ -78,18 +78,9 @@ def test_a_video_model_takes_one_ddrl_update_with_data_on_one_rank_and_on_two(
     wan_path: str, prompt_dir: str, tmp_path: Path
 ):
     run = make_run(tmp_path, ddrl_recipe(wan_path, prompt_dir, tmp_path / "clips"))
-    for request in (
-        partial(requests.policy, run),
-        lambda: run.prepared.embed,
-        lambda: run.prepared.encode,
-        partial(requests.rollout, run, 0),
-    ):
-        make(request(), tmp_path)
-    for reward in rewards(run, run.slots.iteration(0, "rollout"), 0):
-        make(reward, tmp_path)
+    make_iteration(run, tmp_path)
     alone = requests.update(run, 0)
     both = alone.model_copy(update={"slot": f"{alone.slot}-on-two-ranks"})
-    make(alone, tmp_path)
     make_on_ranks(both, tmp_path, 2)
 
     before = read_part(input_of(run.slots.policy(0)), "current")

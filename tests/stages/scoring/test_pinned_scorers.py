@@ -1,7 +1,6 @@
 """Scorers of reward services: asked for at first contact, pinned, sent with each frame, and no other's scores taken."""
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +21,12 @@ from stages.execution.outcome import Outcome, read_status
 from stages.execution.runner import execute
 from stages.generating.encoding import with_media
 from stages.generating.plans import plan_samples
-from tests.reward_server import RewardServer, reward_server
+from tests.reward_server import RewardServer
 from tests.stages.artifacts.test_damaged_work import Dying, Killed
 from tests.stages.scoring.test_reward import scoring, table_of, write_units
 
 FIRST, SECOND = {"version": "1", "digest": "a" * 64}, {"version": "2", "digest": "b" * 64}
 PICTURES = [np.full((1, 8, 8, 3), value, np.uint8) for value in (1, 2, 3)]
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RewardServer]:
-    with reward_server() as service:
-        service.replica = None
-        for name, value in service.environment().items():
-            monkeypatch.setenv(name, value)
-        yield service
-        assert service.mistakes == []
 
 
 def options(**more: Any) -> remote.Options:

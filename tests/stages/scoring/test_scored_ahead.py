@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from stages.generating.encoding import with_media
 from stages.generating.plans import planned
 from stages.scoring.overlap import Ahead
 from tests.hand_made import begin, commit, make, report
-from tests.reward_server import RewardServer, reward_server
+from tests.reward_server import RewardServer
 from tests.stages.artifacts.test_damaged_work import Dying, Killed
 from tests.stages.scoring.test_reward import run, scoring, table_of
 
@@ -296,16 +296,6 @@ def test_shards_that_nobody_took_are_garbage_once_there_are_scores(tmp_path: Pat
     both.score()
     assert [*garbage(slot, superseded=False, before_s=later).old] == [name]
     assert [*garbage(slot, superseded=False, before_s=0).young] == [name]
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RewardServer]:
-    with reward_server() as service:
-        service.replica = None
-        for name, value in service.environment().items():
-            monkeypatch.setenv(name, value)
-        yield service
-        assert service.mistakes == []
 
 
 def test_scores_of_a_services_other_scorer_are_not_taken(server: RewardServer, tmp_path: Path):

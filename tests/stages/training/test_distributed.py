@@ -21,6 +21,7 @@ from stages.artifacts.slots import input_of
 from stages.contracts import Embed, ModelRef
 from stages.execution.outcome import read_failures
 from stages.reporting.contracts import Report
+from tests.run_first import python_path, run_first
 
 pytestmark = pytest.mark.processes
 
@@ -133,16 +134,10 @@ sys.modules["stages.embed"] = sys.modules["stages.report"] = stage
 """
 
 
-def python_path(folder: Path) -> str:
-    """Where processes find the module that replaces the stage, then this project."""
-    return f"{folder}:{Path(__file__).parents[3]}"
-
-
 @pytest.fixture
 def request_on_two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
     """A request whose stage is ours in every process that the launcher starts."""
-    (tmp_path / "sitecustomize.py").write_text(STAGE, encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", python_path(tmp_path))
+    run_first(STAGE, tmp_path, monkeypatch)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     model = ModelRef(path="none", adapter="none", digest="none")
     return Request(

@@ -40,6 +40,7 @@ from tests.stages.training.test_reference_media import (
     SOURCES,
     ByHand,
     next_to_rewards,
+    on_first_frames,
     prepared,
     supervised,
 )
@@ -166,12 +167,7 @@ def test_a_loss_on_prepared_media_next_to_rewards_is_that_on_the_folder(tmp_path
 @pytest.mark.parametrize("name", ["wan", "wan_i2v"])
 def test_first_frames_of_a_prepared_dataset_are_its_folders(name: str, tmp_path: Path):
     (inputs := tmp_path / "inputs").mkdir()
-    values = supervised(name, inputs)
-    for folder in ("media", "held"):
-        for file in (inputs / folder / "metas").iterdir():
-            file.write_text(json.dumps({"prompt": f"a clip of {folder}"}), encoding="utf-8")
-    for dataset in (values["train"]["train_policy"]["dataset"], values["validation"]["data"]):
-        dataset["first_frame"] = True
+    values = on_first_frames(name, inputs)
     folders, parts = both(tmp_path, values)
     make(request := requests.finetune(parts, 0), tmp_path)
     embeddings, plain = Embeddings(request.inputs["embeddings"], ()), requests.finetune(folders, 0)

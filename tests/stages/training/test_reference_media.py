@@ -95,6 +95,17 @@ def supervised(name: str, folder: Path) -> dict[str, Any]:
     }
 
 
+def on_first_frames(name: str, folder: Path) -> dict[str, Any]:
+    """Training on clips whose captions name no reference: their first frames are."""
+    values = supervised(name, folder)
+    for part in ("media", "held"):
+        for file in (folder / part / "metas").iterdir():
+            file.write_text(json.dumps({"prompt": f"a clip of {part}"}), encoding="utf-8")
+    for dataset in (values["train"]["train_policy"]["dataset"], values["validation"]["data"]):
+        dataset["first_frame"] = True
+    return values
+
+
 def prepared(folder: Path, values: dict[str, Any]) -> Run:
     run = make_run(folder, values)
     make(requests.policy(run), folder)
@@ -281,12 +292,7 @@ def test_a_loss_on_media_takes_references_of_one_shape(tmp_path: Path):
 @pytest.mark.parametrize("name", ["wan", "wan_i2v", "cosmos_predict2_5"])
 def test_the_first_frame_of_each_clip_can_be_its_reference(name: str, tmp_path: Path):
     (inputs := tmp_path / "inputs").mkdir()
-    values = supervised(name, inputs)
-    for folder in ("media", "held"):
-        for file in (inputs / folder / "metas").iterdir():
-            file.write_text(json.dumps({"prompt": f"a clip of {folder}"}), encoding="utf-8")
-    for dataset in (values["train"]["train_policy"]["dataset"], values["validation"]["data"]):
-        dataset["first_frame"] = True
+    values = on_first_frames(name, inputs)
     run = prepared(tmp_path, values)
     assert len({*(prompt.id for prompt in run.plan.prompts)}) == len(SOURCES)
     by_hand = ByHand(run, run.recipe.train.train_policy.dataset)
