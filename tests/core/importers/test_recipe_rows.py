@@ -219,6 +219,16 @@ def test_epochs_of_a_folder_become_iterations_of_as_many_steps_as_cosmos_rl_save
     assert setting(values, "train.max_num_steps") == 120
 
 
+@pytest.mark.parametrize(("changes", "total"), [({}, 60), ({"mu_iterations": 2}, 120)], ids=["once", "twice"])
+def test_the_optimizer_steps_of_nft_are_the_parts_of_its_batches(changes: dict[str, int], total: int):
+    """1152 samples on eight ranks, 48 each an optimizer step, are three in each of 20 steps; of one pass by default."""
+    said = {"batch_size_per_optimize": 48} | changes
+    values = read(SD3, **{f"train__train_policy__{name}": value for name, value in said.items()},
+                  train__max_num_steps=20, train__optm_warmup_steps=0.1, train__optm_decay_type="cosine")  # fmt: skip
+    assert setting(values, "train.max_num_steps") == total
+    assert setting(values, "train.optm_warmup_steps") == total // 10
+
+
 def test_the_learning_rate_rises_as_in_cosmos_rl():
     train = translate(read(DDRL)).values["train"]
     config = OptimizerConfig(**{name: held for name, held in train.items() if name in OptimizerConfig.model_fields})
