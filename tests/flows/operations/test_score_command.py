@@ -1,6 +1,7 @@
 """Scores of people's own files, by the command."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,13 @@ def test_all_rows_that_cannot_be_compared_are_named_at_once(edits: list[Path], t
         assert (ended.exit_code, "name them in a file: --prompts" in ended.stderr) == (64, True), ended.stderr
     ended = run("score", edits[0], "--reward", "jpeg", "--prompts", rows(tmp_path, {"prompt": "x"}, {"prompt": "y"}))
     assert "has 2 lines for 1 files" in ended.stderr
+
+
+def test_lines_of_text_that_cannot_be_compared_are_numbered_from_1(edits: list[Path], tmp_path: Path):
+    (tmp_path / "lines.txt").write_text("a\nb\n")
+    ended = run("score", *edits[:2], "--reward", "pixel_similarity", "--prompts", tmp_path / "lines.txt")
+    assert ended.exit_code == 64
+    assert re.findall(r"line (\d+): no references", ended.stderr) == ["1", "2"]
 
 
 def test_rewards_that_ignore_references_score_the_same_with_and_without(edits: list[Path], tmp_path: Path):
