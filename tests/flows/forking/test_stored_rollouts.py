@@ -20,7 +20,7 @@ from stages import contracts
 from stages.artifacts.generations import invalidate
 from stages.artifacts.records import place_of
 from stages.artifacts.request import Request
-from stages.artifacts.slots import drop, input_of
+from stages.artifacts.slots import drop, input_of, standing
 from tests.flows.by_hand import MONITORED, make_all, planned_run, validated
 from tests.flows.forking.forked import made
 from tests.flows.forking.test_forks import contents, faults
@@ -102,6 +102,16 @@ def test_another_rank_begins_with_a_policy_of_its_own(origin: Run) -> None:
         assert found is not None
         assert found.lora == origin.recipe.policy.lora
         assert update.settings(contracts.Update).lora != found.lora
+
+
+@pytest.mark.parametrize(
+    ("at", "changes", "referred"), [(0, (), True), (0, ("policy.lora.r=3",), False), (1, (), True)]
+)
+def test_it_refers_to_the_first_policy_of_its_origin_unless_its_own_differs(
+    origin: Run, at: int, changes: tuple[str, ...], referred: bool
+) -> None:
+    first = standing(begun(origin, *changes, at=at).slots.policy(0))[1]
+    assert (None if first is None else first.slot) == (origin.slots.policy(0) if referred else None)
 
 
 def test_with_staleness_the_anchor_is_the_policy_that_made_the_rollout(recipe: Any, tmp_path: Path) -> None:
