@@ -120,6 +120,19 @@ def test_forwards_of_several_noise_levels_are_counted_and_made_smaller(recipe, w
     assert f"it fits with train.train_policy.tokens_per_forward = {2 * tokens}" in str(refused.value)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "fits"), [(6, 3), (4, 4)])
+def test_weights_are_cut_into_the_fewest_parts_that_fit(recipe, wide: str, ranks: int, fits: int):
+    """Over two, three or six of six ranks, and over two or four of four."""
+    least = ("policy.model_gradient_checkpointing=true", "train.train_policy.mini_batch=1")
+    path, options = recipe(), (*least, "train.param_dtype=bfloat16", f"launch.processes={ranks}")
+    more, less = (needs(path, wide, *options, f"launch.dp_shard_size={n}") for n in (2, fits))
+    assert less < more < needs(path, wide, *options)
+    with pytest.raises(ConfigError) as refused:
+        planned(path, wide, *options, f"launch.stage_device_memory_gb={{ update = {(more + less) / 2} }}")
+    assert str(refused.value).endswith(f"it fits with launch.dp_shard_size = {fits}")
+
+
 def test_rows_of_a_forward_are_levels_of_as_many_samples_as_a_step_has(recipe):
     path = recipe()
 
