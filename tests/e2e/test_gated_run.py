@@ -18,7 +18,7 @@ from stages.formats.samples import read_unit
 from stages.formats.tables import read_table
 from tests.e2e.flow_process import NO_PREFECT, RUN_ID, Flows, metrics
 
-PROBE = "tests/service/probe.py"
+PROBE = "tests/core/reward_service/probe.py"
 WEIGHTS = {"ocr": 1.0, "probe": 0.1}
 """Scores in [0, 1], and means of pixels up to 255: in a plain sum the second drowns the first, even so."""
 FLOOR = 1e-4

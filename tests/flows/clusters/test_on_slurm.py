@@ -13,8 +13,8 @@ import pytest
 
 from flows.clusters.render import render, write
 from tests.flows import slurm
+from tests.flows.launchers.ray.cluster import needs_ray
 from tests.flows.network import Network
-from tests.flows.ray.cluster import needs_ray
 
 pytestmark = [slurm.needs_slurm, pytest.mark.xdist_group("slurm"), pytest.mark.processes]
 ROOT = Path(__file__).parents[3]

@@ -16,9 +16,9 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.contracts import Embed, ModelRef
-from tests.flows.ray.cluster import HEAD, Cluster, running
+from tests.flows.launchers.ray.cluster import HEAD, Cluster, running
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 COUNT = 6
 PATIENCE_S = 300.0
 """On a busy machine, where eight ranks take more than two minutes to start."""

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from cosmos_rl_core.errors import StageError
-from tests.flows.ray.at_work import COUNT, Work, at_work, eventually
-from tests.flows.ray.cluster import Cluster, needs_ray
+from tests.flows.launchers.ray.at_work import COUNT, Work, at_work, eventually
+from tests.flows.launchers.ray.cluster import Cluster, needs_ray
 
 pytestmark = [needs_ray, pytest.mark.xdist_group("ray"), pytest.mark.processes]
 

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from cosmos_rl_core.config.reward_facts import Facts
-from tests.service import probe
+from tests.core.reward_service import probe
 
 
 class Options(probe.Options):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cosmos_rl_core.errors import StageError
-from tests.flows.ray.at_work import Work, at_work
-from tests.flows.ray.cluster import HEAD, Cluster, needs_ray
+from tests.flows.launchers.ray.at_work import Work, at_work
+from tests.flows.launchers.ray.cluster import HEAD, Cluster, needs_ray
 
 pytestmark = [needs_ray, pytest.mark.xdist_group("ray"), pytest.mark.processes]
 MODE, TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"

@@ -10,8 +10,8 @@ import pytest
 
 from cosmos_rl_core import tiny
 from cosmos_rl_core.errors import StageError
-from tests.flows.ray.at_work import ROOT, Work, all_gpus_taken, at_work
-from tests.flows.ray.cluster import Cluster, needs_ray
+from tests.flows.launchers.ray.at_work import ROOT, Work, all_gpus_taken, at_work
+from tests.flows.launchers.ray.cluster import Cluster, needs_ray
 
 pytestmark = [needs_ray, pytest.mark.xdist_group("ray"), pytest.mark.processes]
 MODEL = Path(tiny.__file__).parent / "pipelines" / "sd3"

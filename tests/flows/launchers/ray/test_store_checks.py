@@ -9,8 +9,8 @@ import pytest
 
 from cosmos_rl_core.errors import StageError
 from cosmos_rl_core.storage import s3
-from tests.flows.ray.at_work import ROOT, Work, all_gpus_taken, at_work
-from tests.flows.ray.cluster import Cluster, needs_ray
+from tests.flows.launchers.ray.at_work import ROOT, Work, all_gpus_taken, at_work
+from tests.flows.launchers.ray.cluster import Cluster, needs_ray
 from tests.seaweed import BUCKET, started_seaweed
 
 # Slow, and to be run alone: the thread in which fsspec talks to S3 begins in the cluster's network and stays there, so

@@ -10,8 +10,8 @@ import pytest
 from stages.artifacts.slots import current_of
 from tests.e2e.flow_process import RESIDENT, Flows, eventually
 from tests.flows import machines
-from tests.flows.ray import cluster
-from tests.flows.ray.cluster import HEAD, Cluster, needs_ray
+from tests.flows.launchers.ray import cluster
+from tests.flows.launchers.ray.cluster import HEAD, Cluster, needs_ray
 
 pytestmark = [needs_ray, pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.processes]
 PROFILE = f"""
