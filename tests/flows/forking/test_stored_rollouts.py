@@ -20,7 +20,7 @@ from stages import contracts
 from stages.artifacts.generations import invalidate
 from stages.artifacts.records import place_of
 from stages.artifacts.request import Request
-from stages.artifacts.slots import drop, input_of, standing
+from stages.artifacts.slots import current_of, drop, input_of
 from tests.flows.by_hand import MONITORED, make_all, planned_run, validated
 from tests.flows.forking.forked import made
 from tests.flows.forking.test_forks import contents, faults
@@ -110,7 +110,7 @@ def test_another_rank_begins_with_a_policy_of_its_own(origin: Run) -> None:
 def test_it_refers_to_the_first_policy_of_its_origin_unless_its_own_differs(
     origin: Run, at: int, changes: tuple[str, ...], referred: bool
 ) -> None:
-    first = standing(begun(origin, *changes, at=at).slots.policy(0))[1]
+    first = current_of(begun(origin, *changes, at=at).slots.policy(0))[1]
     assert (None if first is None else first.slot) == (origin.slots.policy(0) if referred else None)
 
 
