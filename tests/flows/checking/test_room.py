@@ -61,7 +61,6 @@ def needs(path: str, wide: str, *overrides: str) -> float:
     return found.peak.device / GIB
 
 
-@pytest.mark.slow
 def test_checkpointing_is_decided_by_the_memory_of_the_device(recipe, wide: str, tmp_path: Path):
     path, auto = recipe(), "policy.model_gradient_checkpointing=auto"
     assert costs.is_large(planned(path, wide).recipe)
@@ -77,7 +76,6 @@ def test_checkpointing_is_decided_by_the_memory_of_the_device(recipe, wide: str,
         assert plan.identity() == planned(path, wide, auto).identity()
 
 
-@pytest.mark.slow
 def test_what_does_not_fit_is_refused_with_the_setting_that_makes_it_fit(recipe, wide: str):
     path = recipe()
     kept, again = (needs(path, wide, f"policy.model_gradient_checkpointing={on}") for on in ("false", "true"))
@@ -95,7 +93,6 @@ def test_what_does_not_fit_is_refused_with_the_setting_that_makes_it_fit(recipe,
         planned(path, wide, "launch.stage_device_memory_gb={ update = 0.1 }")
 
 
-@pytest.mark.slow
 def test_weights_that_a_process_keeps_are_counted_and_given_up_first(recipe, wide: str):
     path, stays = recipe(), ("launch.mode=warm", "launch.resident_gb=1")
     alone, together = needs(path, wide), needs(path, wide, *stays)
@@ -106,7 +103,6 @@ def test_weights_that_a_process_keeps_are_counted_and_given_up_first(recipe, wid
     assert "it fits with launch.resident_gb = 0" in str(refused.value)
 
 
-@pytest.mark.slow
 def test_forwards_of_several_noise_levels_are_counted_and_made_smaller(recipe, wide: str):
     path, again = recipe(), "policy.model_gradient_checkpointing=true"
     tokens = sizes.num_tokens(wide, (256, 256), 1)
@@ -120,7 +116,6 @@ def test_forwards_of_several_noise_levels_are_counted_and_made_smaller(recipe, w
     assert f"it fits with train.train_policy.tokens_per_forward = {2 * tokens}" in str(refused.value)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "fits"), [(6, 3), (4, 4)])
 def test_weights_are_cut_into_the_fewest_parts_that_fit(recipe, wide: str, ranks: int, fits: int):
     """Over two, three or six of six ranks, and over two or four of four."""
