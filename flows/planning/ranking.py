@@ -21,7 +21,7 @@ class Judge:
     """The rule that ranks the policy versions of a run."""
 
     stages: tuple[str, ...]
-    """The stages that must stand, such as ``validate``."""
+    """The stages whose artifacts must be current, such as ``validate``."""
     by: str
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
     """Rewards of a weighted sum; empty if one number of a manifest ranks."""

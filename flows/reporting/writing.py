@@ -249,8 +249,8 @@ class Pages:
         if ends and time.monotonic() - self._written_s >= SHARE * self._took_s:
             self._try(lambda: self._write("running"))
 
-    def stood(self, requests: Sequence[Request], manifests: Sequence[Manifest]) -> None:
-        """Add the artifacts of a wave that stood already. The page is written with what comes after it."""
+    def passed(self, requests: Sequence[Request], manifests: Sequence[Manifest]) -> None:
+        """Add the artifacts of a wave that was already current. The page is written after a later wave."""
         pairs = list(zip(requests, manifests, strict=True))
         self._try(lambda: self._add(pairs))
 

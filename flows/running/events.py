@@ -1,4 +1,4 @@
-"""Events of runs for automations of Prefect: each tells what this process did, never what stood already.
+"""Events of runs for automations of Prefect: each tells what this process did, never what was already current.
 
 They wait in the queue in which Prefect sends its heartbeats, so a server that is away ends no run. None is sent outside
 of a flow run, or to a command's own server, which nobody looks at.

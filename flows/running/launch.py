@@ -1,6 +1,6 @@
 """Run waves of Requests as Prefect tasks: reuse current artifacts, make the others, retry temporary failures.
 
-Waves that all stand are one task together (:func:`taken`).
+Waves that are all current are one task together (:func:`taken`).
 
 A wave is one synchronous task that is called directly, so that a cancellation interrupts it. Prefect's task cache is
 off, because the store decides what is current.

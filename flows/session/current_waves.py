@@ -13,7 +13,7 @@ from stages.artifacts.slots import current_manifest, current_of, one_look
 
 @dataclass(frozen=True)
 class CurrentWave:
-    """A wave whose artifacts all stand."""
+    """A wave whose artifacts are all current."""
 
     wave: Wave
     requests: tuple[Request, ...]
@@ -34,9 +34,9 @@ def left(waves: Sequence[Wave], take: Take, ended: Ended) -> Iterator[Wave]:
     place = 0
     while place < len(waves):
         with one_look():
-            if stood := leading(waves[place:]):
-                take(stood, ended)
-        place += len(stood)
+            if current := leading(waves[place:]):
+                take(current, ended)
+        place += len(current)
         yield from waves[place : place + 1]
         place += 1
 

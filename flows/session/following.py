@@ -25,16 +25,16 @@ Tell = Callable[[Sequence[Request], Sequence[Manifest]], None]
 def tell(
     observers: Sequence[Observer],
     deriving: Deriving,
-    stood: Sequence[CurrentWave],
+    current: Sequence[CurrentWave],
     ended: Ended,
     check: Callable[[], None],
 ) -> None:
     """Tell observers of waves that are made already, in order. Call it inside of ``one_look``."""
     with without_garbage():
-        current = deriving.look([pair for one in stood for pair in _told(one.requests, one.manifests)])
+        derived = deriving.look([pair for one in current for pair in _told(one.requests, one.manifests)])
     # Numbers and pages are made from the same tables.
-    with without_garbage() if current else nullcontext(), read_once():
-        for one in stood:
+    with without_garbage() if derived else nullcontext(), read_once():
+        for one in current:
             check()
             told(observers, one.wave.name, one.requests, one.manifests)
             ended(one.wave, one.manifests)
@@ -47,14 +47,14 @@ def _told(requests: Sequence[Request], manifests: Sequence[Manifest]) -> list[tu
     return [(request.slot, manifest) for request, manifest in zip(requests, manifests, strict=True)]
 
 
-def _derives(deriving: Deriving, done: Tell, stood: Tell, *, always: bool) -> Observer:
-    """Return the observer that files are derived by, which is not told of waves if these are current, or ``always``."""
+def _derives(deriving: Deriving, done: Tell, passed: Tell, *, always: bool) -> Observer:
+    """Return the observer that derives files. If they are current, it ignores current waves, unless ``always``."""
 
     def tell(_: str, asked: Sequence[Request], made: Sequence[Manifest]) -> None:
         if always or not deriving.current:
-            stood(asked, made)
+            passed(asked, made)
 
-    return Observer(after=lambda _, asked, made: done(asked, made), stood=tell)
+    return Observer(after=lambda _, asked, made: done(asked, made), passed=tell)
 
 
 def _keeps_to_budget(run: AnyRun, ledger: Ledger) -> Observer:
@@ -89,18 +89,18 @@ def observers_of(run: AnyRun, waves: Waves, deriving: Deriving) -> Iterator[list
         board = showing.board_of(note)
         found = [] if waves.ledger is None else [_keeps_to_budget(run, waves.ledger)]
         found.append(Observer(after=lambda _, asked, made: deriving.add(_told(asked, made))))
-        found.append(_derives(deriving, tracker.done, tracker.stood, always=tracker.sends))
+        found.append(_derives(deriving, tracker.done, tracker.passed, always=tracker.sends))
         found.append(Observer(taken=tracker.taken))
         found.append(Observer(before=lambda *_: pages.begin()))
         # What Prefect shows is made from what a page is made from.
-        found.append(_derives(deriving, pages.done, pages.stood, always=board is not None))
+        found.append(_derives(deriving, pages.done, pages.passed, always=board is not None))
         if board is not None:
             shown = open_ones.enter_context(showing.Showing(run, pages.collected, board, note))
             waves.display.follow(shown)
             found.append(
                 Observer(
                     after=lambda name, _, made: shown.ended(name, made),
-                    stood=lambda name, _, made: shown.stood(name, made),
+                    passed=lambda name, _, made: shown.passed(name, made),
                 )
             )
         found.append(Observer(after=lambda _, asked, made: events.policies_committed(run, waves.begun, made)))

@@ -26,10 +26,10 @@ class Observer:
     """Called with the wave's name and Requests. Raises to keep it from starting."""
     after: Callable[[str, Sequence[Request], Sequence[Manifest]], None] = _ignore
     """Called with the manifests too, once all are there. Raises to stop the run after the wave."""
-    stood: Callable[[str, Sequence[Request], Sequence[Manifest]], None] | None = None
-    """Called in its place after a wave that stood already, if it is given."""
+    passed: Callable[[str, Sequence[Request], Sequence[Manifest]], None] | None = None
+    """Called instead of ``after``, if it is given, for a wave that was already current."""
     taken: Callable[[], None] | None = None
-    """Called once after several waves that stood, before the next one is made."""
+    """Called once after several waves that were already current, before the next one is made."""
 
 
 def observed(launch: Launch, observers: Sequence[Observer]) -> Launch:
@@ -49,4 +49,4 @@ def observed(launch: Launch, observers: Sequence[Observer]) -> Launch:
 def told(observers: Sequence[Observer], name: str, requests: Sequence[Request], manifests: Sequence[Manifest]) -> None:
     """Tell observers, in their order, of a wave that is current. Raises what they raise."""
     for one in observers:
-        (one.stood or one.after)(name, requests, manifests)
+        (one.passed or one.after)(name, requests, manifests)

@@ -267,12 +267,12 @@ def train(settings: Settings, algorithm: str | None = None) -> str:
 
 
 def _take(
-    waves: Waves, observers: Sequence[Observer], deriving: Deriving, stood: Sequence[CurrentWave], ended: Ended
+    waves: Waves, observers: Sequence[Observer], deriving: Deriving, current: Sequence[CurrentWave], ended: Ended
 ) -> None:
     """Take a run through waves that are made: tell observers of each, in order, and people of all in one line."""
-    names = list(dict.fromkeys([stood[0].wave.name, stood[-1].wave.name]))
-    waves.display.note(f"{' to '.join(names):<28} kept  {counted(len(stood), 'wave')}, nothing to do")
-    taken(waves, " to ".join(names), partial(tell, observers, deriving, stood, ended, waves.check))
+    names = list(dict.fromkeys([current[0].wave.name, current[-1].wave.name]))
+    waves.display.note(f"{' to '.join(names):<28} kept  {counted(len(current), 'wave')}, nothing to do")
+    taken(waves, " to ".join(names), partial(tell, observers, deriving, current, ended, waves.check))
 
 
 def check_services(rewards: Sequence[RewardConfig]) -> None:

@@ -79,13 +79,13 @@ class Showing:
 
     def ended(self, wave: str, manifests: Sequence[Manifest]) -> None:
         """Show the table and the pictures after a wave that ends an iteration or the judgement of a policy."""
-        self.stood(wave, manifests)
+        self.passed(wave, manifests)
         ends = any(made.stage in ENDS for made in manifests)
         if ends and time.monotonic() - self._made_s > SHARE * self._took_s:
             self._try(self._show)
 
-    def stood(self, wave: str, manifests: Sequence[Manifest]) -> None:
-        """Count the seconds of a wave. What stood already is shown with what comes after it."""
+    def passed(self, wave: str, manifests: Sequence[Manifest]) -> None:
+        """Count the seconds of a wave that was already current. It is shown with the wave that comes after it."""
         if (k := iteration_of(wave)) is not None:
             seconds = sum(float(made.summary.get("seconds") or 0.0) for made in manifests)
             self._seconds[k] = self._seconds.get(k, 0.0) + seconds

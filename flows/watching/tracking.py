@@ -50,15 +50,15 @@ class Tracker:
 
     def done(self, requests: Sequence[Request], manifests: Sequence[Manifest]) -> None:
         """Add the numbers of a wave that was made. Writes the file after an update or an evaluation."""
-        lines = self.stood(requests, manifests)
+        lines = self.passed(requests, manifests)
         if any(steps_after(request) is not None for request in requests) or (lines and lines[-1].judges):
             self._try(self._file.write)
 
     def taken(self) -> None:
-        """Write the lines of waves that stood, which the file of a new fork lacks."""
+        """Write the lines of waves that were already current, which the file of a new fork lacks."""
         self._try(self._file.write)
 
-    def stood(self, requests: Sequence[Request], manifests: Sequence[Manifest]) -> list[Line]:
+    def passed(self, requests: Sequence[Request], manifests: Sequence[Manifest]) -> list[Line]:
         """Add the numbers of a current wave, and return its lines. They are written with later ones."""
         pairs = [pair for pair in zip(requests, manifests, strict=True) if pair[1].digest not in self._seen]
         self._seen |= {manifest.digest for _, manifest in pairs}

@@ -121,7 +121,7 @@ def suppose(slot: str, made: Manifest) -> None:
 
 
 def refer(slot: str, made: Manifest) -> None:
-    """Let the artifact ``made`` stand in an empty slot too, by a reference to its files.
+    """Make the artifact ``made`` current in an empty slot too, by a reference to its files.
 
     Raises :class:`ArtifactError` if there is another artifact.
     """

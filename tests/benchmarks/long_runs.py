@@ -103,10 +103,11 @@ def seconds_of(words: Sequence[str], folder: Path, repeats: int, environment: di
 
 
 def check_finished(folder: Path, settings: Settings, artifacts: int) -> None:
-    """End this program unless all artifacts stand, and no stage was started."""
+    """End this program unless all artifacts are current, and no stage was started."""
     run = open_run(RUN, settings.store)
     if (found := run.now().current) != artifacts or len(numbers(run.url)) != len({step.wave for step in run.steps}):
-        raise SystemExit(f"{found} of {artifacts} artifacts stand: {(folder / 'log.txt').read_text(encoding='utf-8')}")
+        told = (folder / "log.txt").read_text(encoding="utf-8")
+        raise SystemExit(f"{found} of {artifacts} artifacts are current: {told}")
 
 
 def upload(server: SeaweedFS, folder: Path, prefix: str) -> str:

@@ -1,4 +1,4 @@
-"""Events of runs on a real Prefect server: what a command did is told once, what stood already never."""
+"""Events of runs on a real Prefect server: what a command did is told once, what was already current never."""
 
 from typing import Any
 

@@ -83,7 +83,7 @@ def test_a_deployment_is_suspended_until_resume_or_an_approval_and_a_retry_stops
     deployed.wait(flow_run, "COMPLETED")
     assert [one.word for one in decided(deployed, 2)] == ["suspended", "approved"]
     assert "@" in decided(deployed, 2)[-1].by
-    # Each warning once, whatever retries saw of it; policies that this flow run made, the others stood.
+    # Each warning once, whatever retries saw of it; and policies that this flow run made: others were already current.
     assert eventually(lambda: deployed.events(flow_run, events.RUN_FINISHED), TIMEOUT_S)
     warnings = [one["payload"] for one in deployed.events(flow_run, events.WARNING_TRIPPED)]
     assert [(one["iteration"], one["decision"]) for one in warnings] == [(1, "suspended"), (2, "suspended")]

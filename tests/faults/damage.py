@@ -265,7 +265,7 @@ def _files(folder: Path) -> Iterable[Path]:
 
 
 def _status(flows: Flows) -> tuple[int, Any]:
-    """The numbers of the stages that it says stand. It ends with 0 when it shows damage."""
+    """The numbers of stages that ``status`` says are current. It ends with 0 when it shows damage."""
     code, said = _asked(flows, "status", RUN_ID, "--json")
     if code:
         return code, {}

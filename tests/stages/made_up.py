@@ -35,7 +35,7 @@ EVALUATION_SCORES = [[0.0, 0.25, 0.5, 0.25], [0.5, 0.25, 1.0, None]]
 
 
 def commit(slot: Path, request: Request, files: dict[str, bytes], **summary: Any) -> Input:
-    """Make an artifact of these files stand."""
+    """Commit an artifact of these files."""
     generation, attempt_id, _ = Attempt.begin(request, print)
     attempt = Attempt(request, {}, generation, attempt_id)
     for name, data in files.items():

@@ -129,7 +129,7 @@ def by_pattern(answer: str, pattern: str) -> float:
 
 
 def by_key(answer: str, key: str) -> float:
-    """Return the number that a JSON object has under a key. The object may stand in a fence of Markdown.
+    """Return the number that a JSON object has under a key. The object may be in a fence of Markdown.
 
     Raises :class:`UnreadableError` if the answer is none, or has no number there.
     """

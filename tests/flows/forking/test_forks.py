@@ -228,7 +228,7 @@ def test_numbers_of_what_a_fork_refers_to_are_written_before_it_makes_anything(o
         for one in leading([*post_train(fork)]):
             # Files made by hand hold no scores.
             if {request.stage for request in one.requests} <= {"rollout"}:
-                tracker.stood(one.requests, one.manifests)
+                tracker.passed(one.requests, one.manifests)
         tracker.taken()
         (line,) = store.read(store.join(fork.url, METRICS_FILE)).splitlines()
         assert json.loads(line)["stage"] == "rollout"

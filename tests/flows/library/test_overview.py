@@ -52,7 +52,7 @@ def end_with(run: Run, wave: str, error: BaseException) -> None:
 
 
 def begun(recipe, tmp_path) -> Run:
-    """Policy and embeddings stand; iterations are to come."""
+    """A run whose policy and embeddings are current; iterations are to come."""
     return make_run(recipe(), tmp_path, iterations=0)
 
 

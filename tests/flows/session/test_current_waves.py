@@ -66,9 +66,9 @@ class Takes:
     def __init__(self) -> None:
         self.blocks: list[list[str]] = []
 
-    def __call__(self, stood: Sequence[CurrentWave], ended: Ended) -> None:
-        self.blocks.append([one.wave.name for one in stood])
-        for one in stood:
+    def __call__(self, current: Sequence[CurrentWave], ended: Ended) -> None:
+        self.blocks.append([one.wave.name for one in current])
+        for one in current:
             ended(one.wave, one.manifests)
 
 
@@ -95,7 +95,7 @@ def run(finished: Run) -> Iterator[Run]:
 
 
 def gone_on(run: Run) -> tuple[list[list[str]], list[str]]:
-    """Blocks of waves that stood, and waves that were launched."""
+    """Blocks of current waves, and waves that were launched."""
     takes, by_hand = Takes(), ByHand()
     loop.make(run, by_hand.launch, take=takes)
     return takes.blocks, by_hand.waves
@@ -154,8 +154,8 @@ def test_a_missing_file_is_found_and_a_file_of_another_size_is_refused(run):
         launched.append(name)
         raise InterruptedError
 
-    def take(stood: Sequence[CurrentWave], ended: Ended) -> None:
-        blocks.append([one.wave.name for one in stood])
+    def take(current: Sequence[CurrentWave], ended: Ended) -> None:
+        blocks.append([one.wave.name for one in current])
 
     with pytest.raises(InterruptedError):
         loop.make(run, launch, take=take)

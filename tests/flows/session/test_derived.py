@@ -54,8 +54,8 @@ class Resumed:
         waves = Waves(self.run.url, LaunchConfig(), Display([].append))
         with observers_of(self.run, waves, deriving) as observers:
 
-            def take(stood: list[CurrentWave], ended: Ended) -> None:
-                tell(observers, deriving, stood, ended, waves.check)
+            def take(current: list[CurrentWave], ended: Ended) -> None:
+                tell(observers, deriving, current, ended, waves.check)
 
             imagined = Imagined(self.run, self.folder)
 

@@ -100,17 +100,17 @@ def test_a_service_that_tells_nothing_gets_the_frames_of_before(server: RewardSe
 def test_another_scorer_stops_the_run_until_it_is_accepted_for_what_has_no_scores(server: RewardServer, tmp_path: Path):
     stage = Scoring(tmp_path)
     server.scorer = FIRST
-    stood = stage.make()
+    first = stage.make()
     server.scorer = SECOND
     with pytest.raises(ConfigError, match=r"scored by fn 1 \(aaaaaaaaaaaa\), now it is fn 2 \(bbbbbbbbbbbb\)"):
         stage.make("more")
     assert len(server.frames) == 3
     accepted = stage.make("more", accept=True)
-    assert accepted.content != stood.content
+    assert accepted.content != first.content
     assert stage.scorers("more") == [f"reward service, fn, {'b' * 64}"] * 3
     assert any("accepted another scorer" in note for note in stage.notes)
     # Current artifacts stay, and the next stage needs no flag.
-    assert stage.make() == stood
+    assert stage.make() == first
     stage.make("third")
     server.scorer = None
     with pytest.raises(ConfigError, match=r"fn 2 \(bbbbbbbbbbbb\), now it is a service that names no scorer"):
