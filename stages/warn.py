@@ -43,8 +43,8 @@ class Level:
     def drift(self) -> float:
         """Return how many standard errors the mean has moved, of both means together; NaN with too few prompts.
 
-        Iterations have other prompts: the error of one alone says little of the other. Of fewer prompts than
-        :data:`FEWEST` errors say so little that honest runs would exceed any limit now and then.
+        Iterations have different prompts: the error of one mean alone says little about the other. With fewer prompts
+        than :data:`FEWEST`, errors say so little that honest runs would exceed any limit now and then.
         """
         return self.now.estimate.minus(self.first.estimate).in_errors
 

@@ -40,9 +40,9 @@ _hooks: list[Callable[..., None]] = []
 
 
 def flipped(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """The file with each of its values changed, every fourth lost, one more in each object, bytes changed and cut off.
+    """Yield the file with each value changed, every fourth lost, one more in each object, bytes changed and cut off.
 
-    Of a list the first and the last element are.
+    Only the first and the last element of a list are changed or lost.
     """
     whole = json.loads(data)
     for number, (path, value) in enumerate(list(_leaves(whole))):
@@ -85,7 +85,7 @@ def _other(value: Any) -> Any:
 
 
 def _children(value: Any) -> list[tuple[Any, Any]]:
-    """Of an object all; of a list, whose elements are alike, the first and the last."""
+    """Return all children of an object; the first and the last of a list, whose elements are alike."""
     if isinstance(value, dict):
         return list(value.items())
     places = sorted({0, len(value) - 1}) if isinstance(value, list) and value else []

@@ -75,7 +75,7 @@ def _shape(array: bytes) -> tuple[int, ...]:
 
 
 def brightness(frame: Frame) -> dict[str, list[Any]]:
-    """Of each sample: the mean of what was sent, and the length of its prompt."""
+    """Return the mean of each sample that was sent, and the length of its prompt."""
     means = [float(np.mean(entry, dtype=np.float64)) for entry in frame.array]
     return {"overall_reward": means, "prompt_length": [float(len(text)) for text in frame.about["prompts"]]}
 

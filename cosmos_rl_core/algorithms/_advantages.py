@@ -79,9 +79,9 @@ def group_advantages(
 
 
 def at_lowest(advantages: np.ndarray, prompt_ids: np.ndarray, held: np.ndarray) -> np.ndarray:
-    """Return advantages where those ``held`` have the lowest of their prompt, centred again, all ``[N]``.
+    """Return the advantages with those ``held`` lowered to the lowest of their prompt, centred again; all ``[N]``.
 
-    Of a prompt without any other advantage they are NaN. Prompts without a held one keep their bits.
+    Held samples get NaN if their prompt has no other advantage. Prompts without a held sample keep their bits.
     """
     placed = np.where(held, np.nan, advantages)
     for prompt in np.unique(prompt_ids[held]):

@@ -49,9 +49,10 @@ class Algorithm:
     def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
         """Return ``samples`` with ``used``, and ``advantage``: 1 for those that are used, NaN for the others.
 
-        Of each prompt the ``keep`` highest rewards are used, of equal rewards those that gates do not hold back, then
-        the first. Prompts whose rewards are all equal are left out, unless all samples are kept: nothing says which
-        are better. Raises :class:`ArtifactError` if a valid sample has a reward that is not finite.
+        The share ``keep`` of each prompt's samples with the highest rewards is used. If rewards are equal, samples that
+        gates do not hold back come first, then earlier ones. Prompts whose rewards are all equal are left out, unless
+        all samples are kept: nothing says which samples are better.
+        Raises :class:`ArtifactError` if a valid sample has a reward that is not finite.
         """
         rewards, prompts = rewards_of(samples, "reward"), samples["prompt_id"].to_numpy()
         held = samples[HELD].to_numpy(bool) if HELD in samples else np.zeros(len(samples), bool)

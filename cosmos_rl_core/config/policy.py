@@ -230,8 +230,9 @@ class PolicyConfig(Section):
     init_from: UserPath | None = Field(default=None, min_length=1, json_schema_extra={"neutral": None})
     """Trained weights that policy version 0 begins with, such as the result of supervised training: ``"run@16"``,
     policy version 16 of a run of this store, ``"run"``, its newest one; the folder of an adapter (diffusers', peft's or
-    cosmos-rl's safetensors); or a pipeline, for all weights. A folder is named with a slash. Of a run, what ``export``
-    takes: the moving average if it has one. Optimizer and ``old`` begin anew. Default: the base model."""
+    cosmos-rl's safetensors); or a pipeline, for all weights. A folder is named with a slash. A run gives the weights
+    that ``export`` takes: the moving average, if it has one. Optimizer and ``old`` begin anew. Default: the base
+    model."""
     init_mode: Literal["continue", "stack"] = Field(default="continue", json_schema_extra={"neutral": "continue"})
     """``continue``: the weights of ``init_from`` go on training; an adapter needs the modules, ranks and alphas of
     ``[policy.lora]``. ``stack``: its adapter is frozen, and a new one of any rank and modules is trained on it; exports

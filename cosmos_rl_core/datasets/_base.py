@@ -20,18 +20,18 @@ class Reference(Section):
     """A picture or a clip that a prompt refers to."""
 
     digest: str = Field(pattern="^[0-9a-f]{64}$")
-    """Of the bytes of its file, in sha256."""
+    """The sha256 of the bytes of its file."""
     height: int
-    """In pixels, as it is shown."""
+    """Height in pixels, as it is shown; ``width`` alike."""
     width: int
     frames: int = Field(default=1, json_schema_extra={"neutral": 1})
-    """1 for a picture. Of a clip, the number of frames at its end that models and rewards get."""
+    """The number of frames at the end of a clip that models and rewards get; 1 for a picture."""
     source: str = Field(default="", json_schema_extra=NOT_IDENTITY)
     """Path or URL of the file that the plan read. The store keeps its bytes once the run has begun."""
     span: tuple[int, int] | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
-    """Where its bytes begin and end in the file; None for the whole file."""
+    """The places in the file at which its bytes begin and end; None for the whole file."""
     frame: int | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
-    """Number of the frame of a medium, scaled and cropped to its size, that it is; None for a file of its own."""
+    """Number of the frame of a medium that is this picture, scaled and cropped; None for a file of its own."""
 
     @property
     def place(self) -> str:

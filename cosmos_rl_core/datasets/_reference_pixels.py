@@ -14,11 +14,11 @@ from cosmos_rl_core.datasets import _clips
 from cosmos_rl_core.datasets._base import ItemError
 
 MOST_BYTES, MOST_PIXELS = 64 * 2**20, 2**26
-"""Of a file, and of its picture or one frame of its clip."""
+"""Most bytes of a file, and most pixels of its picture or of one frame of its clip."""
 CLIP_FRAMES = 5
 """Frames at the end of a clip that are read: two latent frames of VAEs that make one of each four after the first."""
 PICTURE_FORMATS = (*_clips.IMAGE_FORMATS, "TIFF", "AVIF")
-"""Formats of pictures. Of a JPEG with further pictures in it (MPO) the first is taken."""
+"""Formats of pictures. The first picture is taken from a JPEG that has further ones in it (MPO)."""
 
 
 def decoded(data: bytes) -> np.ndarray:

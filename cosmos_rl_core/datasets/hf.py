@@ -2,7 +2,7 @@
 
 A row is an image or a video with its caption, or a prompt, alone or with the pictures that it refers to. Other columns
 of text, numbers, and lists and structs of them are metadata; what JSON does not have (null, NaN, infinity) is absent
-from it. Of a ``DatasetDict`` one split is read. The package ``datasets`` is not needed.
+from it. One split of a ``DatasetDict`` is read. The package ``datasets`` is not needed.
 """
 
 import math

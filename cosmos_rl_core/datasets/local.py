@@ -125,7 +125,7 @@ class Media:
         return np.stack([_clips.fit(picture, options.size) for picture in pictures]), item.prompt
 
     def fault(self, index: int) -> str | None:
-        """Return why the medium of item ``index`` is damaged or too short, or None. Of a video one frame is decoded."""
+        """Return why the medium of item ``index`` is damaged or too short, or None. Decodes one frame of a video."""
         item = self._item(index)
         if item.clip < self._options.clips - 1:
             return None  # the last clip of a medium needs all that the others need

@@ -70,12 +70,12 @@ class Frame:
     media: Media
     samples: Stored
     references: tuple[tuple[Stored, ...], ...]
-    """Of each sample: the references of its prompt, uint8 ``[frames, height, width, 3]`` each."""
+    """The references of each sample's prompt, each uint8 ``[frames, height, width, 3]``."""
     metadata: tuple[Mapping[str, Any], ...]
-    """Of each sample: the JSON values of its prompt."""
+    """The JSON values of each sample's prompt."""
     video_infos: tuple[Mapping[str, Any], ...] | None
     fps: tuple[float, ...]
-    """Frames per second of each sample, of a video."""
+    """Frames per second of each sample that is a video."""
     scorers: Mapping[str, str]
     """Digest of the scorer that the client expects, by the name of the reward."""
 

@@ -53,7 +53,7 @@ def scored(
 ) -> dict[str, Any]:
     """Return the result of a process's answer. Without a score for each sample it is a failure that says why.
 
-    The score is the one with the options' label. Of other numbers, those that are absent or not finite are null.
+    The score is the one with the options' label. Any other number that is absent or not finite is null.
     """
     if "error" in answer:
         return failed(kind, brief(answer["error"]), identity, answer)

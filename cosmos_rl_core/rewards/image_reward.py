@@ -25,7 +25,7 @@ from cosmos_rl_core.vlms import _folders
 
 VOCABULARY = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
 MEAN, DEVIATION = 0.16717363, 1.0333395
-"""Of the perceptron's answers to the pictures that ImageReward was trained on."""
+"""Mean and standard deviation of the perceptron's answers to the pictures that ImageReward was trained on."""
 
 
 class Options(RewardOptions):

@@ -32,8 +32,8 @@ class Options(RewardOptions):
 class Reward:
     """Score ``pixel_similarity``: the mean over frames and references, each scaled to the size of the sample.
 
-    Of a clip the last frame is compared, with which the video goes on; with the first frame of the video, the first
-    that it is given.
+    Frames are compared with the last frame of a clip, after which the video goes on. With ``frames = "first"`` the
+    first frame of the video is compared with the first frame of the clip that the reward gets.
     """
 
     def __init__(self, options: Options) -> None:

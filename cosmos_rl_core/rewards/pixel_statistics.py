@@ -12,7 +12,7 @@ All sums are of whole numbers, so a picture has the same statistics on every mac
 - ``block_deviation``: the largest distance of the mean of a block from the median of all, of 8 x 8 equal blocks of the
   picture, in any channel of its colour. ``border_deviation``: the same of the 28 blocks at the border, which hold less
   of what the picture shows. ``block_contrast``: the largest standard deviation of Y within a block. A patch that all
-  other statistics dilute. Of a video the largest of any frame. Absent below 8 x 8 pixels.
+  other statistics dilute. A video has the largest value of its frames. Absent below 8 x 8 pixels.
 - ``flicker``: mean |Y(t-1) - 2 Y(t) + Y(t+1)| / 2. A steady change has none. Absent below three frames.
 - ``group_diversity``: mean distance from the other samples of the prompt: the root mean square difference of colours,
   on 32 x 32 thumbnails. Absent for a sample without others of its number of frames.

@@ -48,7 +48,7 @@ def most(wanted: int, processes: int) -> int:
 class Connection(H11Protocol):
     """A connection that is closed when its client keeps it waiting.
 
-    Of uvicorn's timeouts none covers the head of a request, and none an answer that is not read.
+    Uvicorn has no timeout for the head of a request, and none for an answer that the client does not read.
     """
 
     def __init__(self, door: "Door", server: uvicorn.Server) -> None:

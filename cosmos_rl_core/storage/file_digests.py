@@ -25,8 +25,8 @@ class Remembered:
 
     A digest is valid while the file keeps its inode, size, content time and inode time (``ctime``, which programs
     cannot set). The file system must change one of them with every change of a byte; a failing disk goes unnoticed.
-    After the directory is removed, every file is read again. Of processes that ask for the digest of one file at the
-    same time, as the ranks of a stage do, one reads it, and the others wait.
+    After the directory is removed, every file is read again. If several processes ask for the digest of one file at
+    the same time, as the ranks of a stage do, one of them reads it, and the others wait.
     """
 
     directory: Path | None

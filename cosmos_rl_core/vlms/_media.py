@@ -1,4 +1,4 @@
-"""Images and videos as pixels. Of a video's file only the frames that are asked for are kept."""
+"""Images and videos as pixels. Only the frames that are asked for are kept of a video's file."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

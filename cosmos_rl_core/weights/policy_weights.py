@@ -38,7 +38,7 @@ OTHER = "other"
 class PolicyWeights:
     """The parts of a policy on one transformer; :func:`prepare` makes it.
 
-    Of a sharded tensor this rank has only its rows: in ``parameters``, in every part and in the optimizer. A frozen
+    This rank has only its rows of a sharded tensor: in ``parameters``, in every part and in the optimizer. A frozen
     adapter ``below``, if there is one, adds to the base under every part that is not bare. An adapter ``other`` has the
     parts that :meth:`create_other` makes, and is zero under all other parts.
     """

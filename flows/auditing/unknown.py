@@ -46,7 +46,7 @@ _NUMBERED = re.compile(rf"{LEDGER}/\d{{5,}}\.json|{LEDGER}/bound-\d{{5,}}\.jsonl
 _NUMBERED_OF_RUN = re.compile(rf"{HEADS}/\d{{5,}}\.json|{FORKS}/[^/]+\.json")
 _IN_RESCORE = re.compile(rf"{RESCORE}/[^/]+/")
 _DEPTHS = {"iterations": 3, "exports": 3} | dict.fromkeys((HEADS, LEDGER, NUMERICS, SCORERS, FORKS), 2) | {RESCORE: 5}
-"""Of folders of a run, how far down files are listed one by one."""
+"""Depth to which files are listed one by one, by the folder of a run."""
 
 
 class Listings:
@@ -64,7 +64,7 @@ class Listings:
             self._slots[url] = names_under(url)
 
     def check(self, slots: Mapping[str, Slot], findings: Findings) -> None:
-        """Compare the listings with what records name. Of slots of others only what passes for a part is told."""
+        """Compare the listings with what records name. In slots of other runs, tell only files that pass for parts."""
         if self._run is not None:
             check_run(self._run_url, self._run, slots, findings)
         for url, names in self._slots.items():

@@ -21,11 +21,11 @@ class Pair:
 
     prompt: str
     before: Picture | None
-    """Of policy 0, if both runs began with equal pictures."""
+    """Picture by policy 0, if both runs began with equal pictures."""
     a: Picture
     b: Picture
     apart: float | None
-    """Mean difference of the pixels in levels of 255; None if a run has no pixels of it, or others in number."""
+    """Mean difference of the pixels in levels of 255; None if one picture has no pixels or another number of them."""
 
     @property
     def seeds(self) -> str:

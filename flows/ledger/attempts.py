@@ -14,7 +14,7 @@ class Logged:
     """The logs of one slot."""
 
     name: str
-    """Of the slot, for people."""
+    """Name of the slot, for people."""
     stage: str
     """Its row of the cost table."""
     left: int = 0
@@ -41,9 +41,9 @@ class Attempts:
 
     run_url: str
     newest: Page | None = None
-    """Its totals are the run's; None before there is a ledger."""
+    """The newest page, whose totals are the run's; None before there is a ledger."""
     _earlier: list[Entry] = field(default_factory=list[Entry])
-    """Of the pages before the newest one."""
+    """Entries of the pages before the newest one."""
 
     def look(self) -> None:
         """Read what was written since. Raises :class:`ArtifactError` if a page is damaged or missing."""

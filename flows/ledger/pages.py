@@ -90,9 +90,9 @@ class Totals(Section):
     wall_s: float = 0.0
     """Seconds of all waves, with their queues."""
     iterations_s: float = 0.0
-    """Of these, in iterations."""
+    """Part of ``wall_s`` that waves of iterations took."""
     iterations_device_s: float = 0.0
-    """Of ``device_s``, in iterations."""
+    """Part of ``device_s`` that waves of iterations took."""
     read_bytes: int = 0
     written_bytes: int = 0
 
@@ -216,8 +216,8 @@ def _numbers(names: Iterable[str], pattern: re.Pattern[str]) -> list[int]:
 def pages(run_url: str, which: Sequence[int] | None = None, *, first: int = 0) -> Iterator[Page]:
     """Yield pages of a run in order, by default all from ``first`` on.
 
-    Of those that are not named one by one, those that there is a copy of are read from it. Raises
-    :class:`ArtifactError` if one is damaged or missing.
+    Pages that are not named one by one are read from a copy if there is one. Raises :class:`ArtifactError` if a page
+    is damaged or missing.
     """
     names = _names(run_url) if which is None else ()
     copied = {*_numbers(names, _COPY)}

@@ -59,8 +59,8 @@ class Best:
 def best_of(run: AnyRun, found: Iterable[State]) -> Best | None:
     """Return the best version by :func:`judge_of`: the lowest loss, or the highest reward.
 
-    Only current numbers count, and of a weighted sum only versions with a sample that counts. Of equal ones the
-    earliest is best. None if there are none.
+    Only current numbers count. A version without a sample that counts has no weighted sum. If several versions are
+    equal, the earliest is best. None if there are none.
     """
     by_version: dict[int, dict[str, Measured]] = {}
     for state in found:
@@ -71,15 +71,15 @@ def best_of(run: AnyRun, found: Iterable[State]) -> Best | None:
 
 
 def best_among(run: AnyRun, by_version: Mapping[int, Mapping[str, Measured]]) -> Best | None:
-    """Return the best version, like :func:`best_of`, by measurements: of each version by the names of the stages."""
+    """Return the best version, like :func:`best_of`, from the measurements of each version by the names of stages."""
     if (judge := judge_of(run)) is None:
         return None
     labels = [reward.fn.label for reward in run.recipe.rewards]
     ranked = [
         one
-        for k, stood in sorted(by_version.items())
-        if all(stage in stood for stage in judge.stages)
-        if (one := _judged(k, judge, labels, stood)) is not None
+        for k, measured in sorted(by_version.items())
+        if all(stage in measured for stage in judge.stages)
+        if (one := _judged(k, judge, labels, measured)) is not None
     ]
     return min(ranked, key=lambda one: (one.figure if judge.of_losses else -one.figure, one.k), default=None)
 

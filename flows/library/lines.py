@@ -47,7 +47,7 @@ class RunLine:
     first_reward_error: float | None = None
     """The standard error of that one."""
     rewards: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    """Of every reward the mean scores of the same two policies or rollouts, one number if they are the same."""
+    """Mean scores of the same two policies or rollouts by each reward; one number if they are the same."""
     left_s: float | None = None
     """Seconds that the other iterations will take, like those before; None if nothing tells."""
     device_s: float | None = None

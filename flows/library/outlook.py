@@ -51,18 +51,18 @@ class Change:
 
 @dataclass(frozen=True)
 class Outlook:
-    """Facts of a run besides the state of its stages."""
+    """Facts of a run that its stages' states do not tell."""
 
     change: Change | None
-    """Of the headline reward; None without two scores."""
+    """Change of the headline reward; None without two scores."""
     left_s: float | None
     """Seconds of work that is left, by this run or by one of its shape; None if nothing tells, or at its end."""
     device_s: float | None
     """Device seconds until now; None without a ledger."""
     report: str
-    """Where its report is, "" before there is one."""
+    """Address of its report; "" before there is one."""
     others: tuple[Change, ...] = ()
-    """Of the other rewards."""
+    """Changes of the other rewards."""
 
     def lines(self) -> list[str]:
         """Return what to print."""

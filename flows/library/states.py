@@ -83,7 +83,7 @@ def _states(every: Sequence[Step], kept: Mapping[str, State]) -> list[State]:
     found: list[State] = []
     in_doubt: set[str] = set()
     words: set[Word] = set()
-    """Of the newest iteration so far."""
+    """Words of the stages of the newest iteration so far."""
     group, begun = "", True
     for step in every:
         if step.group.startswith("iteration-") and step.group != group:

@@ -57,11 +57,11 @@ class Pinned(Section):
     prompts: int
     """Their different captions."""
     later: tuple[tuple[int, ...], ...] = ()
-    """Of each part the later parts that say which of its media are still there; empty if all media are."""
+    """For each part, the later parts that say which of its media are still there; empty if all media are."""
     pictures: tuple[tuple[int, int], ...] = ()
     """Sizes of the references of the caption whose references have the most tokens; empty without any."""
     typical_pictures: tuple[tuple[int, int], ...] = ()
-    """The same of the caption in the middle."""
+    """Sizes of the references of the caption whose number of tokens is in the middle."""
 
     def read(self, store_url: str) -> Snapshot:
         """Return the snapshot. Raises :class:`ArtifactError` if it has gone or is another one."""

@@ -100,7 +100,7 @@ class Plan(BasePlan[Recipe]):
         """Return the prompts of iteration k.
 
         Each pass over the prompts has its own order. A pass ends when too few prompts are left for a whole iteration.
-        Of a mixture each set has passes of its own.
+        Each set of a mixture has its own passes.
         """
         wanted, seed = self.recipe.prompts_per_iteration, self.recipe.train.seed
         if self.shares:

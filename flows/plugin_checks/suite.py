@@ -25,7 +25,7 @@ VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "",
     "OMP_NUM_THREADS": "1",
 }
-"""Of the suite: the same on every machine, and without a network. More threads slow tiny models down."""
+"""Environment of the suite: the same on every machine, and without a network. More threads slow tiny models down."""
 
 
 def run_suite(paths: Sequence[str], options: Sequence[str], only: str, note: Note) -> dict[str, Any]:

@@ -9,7 +9,7 @@ SIDE, MARGIN = 420, 34
 REACH = 3.0
 """Standard deviations from the middle to the edge; samples beyond lie on the edge."""
 MOST = 2000
-"""Most points. Of more samples evenly spaced ones are drawn."""
+"""Most points. If there are more samples, evenly spaced ones are drawn."""
 
 
 def scatter(table: Any) -> Markup:

@@ -60,7 +60,7 @@ class Waves:
     _fresh: set[str] = field(default_factory=set)
     """Slots whose last attempt ran out of memory, with what other stages had left in its processes."""
     _raised_at: dict[str, str] = field(default_factory=dict[str, str])
-    """Of slots whose last attempt ended by a Python exception: its class and place."""
+    """Class and place of the Python exception that ended the last attempt, by slot."""
 
     def __post_init__(self) -> None:
         self._jobs = launchers.load(self.run_url, self.config)

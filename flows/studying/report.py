@@ -28,9 +28,9 @@ class Row:
 
     setting: str
     outcomes: tuple[Outcome, ...]
-    """Of its runs with rewards as they are, by seed."""
+    """Outcomes of its runs with rewards as they are, by seed."""
     value: Estimate
-    """Over seeds; of a single run over prompts."""
+    """The number of the setting: mean and error over seeds; over prompts if there is a single run."""
     above_controls: Estimate
     """Difference from runs with shuffled rewards, at the same policy version; missing without controls."""
     above_first: Estimate

@@ -213,7 +213,7 @@ class Attempt:
     def commit(self, files: dict[str, FileEntry], summary: dict[str, Any], log: Log) -> Manifest:
         """Commit the artifact with every rank's files, and return its manifest. For rank 0 alone.
 
-        Of two attempts the first wins, and the other returns the winner's manifest.
+        The first of two attempts wins, and the other one returns the winner's manifest.
         """
         request = self.request
         manifest = Manifest(

@@ -26,7 +26,7 @@ PICTURES = "references"
 POOLED = ("embed", "references", "index")
 """The stages whose artifacts have an index of files of a pool; a part of a dataset only if items have references."""
 INDEX = "index.json"
-"""Of each id the path of its file, its size and its sha256."""
+"""Name of the file with the path, the size and the sha256 of the file of each id."""
 TEXTS = "texts"
 """Names, in a layout, of the files that are looked for in the pool or written into it."""
 ENDING = ".safetensors"

@@ -16,18 +16,18 @@ class Spent(Section):
     """The seconds of one process, the first rank's, and the bytes of all ranks. The seconds add up to its life."""
 
     interpreter_s: float = 0.0
-    """From the start of the process, or of torchrun, until its first line: Python, and what every stage imports. Of a
-    process that has served another Request, from its order."""
+    """Seconds from the start of the process, or of torchrun, until its first line: Python, and what every stage
+    imports. A process that has served another Request counts them from its order."""
     imports_s: float = 0.0
-    """The stage's own libraries, and the process group."""
+    """Seconds in which it imports the stage's own libraries and joins the process group."""
     load_s: float = 0.0
-    """From then to the first step of its work: inputs, weights, adopted shards."""
+    """Seconds from then to the first step of its work: inputs, weights, adopted shards."""
     first_step_s: float = 0.0
-    """The first step of its work, with everything that happens once, such as compilation."""
+    """Seconds of the first step of its work, with everything that happens once, such as compilation."""
     busy_s: float = 0.0
-    """All its other steps."""
+    """Seconds of all its other steps."""
     waiting_s: float = 0.0
-    """Since its work began: waiting for the store, or for a reward service."""
+    """Seconds since its work began in which it waited for the store or for a reward service."""
     read_bytes: int = 0
     written_bytes: int = 0
     """Bytes from the store and to it, without what other processes that a stage starts read and write."""

@@ -62,7 +62,7 @@ def read_part(
 ) -> dict[str, Tensor]:
     """Read one part's tensors, on the CPU; empty if the policy has no such part.
 
-    Of tensors that ``shards`` divides, only this rank's rows are kept: memory holds one whole tensor besides.
+    Only this rank's rows are kept of tensors that ``shards`` divides: memory also holds one whole tensor at a time.
     ``progress`` is called for every tensor, with the files as steps. The ranks of a ``group`` share the reading, as
     :func:`_for_each` says. Collective then.
     """

@@ -97,7 +97,7 @@ class Picture(Section):
     """Why there is no picture."""
     width: int = 0
     height: int = 0
-    """Of the small picture."""
+    """Height of the small picture in pixels; ``width`` alike."""
     references: tuple[str, ...] = ()
     """Digests of the pictures that its prompt refers to, in order."""
 
@@ -164,7 +164,7 @@ class Question(Section):
     """A held-out question, with a small picture of its subject."""
 
     number: int
-    """Of the conversation in its dataset of tokens."""
+    """Number of the conversation in its dataset of tokens."""
     fixed: bool
     """Whether it is shown at every judged policy version. Others are shown because the answer is wrong."""
     text: str

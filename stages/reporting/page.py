@@ -25,15 +25,15 @@ from stages.reporting.scores import NAMES, change_of, distributions, moved, sign
 from stages.reporting.training import drawn, losses
 
 PICTURE_BYTES = 24_000_000
-"""Characters of small pictures of iterations in a page. Of longer runs evenly spaced iterations are shown."""
+"""Most characters of small pictures of iterations in a page. A longer run shows those of evenly spaced iterations."""
 STRIP = 24
-"""Iterations or policy versions in a strip."""
+"""Most iterations or policy versions in a strip."""
 TRIPPED = 24
-"""Iterations whose limits are shown with their samples."""
+"""Most iterations whose limits are shown with their samples."""
 LISTED = 200
-"""Rows of a table of prompts, failures or weights."""
+"""Most rows of a table of prompts, failures or weights."""
 HEADLINES = 4
-"""Numbers in large digits."""
+"""Most numbers in large digits."""
 
 
 def report_page(book: Book) -> bytes:
@@ -106,9 +106,9 @@ def _held_out(book: Book) -> list[HeldOut]:
 
 
 def _headlines(book: Book, held_out: Sequence[HeldOut]) -> list[HeldOut]:
-    """Return the held-out numbers in large digits: the headline, and the loss with a reward, or a reward with it.
+    """Return the held-out numbers in large digits: the headline, the held-out loss and the headline reward.
 
-    Of answers to questions all, as far as there is room.
+    A run without rewards shows all its held-out numbers, as far as there is room.
     """
     second = book.reward if book.headline == LOSS else LOSS
     shown = {book.headline, second} if book.reward else {one.name for one in held_out}

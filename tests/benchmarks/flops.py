@@ -20,7 +20,7 @@ from tests.benchmarks.models import Shape
 
 META = torch.device("meta")
 FORWARDS_OF_TRAINING = 2
-"""Of adapters on frozen weights: the pass itself and the gradients of its activations."""
+"""Passes of training of adapters on frozen weights: the pass itself and the gradients of its activations."""
 
 _A100, _HOPPER = 312e12, 989e12
 PEAK_FLOPS: dict[tuple[str, ParamDtype], float] = {
@@ -39,7 +39,7 @@ def peak_flops(device_name: str, dtype: ParamDtype) -> float | None:
 
 
 def forward_flops(shape: Shape) -> int:
-    """Of the transformer on one sample."""
+    """Return the operations of one forward pass of the transformer on one sample."""
     model = shape.empty_model(META)
     model.transformer.to(META)
     x_t = torch.empty(1, *model.latent_shape(shape.size, shape.frames), device=META)

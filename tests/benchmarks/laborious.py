@@ -12,7 +12,7 @@ from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.rewards._base import Sample
 
 WIDTH = 256
-"""Of the matrices that are multiplied."""
+"""Width of the matrices that are multiplied."""
 
 
 class Options(RewardOptions):

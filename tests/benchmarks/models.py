@@ -30,7 +30,7 @@ class Shape:
     name: str
     pipeline: str
     num_parameters: int
-    """Of the published transformer."""
+    """Parameters of the published transformer."""
     components: dict[str, str]
     """Class of each that has a configuration here."""
     without: tuple[str, ...]
@@ -41,7 +41,7 @@ class Shape:
     batch: int
     """Samples at once."""
     max_prompt_length: int
-    """Of a recipe whose texts have the shape of the conditioning."""
+    """Setting of a recipe whose texts have the shape of the conditioning."""
     solver: str
     num_steps: int
     lora_rank: int

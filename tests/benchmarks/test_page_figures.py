@@ -13,7 +13,7 @@ from tests.pages import ROOT
 
 PAGE = (ROOT / "docs" / "from-demo-to-sd3.5.md").read_text(encoding="utf-8")
 SAMPLES, STEPS, LEVELS, PASSES = 1152, 10, 9, 4
-"""Of configs/nft/sd3.toml: samples and solver steps of a rollout; noise levels and passes of an update."""
+"""Samples and solver steps of a rollout, noise levels and passes of an update, in configs/nft/sd3.toml."""
 
 
 @pytest.mark.slow

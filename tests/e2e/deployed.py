@@ -87,7 +87,7 @@ class Deployed(Flows):
             )
 
     def parameters(self, **changes: object) -> dict[str, object]:
-        """Of a small run in this store."""
+        """Return the parameters of a small run in this store."""
         return {"recipe": RECIPE, "store": self.store, "run_id": RUN_ID} | changes
 
     def schedule(self, deployment: str, parameters: dict[str, object]) -> str:

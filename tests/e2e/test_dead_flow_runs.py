@@ -31,7 +31,7 @@ def anybody() -> None:
 
 @pytest.fixture
 def client(prefect_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[SyncPrefectClient]:
-    """Of a server with the automation, which loses its patience sooner."""
+    """A client of a server with the automation, which loses its patience sooner."""
     with temporary_settings({PREFECT_API_URL: prefect_environment["PREFECT_API_URL"]}):
         monkeypatch.setattr(automations, "SILENCE", timedelta(seconds=SILENCE_S))
         pools.set_up(None, "process")

@@ -14,7 +14,7 @@ from tests.e2e.flow_process import COLD, Flows, Started
 TIMEOUT_S = 600.0
 WAITS = "waits for 1 free GPU"
 STAGES = 3
-"""Of each run, until it is believed."""
+"""Stages that each run makes before the result is believed."""
 ON_CPU = ("--set", "launch.device=cpu", "--iterations", "100")
 MODES = {
     "stages.execution.runner": (*COLD, *ON_CPU),

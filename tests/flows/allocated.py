@@ -81,12 +81,12 @@ class Work:
         (self.folder / "go").touch()
 
     def ran(self) -> list[list[str]]:
-        """Of each stage that began: name, Slurm job, partition, process."""
+        """Return name, Slurm job, partition and process of each stage that began."""
         path = self.folder / "ran.txt"
         return [line.split() for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
     def wait_until_ran(self, count: int) -> list[list[str]]:
-        """Until so many stages began."""
+        """Wait until so many stages began."""
         wait_until(lambda: len(self.ran()) >= count)
         return self.ran()
 

@@ -49,7 +49,7 @@ class Imagined:
         self.run, self.folder = run, folder
         self.pictures = [picture(seed, size, frames) for seed in range(PICTURES)]
         self.drift = drift
-        """Of contrast, an iteration."""
+        """Change of contrast in an iteration."""
         self.done: Callable[[Any, Any], None] = lambda requests, manifests: None
         self.stop_at: dict[str, BaseException] = {}
         """Errors by the names of waves in which they are raised."""

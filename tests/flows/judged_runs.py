@@ -33,7 +33,7 @@ HELD_OUT: dict[str, list[list[float | None]]] = {
     "jpeg": [[0.0, 0.0, 0.0, 0.0], [-2.0, -2.0, -2.0, -2.0], [0.0, 0.0, 0.0, 0.0]],
     "pixel_statistics": [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 1.0]],
 }
-"""Of each reward, the scores of four held-out samples of three policy versions."""
+"""Scores of four held-out samples of three policy versions, by the reward."""
 
 
 def run_of(tmp_path: Path, *overrides: str, iterations: int = 4) -> Run:

@@ -35,7 +35,7 @@ from tests.hand_made import make, planned
 from tests.pages import ROOT
 
 NUM_PROMPTS = 25_432
-"""Of the set ``pickscore``."""
+"""Number of prompts of the set ``pickscore``."""
 CLIP = {"vocab_size": 49408, "max_position_embeddings": 77}
 CONFIGS: dict[str, dict[str, Any]] = {
     "text_encoder": CLIP

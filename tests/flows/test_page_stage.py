@@ -34,7 +34,7 @@ PLACES = {
     "flows/planning/requests.py": ("def update(run: Run, k: int) -> Request:", "{}\n\n{anchor}"),
     "flows/post_train.py": ("    # A stale rollout reads nothing", "{}\n{anchor}"),
 }
-"""Of each file that the page edits: the text at the place, and the text that replaces it."""
+"""The text at a place and the text that replaces it, by the file that the page edits."""
 
 
 def add_stage(tree: Path) -> None:

@@ -32,9 +32,9 @@ from tests.stages.conftest import FEW_PROMPTS, make
 
 SHAPE = "sd3_5_medium"
 WIDTHS = 768, 1280
-"""Of the two CLIP text encoders; together the pooled width of the transformer."""
+"""Widths of the two CLIP text encoders; together the pooled width of the transformer."""
 ITERATIONS = 3
-"""Of each mode: the first one begins with processes that import."""
+"""Iterations of each mode: the first one begins with processes that import."""
 PROMPTS, GROUP, AT_ONCE = 4, 4, 8
 VARIANTS: tuple[Variant, ...] = ("three", "two")
 

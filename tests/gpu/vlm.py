@@ -62,7 +62,7 @@ SMALL: dict[str, dict[str, Any]] = {
 MERGE, FRAMES, CHANNELS = 2, 2, 3
 """Patches a side of a token, frames of a patch, and colours."""
 CONVERSATIONS, IMAGE_PATCHES, TEXT_TOKENS = 4, 32, 768
-"""Of a row: each conversation is about an image of so many patches a side, and has so many tokens of text."""
+"""Conversations of a row, patches a side of the image that each is about, and tokens of text in each."""
 
 
 def config(*, tiny: bool) -> dict[str, Any]:

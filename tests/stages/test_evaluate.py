@@ -65,7 +65,7 @@ def autocast(transformer: nn.Module) -> None:
 
 @pytest.fixture(params=OF_TEXT)
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> ModelRef:
-    """Of each family."""
+    """A base model of each family."""
     path = str(tiny_pipelines.save(request.param, tmp_path / "base"))
     return ModelRef(path=path, adapter=request.param, digest="")
 

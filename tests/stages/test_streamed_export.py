@@ -28,7 +28,7 @@ from tests.stages.conftest import make
 LAYERS, WIDTH = 24, 64
 BLOCK_BYTES = 2**16
 PART_FILE_BYTES = 2**22
-"""Of the policy, whose files are cut otherwise than the base's."""
+"""Most bytes of a file of the policy, whose files are cut otherwise than the base's."""
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def exported(base: Path, tensors: dict[str, torch.Tensor], folder: Path) -> Requ
 
 
 def peak_bytes(request: Request, folder: Path) -> tuple[Manifest, int]:
-    """Of what Python and torch allocate while the stage runs, each at its most."""
+    """Make the stage. Return its manifest and the most bytes of Python plus the most bytes of torch meanwhile."""
     with Live() as live:
         tracemalloc.start()
         try:

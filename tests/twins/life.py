@@ -47,9 +47,9 @@ class Outcome:
     killed: str = ""
     """Place and moment of the kill."""
     digest: str = ""
-    """Of the contents of all its artifacts."""
+    """Digest of the contents of all its artifacts."""
     cpu: str = ""
-    """Whose bits these are."""
+    """The CPU that made these bits."""
     cpu_s: float = 0.0
     seconds: float = 0.0
     overrides: list[str] = field(default_factory=list[str])

@@ -29,14 +29,14 @@ FAMILIES = {
 }
 """Model plugins by a part of the name of their weights."""
 OPTIONS = {"Wan2.2-TI2V-5B": {"expand_timesteps": True}}
-"""Of tiny pipelines, by the same."""
+"""Options of tiny pipelines by a part of the name of their weights."""
 MOST_RANKS = 4
 PREPARATION = ("tiny", "data")
 """Folders of configs/ that hold no recipe of real weights."""
 GROUP, PROMPTS = 3, 2
 """Samples of a prompt and prompts of an iteration: they divide evenly among no number of ranks but one."""
 CONVERSATIONS = 8
-"""Of an optimizer step: a multiple of the ranks, as VLMs need."""
+"""Conversations of an optimizer step: a multiple of the ranks, as VLMs need."""
 LORA_RANK = 2
 
 

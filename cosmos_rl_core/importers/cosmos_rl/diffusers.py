@@ -235,7 +235,7 @@ _VALIDATIONS = table({
     f"{SAMPLE}.guidance_scale": rows.validation_guidance_row,
     f"{SAMPLE}.eval_num_steps": "cosmos-rl validates supervised training with num_steps",
 })  # fmt: skip
-"""Of supervised training."""
+"""Settings of supervised training."""
 _SAMPLES = table({
     f"{SAMPLE}: num_steps eval_num_steps": taken,
     f"{SAMPLE}: guidance_scale": rows.guidance_row,

@@ -22,7 +22,7 @@ def entries(returned: Any, count: int) -> list[Any]:
 def scored(entry: Any, label: str) -> dict[str, Any] | Exception:
     """Return an entry as scores with a finite float ``label``, or as an error.
 
-    Of the other values, finite numbers become floats, other numbers None, everything else text.
+    Among the other values finite numbers become floats, other numbers None, and everything else text.
     """
     if isinstance(entry, Exception):
         return entry

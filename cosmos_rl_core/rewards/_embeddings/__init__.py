@@ -13,7 +13,7 @@ from cosmos_rl_core.rewards._base.pixels import frames_of, no_reference
 from cosmos_rl_core.rewards._batches import each, in_batches
 
 Embeddings = np.ndarray | Exception
-"""Of a sample's frames, ``[frames, dimensions]``, or why it has none."""
+"""Embeddings of a sample's frames, ``[frames, dimensions]``, or why it has none."""
 
 
 class Embedder(Protocol):

@@ -20,7 +20,8 @@ def runs(
 ) -> None:
     """List the runs of a store: state, iterations, reward before and now, time left, device time.
 
-    Of runs that are named, also the settings in which they differ from the first. Exit with 65 if one is damaged.
+    Runs that are named are also shown with the settings in which they differ from the first. Exit with 65 if one is
+    damaged.
 
     Examples:
         cosmos-flows runs

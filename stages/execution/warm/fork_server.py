@@ -53,7 +53,7 @@ REAP_INTERVAL_S = 0.02
 READY_BYTES = 2**30
 """Most bytes of loaded models and scorers, so that the server of a large model does not hold it all the time."""
 _READY_BYTES: list[int] = []
-"""Of what is loaded."""
+"""Bytes of each model and scorer that is loaded."""
 MEETING_FILE = "meeting"
 """File next to a request at which its ranks join their process group."""
 

@@ -133,7 +133,7 @@ def on_gpu(dtype: torch.dtype, width: int) -> tuple[list[tuple[Any, ...]], Tenso
 
 
 def lengths_in(calls: list[tuple[Any, ...]]) -> list[int]:
-    """Of the segments whose scores were made, a call for each length."""
+    """Return the lengths of the segments whose scores were made, a call for each length."""
     return [scores.shape[-1] for scores, *_ in calls]
 
 

@@ -171,7 +171,7 @@ def test_videos_and_large_binaries_are_media_too(tmp_path: Path):
 
 
 def test_memory_holds_one_batch_at_a_time(tmp_path: Path):
-    """Of a file of 64 MB in batches of 4 MB."""
+    """The file has 64 MB in batches of 4 MB."""
     columns = {"image": media([bytes(2**22)] * 16), "text": pa.array(["a"] * 16)}
     save(tmp_path, columns, IMAGE, rows_per_batch=1)
     script = (

@@ -44,9 +44,10 @@ def near(found: int, expected: int, module: nn.Module) -> bool:
 
 
 def table_bytes(module: nn.Module) -> int:
-    """Of positions, that are neither weights nor buffers: counted, and not made in a second micro-batch on a CPU.
+    """Return the bytes of tables of positions, which are neither weights nor buffers.
 
-    They are attributes of modules, or of plain objects that are.
+    They are counted, and a second micro-batch on a CPU does not make them. They are attributes of modules, or of plain
+    objects that are attributes of modules.
     """
     held = [value for part in module.modules() for value in vars(part).values()]
     held += [vars(value) for value in held if hasattr(value, "__dict__") and not isinstance(value, nn.Module | type)]

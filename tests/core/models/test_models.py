@@ -118,7 +118,7 @@ def test_every_kind_of_sana_checkpoint_samples_as_the_stock_pipeline(
 
 
 def test_sana_puts_the_stock_instruction_before_prompts_and_keeps_the_prompts_end(tmp_path: Path):
-    """Of the instruction's embeddings the first and the last are kept, so that it takes no room from the prompt."""
+    """The first and the last of the instruction's embeddings are kept, so that it takes no room from the prompt."""
     model = load(tiny_pipelines.save("sana", tmp_path), "text")
     short, cut = model.encode_prompts(["ab", "a" * 50], 10)
     empty = model.encode_negative("", 10)

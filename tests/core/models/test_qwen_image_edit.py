@@ -25,7 +25,7 @@ def edits(tmp_path_factory: pytest.TempPathFactory) -> Referring:
 
 @pytest.fixture(scope="module")
 def timeless(tmp_path_factory: pytest.TempPathFactory) -> Referring:
-    """Of a transformer that is told that references are free of noise."""
+    """A pipeline whose transformer is told that references are free of noise."""
     return load_referring("qwen_image_edit", tmp_path_factory.mktemp("timeless"), zero_cond_t=True)
 
 

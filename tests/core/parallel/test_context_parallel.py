@@ -17,7 +17,7 @@ from tests.core.sequence_peers import cases, share, share_compiled
 from tests.stages.ranks import start_ranks
 
 HEADS = 5
-"""Of the tiny transformers: neither two nor four peers can share them evenly."""
+"""Attention heads of the tiny transformers: neither two nor four peers can share them evenly."""
 CASES = [f"{name}, {num_peers} peers" for num_peers in (2, 4) for name, _ in cases(Path(), num_peers)]
 WAN = {"num_attention_heads": 12, "patch_size": [1, 2, 2]}
 

@@ -16,7 +16,7 @@ from cosmos_rl_core.weights.policy_weights import prepare
 CPU = torch.device("cpu")
 PARTS = ("transformer", "vae", "text")
 BYTES = 4 * (3 * 2 + 2 + 1)
-"""Of a tied module."""
+"""Bytes of a tied module."""
 
 
 class Tied(nn.Module):

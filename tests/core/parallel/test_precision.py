@@ -14,7 +14,7 @@ from cosmos_rl_core.parallel.precision import MATRICES, computes_in
 
 @torch.no_grad()
 def test_in_bfloat16_the_same_matrices_stay_float32_as_in_the_stock_pipeline(family: Family):
-    """With the same bits. Of the five families' they are those that embed Wan's timestep."""
+    """They give the same bits. Among the five families they are the matrices that embed Wan's timestep."""
     if not has_autocast(family.device):
         pytest.skip("this device has no autocast")
     model: Any = family.load("transformer")

@@ -18,7 +18,7 @@ from tests.upstream_client import frame
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 TORCH = [name for name in plugins.own("rewards") if plugins.load("rewards", name).Options.facts.torch]
 THREADS = torch.get_num_threads()
-"""Of a process in which nothing was set, as modules are imported before any test runs."""
+"""Threads of a process in which nothing was set: modules are imported before any test runs."""
 PROMPTS = ["a red car", 'a sign that says "a longer text"', "a"]
 
 

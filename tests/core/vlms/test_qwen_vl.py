@@ -189,7 +189,7 @@ def test_patches_are_ordered_by_token_then_by_place(folder: str):
 
 
 def test_pixels_are_scaled_without_aliasing_and_rounded():
-    """Of a smooth picture; where it is not smooth, the CPU's integers also clamp between rows and columns."""
+    """The picture is smooth. In others, the CPU's integers also clamp between rows and columns."""
     rows, columns = torch.meshgrid(torch.arange(60, device="cpu"), torch.arange(90, device="cpu"), indexing="ij")
     picture = (rows + 2 * columns).to(torch.uint8).expand(2, 3, 60, 90)
     exact = functional.interpolate(picture.double(), (28, 56), mode="bicubic", align_corners=False, antialias=True)

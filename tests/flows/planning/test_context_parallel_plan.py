@@ -22,7 +22,7 @@ DROPOUT = "policy.lora.lora_dropout=0.1"
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of two attention heads."""
+    """A pipeline of two attention heads."""
     return tiny_pipelines.save("wan", tmp_path_factory.mktemp("plans") / "wan")
 
 

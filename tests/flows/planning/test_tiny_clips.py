@@ -45,7 +45,7 @@ def test_each_picture_has_two_clips_and_held_out_ones_have_none(folder: Path):
 
 
 def test_the_tiny_vae_keeps_colours_of_blocks():
-    """Of any colours, also next to each other, to a tenth of one of 255 levels."""
+    """It keeps any colours, also next to each other, to a tenth of one of 255 levels."""
     dice = np.random.default_rng(0)
     picture = dice.integers(0, 256, (4, 8, 3), dtype=np.uint8).repeat(8, axis=0).repeat(8, axis=1)
     pixels = torch.from_numpy(clips.moving(picture, 16)).permute(3, 0, 1, 2)[None] / 127.5 - 1

@@ -20,7 +20,7 @@ from flows.sizes.activations import micro_batch
 from flows.sizes.basis import largest, typical
 
 SIZES = [(64, 64), (64, 64), (64, 64), (64, 96), (128, 64)]
-"""Of the reference of each prompt."""
+"""Size of the reference of each prompt."""
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ REFERRING: dict[str, tuple[str, dict[str, Any], tuple[dict[str, Any], dict[str, 
     "nft/wan2_2_i2v": ("wan", {"expand_timesteps": True}, (WAN_5B, WAN_5B_VAE), (480, 832), 5.0),
     "nft/wan2_1_i2v": ("wan_i2v", {}, (WAN_I2V_14B, WAN_VAE), (480, 832), 16.4),
 }
-"""Of recipes: the model plugin, options of its tiny pipeline, true settings, a reference, and billions of weights."""
+"""Model plugin, options of its tiny pipeline, true settings, a reference, and billions of weights, by the recipe."""
 
 
 def true_sized(folder: Path, name: str, settings: tuple[dict[str, Any], dict[str, Any]], **options: Any) -> Path:

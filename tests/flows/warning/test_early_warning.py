@@ -38,7 +38,7 @@ limits = [{ reward = "ocr", rise = 4.0 }]
 CALM, HIGH = (0.0, 0.5), (4.0, 4.5)
 """Scores of all samples of the first and third prompt of an iteration, and of the second and fourth."""
 FOUR_PROMPTS = "train.train_batch_per_replica=16", "train.train_policy.batch_size_per_optimize=8"
-"""Of fewer, limits on drift are not judged."""
+"""Settings of an iteration of four prompts. With fewer prompts, limits on drift are not judged."""
 
 
 class Loop:

@@ -86,7 +86,7 @@ def test_stages_of_one_and_two_ranks_in_mixed_order_have_the_bytes_of_new_proces
         make_stages(stages(make_run(tmp_path / "stay", values)))
         make_stages(islice(later, 2))
         if not sharded:
-            # Kept by each process. Of shared weights nothing is kept, and meshes are made anew.
+            # Each process keeps its weights. It keeps none that are sharded, and makes meshes anew.
             damage(base / "transformer" / WEIGHTS)
         make_stages(islice(later, 1))
     assert found == [*expected, *expected[:3]]

@@ -35,7 +35,7 @@ def values_of(model: str, train_policy: dict[str, Any], **diffusers: Any) -> dic
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, float]]:
-    """Of each forward pass whether it has a gradient, and its guidance."""
+    """Whether each forward pass has a gradient, and its guidance."""
     found, velocity = list[tuple[bool, float]](), Flux.velocity
 
     def told(self: Flux, *arguments: Any) -> Any:

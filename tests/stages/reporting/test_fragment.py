@@ -112,7 +112,7 @@ SCORES = {
     "jpeg": ([0.0, 0.0, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0]),
     "sharp": ([1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 1.0]),
 }
-"""Of each reward, the scores of four held-out samples of two policies."""
+"""Scores of four held-out samples of two policies, by the reward."""
 
 
 def test_the_sum_of_held_out_rewards_takes_samples_that_have_all_and_pass_every_gate(tmp_path: Path):

@@ -77,7 +77,7 @@ def test_what_another_machine_scored_in_whole_batches_is_not_adopted(tmp_path: P
 
 
 def test_ranks_agree_if_one_of_them_needs_batches_of_1(tmp_path: Path):
-    """Of two ranks the other one found its kernels wanting."""
+    """The other one of two ranks found that its kernels do not give the same bits in larger batches."""
     scorer = Scorer(request_of(tmp_path))
     assert scorer.make_exact(lambda mine: [mine, True], print)
     assert scorer.name == "uneven 1, batches of 1"

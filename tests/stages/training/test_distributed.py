@@ -26,11 +26,11 @@ from tests.run_first import python_path, run_first
 pytestmark = pytest.mark.processes
 
 STARTUP_S = 90.0
-"""Torchrun and two ranks import torch on a busy machine."""
+"""Seconds in which torchrun and two ranks import torch on a busy machine."""
 STALL_TIMEOUT_S = 3.0
-"""Of ranks that have started."""
+"""Timeout of ranks that have started."""
 KILLED_S = 10.0
-"""For ranks without a GPU to be gone."""
+"""Seconds after which ranks without a GPU are gone."""
 
 STAGE = """
 import os, random, signal, sys, threading, time, types

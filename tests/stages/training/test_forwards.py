@@ -26,7 +26,7 @@ from tests.stages.conftest import make
 from tests.stages.training.test_transitions import LORA, recipe, started, table_of
 
 TOKENS = 32
-"""Of a picture of 32 x 64 pixels in the tiny SD3."""
+"""Tokens of a picture of 32 x 64 pixels in the tiny SD3."""
 
 
 def options(tokens: int | None, mini_batch: int = 4) -> nft.Options:

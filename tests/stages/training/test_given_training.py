@@ -60,7 +60,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @torch.no_grad()
 def velocity_of(model: Any, latents: torch.Tensor, count: int, texts: Any, t: float, noise: torch.Tensor) -> Any:
-    """Of the base, at one video whose first ``count`` latent frames are its own."""
+    """Return the velocity of the base at one video whose first ``count`` latent frames are given."""
     conditioning = stack([texts | given_frames(latents[:, :count], LATENT_FRAMES)], CPU)
     x_t = ((1 - t) * latents + t * noise)[None]
     return model.velocity(x_t, torch.tensor([t], dtype=torch.float32, device=CPU), conditioning)[0]
@@ -96,7 +96,7 @@ def test_nft_begins_its_videos_with_frames_of_the_data_and_moves_by_the_others_a
 
 
 def test_neither_nfts_loss_nor_its_gradient_depends_on_what_is_predicted_at_given_frames(run: Run):
-    """Of none of its three policies, and by the mask that the stage gives it."""
+    """It depends on the prediction of none of its three policies there, by the mask that the stage gives it."""
     options = run.recipe.train.train_policy
     algorithm = plugins.load("algorithms", options.type).Algorithm(options)
     stored = Stored.read(requests.update(run, 0), advantages_of(run), ["current"])

@@ -96,7 +96,7 @@ def cut_over(mesh: DeviceMesh | None, transformer: nn.Module) -> Shards:
 
 
 def micro_batch(conditioning: Conditioning, samples: slice, key: str = "") -> MicroBatch:
-    """Of two samples, some, with keys of their own."""
+    """Return a micro-batch of some of two samples, each with a key of its own."""
     x_0, noise = (torch.from_numpy(seeds.normal((2, 4, 8, 8), name))[samples] for name in ("x_0", "noise"))
     t, advantages = (torch.tensor(values, device=CPU)[samples] for values in ([0.4, 0.8], [1.0, -2.0]))
     keys = tuple((key, i) for i in range(2))[samples]
@@ -302,7 +302,7 @@ def test_the_count_goes_on_from_iteration_to_iteration_and_its_limit_may_be_rais
 
 
 def gradients(trainer: Trainer, micro_batches: list[MicroBatch]) -> dict[str, Tensor]:
-    """Of one optimizer step, read off Adam's average of it; without clipping."""
+    """Return the gradients of one optimizer step without clipping, as Adam averages them."""
     trainer.steps = trainer.steps.model_copy(update={"grad_norm_clip": 1e9})
     trainer.step(0, micro_batches, 2, 1)
     return optimizer_state(trainer.optimizer, trainer.weights.parameters)

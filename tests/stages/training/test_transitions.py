@@ -183,7 +183,10 @@ def test_random_steps_are_priced_at_the_most_that_they_can_take(tmp_path: Path):
 
 
 def gradient_norm(run: Run, *, both: bool) -> float:
-    """Of the first optimizer step on all samples, where every log-ratio is 0: by hand, one step a time."""
+    """Compute by hand the norm of the first optimizer step on all samples, one solver step at a time.
+
+    Every log-ratio is 0 there.
+    """
     model = sd3.load(resolve_path("package:tiny-sd3"), ("transformer",), CPU)
     parameters = [parameter.requires_grad_() for parameter in model.transformer.parameters()]
     sample = run.recipe.policy.diffusers.sample.rollout
@@ -227,7 +230,7 @@ def test_leaving_out_a_prediction_that_is_not_made_is_a_mistake_of_the_recipe(tm
 def test_rollout_and_update_agree_on_the_density_in_any_batch(
     dtype: torch.dtype, limit: float, tmp_path: Path, device: torch.device
 ):
-    """Of the same samples in batches of 1, 2 and all, in another order than they were sampled in, by moved weights."""
+    """Weights have moved. Batches have 1, 2 or all samples, in another order than they were sampled in."""
     drifts = []
     with torch.autocast(device.type, dtype=dtype, enabled=dtype is not torch.float32):
         for mini_batch in (1, 2, 4):

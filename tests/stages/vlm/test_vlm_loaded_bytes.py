@@ -69,7 +69,7 @@ class Watched:
     folder: Path
     before_bytes: int = 0
     most_bytes: int = 0
-    """Of all ranks together, at one moment."""
+    """Most bytes of all ranks together at one moment."""
     samples: int = 0
     _done: threading.Event = field(default_factory=threading.Event)
 

@@ -36,7 +36,7 @@ class Referring:
     family: Family
     stock: Any
     frames: int
-    """Of the generated media."""
+    """Frames of the generated media."""
 
     @property
     def references(self) -> References:
