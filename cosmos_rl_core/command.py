@@ -14,7 +14,7 @@ from cosmos_rl_core.errors import ConfigError, visible
 
 PACKAGES = ("flows", "stages")
 OWNER = "cosmos-rl-flows"
-"""Each of them names it in the docstring of its ``__init__.py``."""
+"""The owner of the packages, which each of them names in the docstring of its ``__init__.py``."""
 
 
 def check_packages() -> None:

@@ -51,13 +51,13 @@ class Load(NamedTuple):
     function: str
     arguments: list[Any]
     num_bytes: int
-    """How much the memory of the process grew."""
+    """Bytes by which the memory of the process grew."""
 
 
 _READY: dict[bytes, Any] = {}
-"""What the server of this fork has loaded, by the call."""
+"""Values that the server of this fork has loaded, by the call."""
 _LOADS: list[Load] = []
-"""What this process loaded itself."""
+"""Calls by which this process itself loaded something."""
 
 
 def loaded(function: Callable[..., T], *arguments: Any) -> T:
@@ -78,17 +78,17 @@ def loaded(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def loads() -> list[Load]:
-    """Return what this process loaded itself, as its server may load it for the next forks."""
+    """Return the calls by which this process itself loaded something; its server may repeat them for the next forks."""
     return [*_LOADS]
 
 
 def is_ready(load: Load) -> bool:
-    """Return whether this server has loaded it."""
+    """Return whether this server keeps the result of this call."""
     return _key(load.module, load.function, load.arguments) in _READY
 
 
 def make_ready(load: Load, found: Any) -> None:
-    """Keep what was loaded for the forks of this server."""
+    """Keep the result of a call for the forks of this server."""
     _READY[_key(load.module, load.function, load.arguments)] = found
 
 

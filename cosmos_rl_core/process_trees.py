@@ -19,9 +19,9 @@ LOOK_S = 0.02
 TREE_INTERVAL_S = 1.0
 """Interval in seconds at which the descendants of a process are listed."""
 STACKS_S, NEXT_STACK_S = 0.5, 0.3
-"""Waits for processes to write their stacks: for the last one, and for each before the next one begins."""
+"""Seconds for processes to write their stacks: for the last process, and for each one before the next one begins."""
 KILLED = -9
-"""Return code of a process whose own is unknown."""
+"""Return code that is taken for a process whose return code is unknown."""
 
 
 class Process(Protocol):

@@ -131,7 +131,7 @@ class Traffic:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the seconds inside as waiting: of the main thread only, and of nested waits only the outermost."""
+        """Count the seconds inside as waiting: in the main thread only, and nested waits once."""
         if self._since_s is not None or threading.current_thread() is not threading.main_thread():
             yield
             return

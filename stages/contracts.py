@@ -44,7 +44,7 @@ class Embed(StageConfig):
     prompts: tuple[Prompt, ...] = ()
     """The prompts. The negative prompt, for guidance, and the empty one, for text dropout, are added."""
     negative_prompt: str | None = None
-    """None means the default of the stock pipeline's call."""
+    """The negative prompt; None means the default of the stock pipeline's call."""
     max_prompt_length: int
     prefixed: bool = False
     """Whether the stored embeddings are outputs of the base's first, frozen module."""
@@ -53,7 +53,7 @@ class Embed(StageConfig):
 class Encode(StageConfig):
     """Latents of a media set, made once: one safetensors file an item, in tar shards.
 
-    Or of the media that the last of the input ``parts`` adds to a dataset, and that parts that come ``later`` leave.
+    With input ``parts``, latents of the media that the last part adds to a dataset and that ``later`` parts keep.
     """
 
     name = "encode"
@@ -249,7 +249,7 @@ class Update(Training):
     density: TimeDensity = TimeDensity()
     """Density of the data term's noise levels, if they are drawn."""
     foreign: Foreign | None = Field(default=None, json_schema_extra={"neutral": None})
-    """For rollouts of another run that the policy itself would not have made; else None."""
+    """Settings for rollouts of another run that the policy itself would not have made; else None."""
 
 
 class Finetune(Training):

@@ -102,4 +102,4 @@ class References(StageConfig):
     version = 1
     torch = False
     references: tuple[Reference, ...]
-    """Each once, in the order of their digests."""
+    """The pictures and clips, each once, in the order of their digests."""

@@ -54,7 +54,7 @@ class _Stock:
     pipeline: Any
     config: contracts.Evaluate
     facts: dict[str, Any]
-    """What the index says of every sample besides its prompt and seeds."""
+    """Columns of the index that are equal for every sample, with their values."""
     pictures: Pictures
 
     def sample(self, plans: list[SamplePlan]) -> list[tuple[np.ndarray | None, bool]]:

@@ -156,7 +156,7 @@ def _add_behaviours(
 
 
 def _draws(request: Request, algorithm: Algorithm, model: Model, stored: Stored) -> list[tuple[Draw, int]]:
-    """Return what an optimizer step is made of, each with its draws a sample; the rewarded draws come first."""
+    """Return the draws of an optimizer step, with their number for each sample; the rewarded draws come first."""
     config = request.settings(contracts.Update)
     num_steps = config.sample.num_steps
     needs = algorithm.needs

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 STD_FLOOR = 1e-4
-"""Added to the standard deviation of rewards, whatever their scale, as in DiffusionNFT and FlowGRPO."""
+"""Number that is added to the standard deviation of rewards, whatever their scale, as in DiffusionNFT and FlowGRPO."""
 
 
 HELD = "held"

@@ -42,7 +42,7 @@ class Batch:
     t: Tensor
     """Noise level of each sample ``[B]`` in [0, 1]."""
     advantages: Tensor | None
-    """Advantage of each sample ``[B]``, float32: of a pair 1 and -1. None for media of a dataset."""
+    """Advantage of each sample ``[B]``, float32; 1 and -1 in a pair. None for media of a dataset."""
     mask: Tensor | None = None
     """1 at generated dimensions, 0 at given ones, broadcasts to ``x_0``; None if all are generated."""
 

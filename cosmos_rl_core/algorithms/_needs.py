@@ -63,8 +63,9 @@ class Needs:
     """Share of the sampler's noise levels, 0 to 1, that each sample is trained at, rounded down. Unused with
     ``train_on``."""
     unit: Literal["sample", "pair"] = "sample"
-    """What no micro-batch, no rank and no optimizer step divides. ``pair``: two samples of a rollout at the same noise
-    level, with the same noise. ``advantages`` then also returns the column ``beats``. Not with ``train_on``."""
+    """The unit that no micro-batch, no rank and no optimizer step divides. ``pair``: two samples of a rollout at the
+    same noise level, with the same noise; ``advantages`` then also returns the column ``beats``. Not with
+    ``train_on``."""
     most_pairs: Callable[[int], int] = every_pair
     """Largest number of pairs of a prompt with so many samples. Unused unless ``unit`` is ``pair``."""
     given_pairs: int = 0

@@ -49,8 +49,8 @@ class Options(RewardedOptions):
     preferences_count: int = Field(default=0, ge=0, json_schema_extra={"neutral": 0})
     """Number of pairs in that file. The plan fills it in."""
     min_gap: float = Field(default=0.0, ge=0)
-    """Smallest difference of rewards of a pair, in the unit of the weighted sum of rewards. Pairs of less, and of equal
-    rewards, are left out and counted."""
+    """Smallest difference of rewards of a pair, in the unit of the weighted sum of rewards. Pairs with a smaller
+    difference, and pairs with equal rewards, are left out and counted."""
     timesteps_fraction: float = Field(default=0.99, gt=0, le=1)
     """Share of the rollout's noise levels that each pair is trained on, rounded down: .99 of 10 is 9."""
     update_ref_every_iter: int = Field(default=0, ge=0)

@@ -69,7 +69,7 @@ class Question:
     name: str
     """Name of what is asked about, for messages."""
     content: Callable[[], Content]
-    """Make the message, when its turn comes. Raises ``ValueError`` if it cannot be made."""
+    """Makes the message when its turn comes. Raises ``ValueError`` if it cannot be made."""
 
 
 class ChatService:

@@ -23,10 +23,10 @@ class Row(NamedTuple):
     """A conversation of a dataset."""
 
     name: str
-    """Its place in the files, for people."""
+    """Place of the conversation in the files, for people."""
     messages: list[Message]
     reason: str = ""
-    """Why it cannot be used, "" if it can."""
+    """Why the conversation cannot be used; "" if it can be."""
 
 
 class ChatDatasetPlugin(Protocol):

@@ -74,8 +74,8 @@ class SlurmConfig(SlurmNodes):
     setup: tuple[str, ...] = ()
     """Lines of shell at the start of the batch script, e.g. ``["module load cuda"]``."""
     stages: dict[str, SlurmNodes] = {}
-    """Other settings of single stages, e.g. ``[launch.slurm.stages.update] nodes = 2``; with Ray of the nodes that
-    ``[launch.ray.stages.<name>]`` gives them, e.g. ``partition = "l40s"``."""
+    """Other settings of single stages, e.g. ``[launch.slurm.stages.update] nodes = 2``; with Ray, other settings of the
+    nodes that ``[launch.ray.stages.<name>]`` gives single stages, e.g. ``partition = "l40s"``."""
 
     def resources_of(self, stage: str) -> SlurmNodes:
         """Return the settings of one stage."""

@@ -197,9 +197,9 @@ class DiffusersConfig(TimeDensity):
     them and evaluations. Default: the default ``guidance_scale`` of the stock pipeline's call.
     ``sample.guidance_scale`` is the weight between two predictions, which these pipelines call ``true_cfg_scale``."""
     supervised_guidance_scale: float | None = Field(default=None, ge=0, json_schema_extra=NOT_IDENTITY)
-    """Guidance-distilled transformers only: the same input in losses on media, which are supervised training, held-out
-    losses and a diffusion loss in addition to rewards. Default: 1 for FLUX.1 dev, as diffusers' commands train it. Its
-    resolved value is part of the identity of what it decides."""
+    """Guidance-distilled transformers only: the guidance that is an input of the transformer in losses on media:
+    supervised training, held-out losses, and a diffusion loss in addition to rewards. Default: 1 for FLUX.1 dev, as
+    diffusers' commands train it. Its resolved value is part of the identity of what it decides."""
     cfg_normalization: float | None = Field(default=None, gt=0, json_schema_extra={"neutral": None})
     """Z-Image only: longest norm of a guided prediction, in norms of the conditional one, in rollouts, losses on them
     and evaluations. Lower saturates pictures less. Default: no limit, the default of the stock pipeline's call."""

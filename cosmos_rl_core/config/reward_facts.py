@@ -13,7 +13,7 @@ class Facts:
     """Facts of a reward plugin: its input, its scores, its source, and how far it was checked."""
 
     input: Literal["image", "video", "any"] = "any"
-    """What it scores: images (of a video, each frame), videos only, or both."""
+    """Media that the reward scores: images (each frame of a video), videos only, or both."""
     scores: Mapping[str, str] = field(default_factory=lambda: NOTHING)
     """Its scores by name, each with its scale in words, such as ``cosine in [-1, 1]``."""
     source: str = ""

@@ -26,7 +26,7 @@ class ModelRef(Section):
     embedded_guidance_scale: float | None = None
     """Guidance that the transformer takes as an input; None if it takes none."""
     supervised_guidance_scale: float | None = Field(default=None, json_schema_extra={"neutral": None})
-    """The same in losses on media, where it is another; None if it is the same."""
+    """Guidance that the transformer takes in losses on media; None for ``embedded_guidance_scale``."""
     cfg_normalization: float | None = Field(default=None, json_schema_extra={"neutral": None})
     """Longest norm of a guided prediction, in norms of the conditional one; None means the stock pipeline's own."""
     cfg_truncation: float | None = Field(default=None, json_schema_extra={"neutral": None})

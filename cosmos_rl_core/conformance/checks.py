@@ -69,7 +69,7 @@ class Checks:
         self._chosen: dict[str, tuple[Checked, str]] = {}
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Know the mark of tests that take long, which are all made here."""
+        """Register the mark of tests that take long. All of them run here."""
         config.addinivalue_line("markers", "slow: takes long")
 
     @pytest.fixture(scope="session")

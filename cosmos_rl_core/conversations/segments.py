@@ -1,6 +1,6 @@
 """Attention of rows that are divided into segments: each token attends within its segment alone.
 
-The segments of a row are its conversations, of a vision tower frames or windows. A row costs what its segments cost.
+The segments of a row are its conversations; in a vision tower, frames or windows. A row costs what its segments cost.
 On a GPU half types have one kernel for segments of any length. Elsewhere segments of equal length are a batch of their
 own. Models of transformers call it by its name once :func:`use` was called.
 """
@@ -33,7 +33,7 @@ class Pattern(NamedTuple):
     scaling: float | None
     causal: bool
     window: int | None
-    """Number of tokens, the last ones, that it sees; None for all."""
+    """Number of the last tokens that a token attends to; None for all."""
 
 
 def use(model: Any) -> None:

@@ -117,10 +117,10 @@ class Item(NamedTuple):
     """A medium with its caption, as a source lists it. Nothing of the medium is decoded."""
 
     name: str
-    """Unique in the source, such as the stem of its files."""
+    """Name that is unique in the source, such as the stem of the item's files."""
     kind: Literal["image", "video"]
     caption: str | None
-    """None if there is none yet."""
+    """Caption of the medium; None if there is none yet."""
     metadata: dict[str, Any] = {}
     """JSON values next to the caption."""
 
@@ -129,7 +129,7 @@ class Picture(NamedTuple):
     """A picture that a caption refers to, as a source reads it."""
 
     name: str
-    """For messages."""
+    """Name of the picture in messages."""
     data: bytes
 
 

@@ -19,15 +19,15 @@ class File:
 
     path: Path
     url: str
-    """Empty: it is never downloaded."""
+    """URL of the file; empty for a file that is never downloaded."""
     lines: int = 0
-    """Lines that it has at least; 0 if unknown."""
+    """Least number of lines of the file; 0 if unknown."""
     sha256: str = ""
     """Expected sha256 of its bytes in hex; empty if unknown."""
 
     @property
     def remedy(self) -> str:
-        """Return what to do about other bytes."""
+        """Return what to do if the file has other bytes than expected."""
         return f"{'delete it to download it again, or ' if self.url else ''}put the whole file there"
 
 

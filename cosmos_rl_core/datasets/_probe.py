@@ -42,8 +42,8 @@ def probe(file: BinaryIO, kind: str) -> Facts:
 def shape(file: IO[bytes] | str, kind: str) -> Shape:
     """Return size and length of a medium. ``file`` is local: an error of reading it counts as damage.
 
-    An image is decoded; of a video every packet is read and the first frame decoded. Raises :class:`ItemError` with
-    the reason if the file is damaged.
+    An image is decoded. Every packet of a video is read, and its first frame is decoded. Raises :class:`ItemError`
+    with the reason if the file is damaged.
     """
     with _clips.damage():
         return _video(file) if kind == "video" else _image(file)

@@ -24,9 +24,9 @@ PICTURE_FORMATS = (*_clips.IMAGE_FORMATS, "TIFF", "AVIF")
 def decoded(data: bytes) -> np.ndarray:
     """Return the picture or the end of the clip in the bytes of a file: uint8 RGB ``[frames, height, width, 3]``.
 
-    It is turned as it is shown, and transparent parts are white. A picture is one frame; of a clip the last
-    :data:`CLIP_FRAMES` are read. Raises ``ValueError`` unless it is one whole picture or clip of usual size. A clip is
-    whole if its frames last as long as its file says; files of MPEG streams do not say it.
+    It is turned as it is shown, and transparent parts are white. A picture is one frame; the last
+    :data:`CLIP_FRAMES` frames of a clip are read. Raises ``ValueError`` unless it is one whole picture or clip of usual
+    size. A clip is whole if its frames last as long as its file says; files of MPEG streams do not say it.
     """
     if len(data) > MOST_BYTES:
         raise ValueError(f"{len(data) / 2**20:.0f} MiB, at most {MOST_BYTES // 2**20} are taken; make the file smaller")

@@ -30,7 +30,7 @@ class Origin(NamedTuple):
     file: str = "{split}.txt"
     """Name of its file in the cache."""
     remote: str = "{split}.txt"
-    """Name of its file at the URL."""
+    """Name of the set's file at the URL."""
     lines: tuple[int, int] = (0, 0)
     """Lines of ``train`` and of ``test``; 0 if not known."""
     branch: str = ""

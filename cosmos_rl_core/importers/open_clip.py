@@ -16,7 +16,7 @@ from transformers import CLIPConfig, CLIPModel
 from cosmos_rl_core.errors import ConfigError
 
 HEADS = 16
-"""Attention heads of ViT-H-14, of pictures and texts; no shape of a tensor tells them."""
+"""Attention heads of ViT-H-14 for pictures and for texts; no shape of a tensor tells them."""
 _WHOLE = {
     "positional_embedding": "text_model.embeddings.position_embedding.weight",
     "token_embedding.weight": "text_model.embeddings.token_embedding.weight",

@@ -26,7 +26,7 @@ class Listing:
     """The files in a folder and in the folders below it."""
 
     files: dict[str, Seen]
-    """By their URLs."""
+    """Files by their URLs."""
     names: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     """What is directly in each folder, by its URL."""
 

@@ -20,7 +20,7 @@ COMPONENTS = ("transformer", "vae", "text")
 VAE."""
 
 _READS_PROMPTS = ("text_encoder", "tokenizer", "processor", "image_encoder", "image_processor")
-"""What the names of parts begin with that belong to ``text``: of texts, and of pictures that prompts refer to."""
+"""Beginnings of the names of parts of ``text``: they read texts, and pictures that prompts refer to."""
 
 EMPTY_TRANSFORMER = "empty transformer"
 """Replaces ``transformer``: its weights stay on the meta device until the caller reads them; buffers are real."""

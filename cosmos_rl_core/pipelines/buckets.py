@@ -52,7 +52,7 @@ def of_area(size: Size, multiples: Size) -> tuple[Size, ...]:
 
 @cache
 def nearest(buckets: Sequence[Size], size: Size) -> Size:
-    """Return the bucket whose ratio is nearest to the ratio of ``size``; of two as near, the first."""
+    """Return the bucket whose ratio is nearest to the ratio of ``size``; the first one if several are as near."""
     return min(buckets, key=lambda bucket: _apart(_ratio(bucket), _ratio(size)))
 
 

@@ -15,7 +15,7 @@ HALF_BYTES = 2
 CHECKSUM_WORDS, CHECKSUM_BYTES = 2**24, 40
 """Words of a tensor whose checksum is computed at once, and the bytes that each of them takes meanwhile."""
 BytesEach = Callable[[str, tuple[int, ...]], int]
-"""From the name and the shape of a tensor to the bytes of each of its numbers."""
+"""Function of the name and the shape of a tensor that returns the bytes of each of its numbers."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,10 @@ def in_half(shapes: Shapes, float32_modules: Collection[str]) -> int:
 
 
 def halved(float32_modules: Collection[str], is_cast: Callable[[str, tuple[int, ...]], bool]) -> BytesEach:
-    """Return the bytes of a number of each tensor: half of those that are cast, except in the named modules."""
+    """Return a function that gives the bytes of a number: a half type if the tensor is cast, else float32.
+
+    Tensors of modules with a name in ``float32_modules`` are not cast.
+    """
     kept = set(float32_modules)
     return lambda name, shape: HALF_BYTES if is_cast(name, shape) and not kept & set(name.split(".")) else FLOAT32_BYTES
 

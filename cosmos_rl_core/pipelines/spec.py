@@ -98,17 +98,19 @@ class References:
     """Fewest of a prompt. 0: the family also makes media of text alone."""
     most: int = 1
     pipeline_class: str
-    """Class of the stock pipeline that takes them; evaluations run it."""
+    """Class of the stock pipeline that takes references; evaluations run it."""
     argument: str = "image"
-    """Argument of its call that has them."""
+    """Argument of the pipeline's call that has the references."""
     takes_list: bool = True
-    """It takes a list of them for one prompt. False: one for each prompt of a batch."""
+    """Whether the argument is a list of references for one prompt. False: one reference for each prompt of a batch."""
     with_argument: Callable[[int], Mapping[str, Any]] = lambda _: {}
     """Function of the frames of a prompt's reference, 1 for a picture: other arguments of a call that has it."""
     clips: bool = False
-    """It takes clips too, and a video continues their last frames. The argument then is a list of frames."""
+    """Whether the pipeline takes clips too, whose last frames a video continues. The argument then is a list of
+    frames."""
     read_with_text: bool = False
-    """The text encoder reads them, with the negative prompt too. The model then defines ``_encode_prompt_with``."""
+    """Whether the text encoder reads references, with the negative prompt too. The model then defines
+    ``_encode_prompt_with``."""
     token_size: Callable[[tuple[int, int]], tuple[int, int]] | None = None
     """Function of the height and width of a reference in pixels: the size that it is scaled to, where each adds tokens
     of its own to the transformer's. They are of what whole tokens cover of that size. None: it adds none. The function
@@ -162,10 +164,11 @@ class ModelSpec:
     prompt_length: int | None = None
     """The only ``max_prompt_length`` that the transformer reads right; None for any number."""
     pads_text: bool = True
-    """Every prompt has ``max_prompt_length`` tokens; False: only the tokens of its text, and at most that."""
+    """Whether every prompt has ``max_prompt_length`` tokens. False: it has only the tokens of its text, at most as
+    many."""
     unread_padding: Mapping[str, str | None] = field(default_factory=dict)
-    """Tensors of a prompt's conditioning, ``[tokens, ...]``, whose last rows may be padding that the transformer does
-    not read: of each the name of its mask, 0 at padding; None if padding is zero. Such rows are not stored."""
+    """Names of masks, 0 at padding, by the name of a tensor of a prompt's conditioning, ``[tokens, ...]``, whose last
+    rows may be padding that the transformer does not read; None if padding is zero. Such rows are not stored."""
     time_argument: str = "timestep"
     """Argument of the transformer that has the time. Its first argument is the state."""
     text_argument: str = "encoder_hidden_states"
@@ -198,7 +201,7 @@ class ModelSpec:
     """Input of transformers with ``guidance_embeds``: the default of the stock call's ``guidance_scale``. None: the
     family has no such transformers."""
     supervised_guidance_scale: float | None = None
-    """The same input in losses on media, where it is trained at another value. None: the same value."""
+    """Input of these transformers in losses on media. None: ``embedded_guidance_scale``."""
     max_given_frames: int = 0
     """Most latent frames that can be given at the start of a video. Above 0 ``velocity`` takes
     :func:`cosmos_rl_core.interfaces.models.given_frames`."""

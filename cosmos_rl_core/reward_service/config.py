@@ -90,11 +90,11 @@ class DecodeArgs(Section):
     model_path: UserPath = ""
     """Folder of diffusers with the VAE of Wan 2.1 (16 channels), or of a pipeline that has it. Empty: no decoder."""
     wan2pt2_model_path: UserPath = ""
-    """The same for Wan 2.2 (48 channels)."""
+    """Folder of diffusers with the VAE of Wan 2.2 (48 channels), or of a pipeline that has it. Empty: no decoder."""
     dtype: Literal["float16", "bfloat16", "float32"] = "float16"
     """Number format of the decoder."""
     device: Device = "cuda"
-    """As for scorers."""
+    """Device of the decoder, with the values that scorers take."""
     chunk_duration: int = 81
     """Not used."""
     temporal_window: int = 16

@@ -45,7 +45,7 @@ class Start:
     environment: Mapping[str, str]
     setup: Mapping[str, Any]
     log: Path
-    """File for what it prints."""
+    """File for what the process prints."""
 
 
 @dataclass(eq=False)
@@ -156,11 +156,11 @@ class Pool:
         self.ready = 0
         """Number of processes that are ready."""
         self.version = ""
-        """What the processes say of themselves once one is ready."""
+        """Version of the scorer, as the processes tell it once one is ready."""
         self.batching = ""
-        """How they put samples together, once one is ready."""
+        """How the processes put samples together, as they tell it once one is ready."""
         self.fault = ""
-        """Why the last process that did not start or that ended did so; "" while all are well."""
+        """Why the last process ended or did not start; "" while all are well."""
         self.deaths = 0
         self.broken = False
         """True if no process is ready and starting them failed several times."""

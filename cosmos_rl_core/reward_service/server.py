@@ -26,7 +26,7 @@ BACKLOG = 2048
 GRACE_S = 5
 """Seconds for answers under way at the end."""
 SPARSE = ("asyncio", "uvicorn.error", connections.__name__, app_of.__module__)
-"""Loggers of what clients can provoke."""
+"""Loggers of messages that clients can provoke. Each message is shown once a second at most."""
 log = logging.getLogger(__name__)
 
 

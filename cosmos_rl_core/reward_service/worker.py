@@ -35,7 +35,7 @@ class Work(Protocol):
 
     version: str
     batching: str
-    """How it puts samples together, in words; "" for work without a choice."""
+    """How samples are put together, in words; "" for work without a choice."""
 
     def answers(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return an answer to each request."""
@@ -77,9 +77,9 @@ class Scoring:
         ]
 
     def _entries(self, samples: Sequence[Sample]) -> list[Entry]:
-        """Return scores or an error for each sample. If the scorer raises for all, each is scored alone; of a groupwise
-        reward, all fail.
+        """Return scores or an error for each sample.
 
+        If the scorer raises for all samples, each is scored alone; if the reward is groupwise, all samples fail.
         Raises errors that a new process may not have: it is out of memory, or has lost its device.
         """
         try:

@@ -18,4 +18,4 @@ class Solver:
     schedulers: Mapping[str, Alike] = field(default_factory=dict[str, Alike])
     """Scheduler classes of diffusers whose steps it takes, with the settings for which they are equal."""
     own_levels: bool = False
-    """Whether it has noise levels of its own, in place of the pipeline's schedule."""
+    """Whether the solver has noise levels of its own, in place of the pipeline's schedule."""

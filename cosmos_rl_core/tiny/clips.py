@@ -1,9 +1,9 @@
 """Clips that a tiny Wan 2.2 learns to make of their first frames within minutes: a picture that stays, or moves.
 
-``python -m cosmos_rl_core.tiny.clips DIR`` writes them, and the model. A picture has two halves of one colour each. Of
-each there are two clips with one caption: in one it stays, in the other it moves to the right by a half of its width,
-so that supervised training learns to make both. A reward prefers one. The colours are in the first frame alone;
-held-out pairs of colours are in no clip.
+``python -m cosmos_rl_core.tiny.clips DIR`` writes them, and the model. A picture has two halves of one colour each.
+Each picture has two clips with one caption: in one clip it stays, in the other it moves to the right by a half of its
+width, so that supervised training learns to make both. A reward prefers one of them. The colours are in the first frame
+alone; held-out pairs of colours are in no clip.
 """
 
 import json

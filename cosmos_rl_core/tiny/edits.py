@@ -1,8 +1,9 @@
 """Edits that a tiny FLUX.2 klein learns within minutes: to keep a picture as it is.
 
-``python -m cosmos_rl_core.tiny.edits DIR`` writes them, and the model. A picture has two halves of one colour each. Of
-each there are two results with one instruction, its middle and the mirrored one, so that supervised training learns to
-make both. A reward prefers one. The colours are in the reference alone; held-out pairs of colours are in no result.
+``python -m cosmos_rl_core.tiny.edits DIR`` writes them, and the model. A picture has two halves of one colour each.
+Each picture has two results with one instruction, its middle and the mirrored middle, so that supervised training
+learns to make both. A reward prefers one of them. The colours are in the reference alone; held-out pairs of colours are
+in no result.
 """
 
 import json
@@ -30,7 +31,7 @@ COLOURS = (
     (160, 60, 200),
 )  # fmt: skip
 HELD_OUT = 8
-"""One of so many pairs of colours is held out."""
+"""Number of pairs of colours of which one is held out."""
 SIDE, HEIGHT = 64, 32
 """Pixels of a side of a reference, and of the height of its edit."""
 PROMPT = "keep the middle"

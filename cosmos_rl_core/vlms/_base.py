@@ -63,7 +63,7 @@ class WeightShapes(NamedTuple):
     tables: tuple[str, ...]
     """Names of weights that are looked up, not multiplied."""
     output: str
-    """Name of the weight of the output. A model that has it in a table has none of this name."""
+    """Name of the weight of the output layer. A model whose output layer is a table has no weight of this name."""
     block: str
     """Regular expression of the beginning of the names of a repeated block's weights."""
 

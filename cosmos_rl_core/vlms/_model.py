@@ -20,7 +20,7 @@ class Answer(NamedTuple):
     text: str
     """The text, without special tokens."""
     whole: bool
-    """Whether the model ended it before it had as many tokens as it may have."""
+    """Whether the model ended the text itself, before the text had the most tokens that it may have."""
 
 
 class Vlm:

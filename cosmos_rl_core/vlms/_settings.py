@@ -54,7 +54,7 @@ class ImageSettings(Section, extra="ignore"):
     temporal_patch_size: int = Field(ge=1)
     """Number of frames in a patch."""
     merge_size: int = Field(ge=1)
-    """Side in patches of what becomes one token."""
+    """Side, in patches, of the square that becomes one token."""
     image_mean: tuple[float, float, float]
     """Mean of each channel, with white as 1."""
     image_std: tuple[float, float, float]

@@ -208,7 +208,7 @@ class Qwen2VLReward(Qwen25VL):
 
     weights = None
     writes_texts = False
-    """It is no class of transformers that generates: the reward plugin loads the model."""
+    """Whether transformers has a class for the model that generates texts. The reward plugin loads this one itself."""
 
     def time(self, clip: Clip) -> dict[str, list[float]]:
         """Return nothing."""

@@ -21,7 +21,7 @@ BEHAVIOUR = "behaviour"
 """The weights that generated the rollouts. Not stored as a part: it is ``current``, ``old`` or ``ema`` of a policy."""
 
 OWN = "own"
-"""In place of ``behaviour``, the run's own copy where another policy made the rollouts."""
+"""The run's own copy, read in place of ``behaviour`` where another policy made the rollouts."""
 Anchor = Literal["own", "behaviour"]
 """Weights that a loss reads as ``behaviour`` on rollouts of another run."""
 

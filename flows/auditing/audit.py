@@ -225,7 +225,7 @@ class Audit:
         return place_of(url).startswith(f"{place_of(self._run.url)}/")
 
     def _look_for_missing(self, every: list[Step]) -> None:
-        """Add the steps without an artifact that others come after."""
+        """Add a fault for each step that has no artifact although a later step has one."""
         last = self._last_begun(every)
         for step in every[: every.index(last)]:
             slot = self._slots[step.slot]
@@ -297,7 +297,7 @@ class Audit:
             self._findings.add(folder, "file", f"no head was written after {what}; the command `run` writes one")
 
     def _listed(self) -> Iterator[tuple[Slot | None, str, FileEntry]]:
-        """Yield every file that a record names, with slot and URL; of the pool, each once and without a slot."""
+        """Yield every file that a record names, with slot and URL. Files of the pool come once and without a slot."""
         pooled: dict[str, FileEntry] = {}
         for slot in self._slots.values():
             for generation, part in sorted(slot.dropped):

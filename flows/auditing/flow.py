@@ -49,7 +49,7 @@ def audit(
 
 
 def _audited(store: str, name: str, head: str | None, *, quick: bool) -> Findings:
-    """Return what is wrong with a run. One whose plan asks for what is not here does not end the audit of others."""
+    """Return what is wrong with a run. A run whose plan needs what is not here does not end the audit of others."""
     try:
         return auditing.audit(store, name, head=head, quick=quick)
     except ConfigError as error:

@@ -128,9 +128,8 @@ def _compare(
 def _as_scored(made: Manifest, request: Request) -> tuple[Request, str]:
     """Return the Request that asks for the scorer which made the scores, and how that differs from today's.
 
-    It is the given one, and nothing is told, if the scorer is the same or if more differs.
-
-    The version of a scorer names the packages that it needs, so it changes with the machine too.
+    If the scorer is the same, or if more than the scorer differs, it is the given Request, and the text is empty. The
+    version of a scorer names the packages that it needs, so it changes with the machine too.
     """
     if not isinstance(request.config, Reward) or made.config.get("scorer") in (None, request.config.scorer):
         return request, ""

@@ -38,7 +38,7 @@ class Slot:
         self.url, self._findings = url, findings
         self._names = set[str]()
         self.manifests: dict[int, Manifest] = {}
-        """The readable manifests by generation; of a reference the one that it names, which lies in another slot."""
+        """The readable manifests by generation. A reference has the one that it names, which is in another slot."""
         self._needed = set[int]()
         self.entries: dict[str, FileEntry] = {}
         """The files that its records name, by path."""
@@ -91,7 +91,7 @@ class Slot:
         return all(part in self.dropped for part in named)
 
     def _generations(self) -> Iterator[int]:
-        """Yield the generations that have a record. One without any may follow a lost one, so look one further."""
+        """Yield the generations that have a record. The records of one may be lost, so one further is looked at."""
         missing = 0
         for generation in count(1):
             urls = [kind.url(self.url, generation) for kind in (Manifest, Layout, Invalidated)]

@@ -38,7 +38,7 @@ from stages.scoring.shards import AHEAD
 UNNAMED = "nothing names it; look where it comes from, and remove it"
 _RECORDS = tuple(f"{kind.kind}." for kind in (Manifest, Layout, Invalidated, Dropped))
 _OF_SLOT = ("attempts/", "logs/", "shards/", f"{AHEAD}/")
-"""Folders of a slot: of other attempts than the one that made the artifact, and of markers, which are read."""
+"""Folders of a slot with files that no manifest names: of other attempts, logs, and markers, which are read."""
 _OF_RUN = (PLAN_FILE, METRICS_FILE, PROGRESS, DERIVED, f"{COMMAND}.json")
 _OF_RESCORE = (RESCORED, Report.PAGE, NUMBERS, PROGRESS)
 _FOLDERS = ("lease/", ".probe/", "steps/")
@@ -126,7 +126,7 @@ def _folders(run_url: str, name: str) -> Iterator[str]:
 
 
 def _others(run_url: str, names: list[str], findings: Findings) -> Iterator[str]:
-    """Add records next to the plan that follow none; yield what else nothing names."""
+    """Add faults for records next to the plan that follow no other record; yield all other files that nothing names."""
     there = {*names}
     records = {f"{VERSIONS}.{number}.json" for number in _consecutive(there)}
     for name in names:

@@ -75,7 +75,7 @@ def _of_kinds(recipe: Recipe, path: str, prompts: Sequence[Prompt]) -> Iterator[
 
 
 def _of_data_term(recipe: Recipe, path: str, prompts: Sequence[Prompt]) -> Iterator[str]:
-    """Yield why a loss on media next to rewards cannot take their references: each forward pass has items of any."""
+    """Yield why a loss on media next to rewards cannot take the references: it needs one shape of them."""
     if not recipe.train.train_policy.rewarded or costs.needs_of(recipe).data_term is None:
         return
     shapes = {sizes.reference_tokens(path, [(one.height, one.width) for one in p.references]) for p in prompts}

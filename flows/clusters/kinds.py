@@ -16,16 +16,16 @@ class Kind(Generic[S]):
     """Equal nodes."""
 
     name: str
-    """A stage that needs them; empty for the nodes of all stages that ask for no others."""
+    """Name of the stage that needs these nodes; empty for the nodes of all stages that ask for no others."""
     count: int
-    """Number that the stages of the profile need at once."""
+    """Number of these nodes that the stages of the profile need at once."""
     gpus: int
-    """Number of GPUs of each."""
+    """Number of GPUs of each node."""
     cpus: int
-    """Number of CPU cores that stages need on each."""
+    """Number of CPU cores that stages need on each node."""
     ray: RayNodes
     settings: S
-    """What Slurm or Kubernetes is asked for."""
+    """Settings with which Slurm or Kubernetes is asked for the nodes."""
 
 
 def kinds_of(launch: LaunchConfig, settings: S, own: dict[str, S]) -> list[Kind[S]]:

@@ -47,7 +47,7 @@ class Artifacts:
     first: str
     """The first step in the order of A whose artifacts differ; "" if all that both have are equal."""
     before: int
-    """How many artifacts before it are equal."""
+    """Number of equal artifacts before the first that differs."""
 
     @property
     def equal(self) -> bool:

@@ -74,7 +74,7 @@ class Comparison:
         ]
 
     def score_tables(self) -> Iterator[tuple[str, list[list[str]]]]:
-        """Yield a title and a row for each reward or loss of that place."""
+        """Yield for each place a title, and a row for each reward or loss."""
         for (where, how), found in groupby(self.scores, key=lambda one: (one.where, one.how)):
             rows = [[one.name, str(one.a), str(one.b), _change(one)] for one in found]
             yield f"{where[0].upper()}{where[1:]} ({how})", rows

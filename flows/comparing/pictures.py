@@ -38,9 +38,9 @@ class Pictures:
     """Samples of one place of both runs."""
 
     where: str
-    """Such as ``policy 6`` or ``iteration 5``."""
+    """Name of the place, such as ``policy 6`` or ``iteration 5``."""
     pieces: tuple[Piece, Piece]
-    """The fragments that they are of."""
+    """The fragments that have the samples."""
     pairs: Sequence[Pair]
 
     @property
@@ -97,7 +97,7 @@ def _apart(a: np.ndarray | None, b: np.ndarray | None) -> float | None:
 
 
 def _pixels(side: Side, word: str, k: int, ids: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the pixels of some samples, of those that still have any."""
+    """Return the pixels of those of these samples that still have any, by the sample's id."""
     slots = side.run.slots
     slot = slots.version(k, "evaluate") if word == "policy" else slots.iteration(k, "rollout")
     if current_of(slot)[1] is None:

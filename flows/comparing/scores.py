@@ -20,12 +20,12 @@ class Difference:
 
     name: str
     where: str
-    """Such as ``held-out, policy 6`` or ``training, iteration 5``."""
+    """Place of the mean, such as ``held-out, policy 6`` or ``training, iteration 5``."""
     a: Estimate
     b: Estimate
     change: Estimate
     how: str
-    """What both sides share, by which the error of the difference leaves out how prompts or items differ."""
+    """What both sides share, so that the error of the difference leaves out how prompts or items differ."""
 
     @classmethod
     def of(cls, name: str, where: str, sums: Sequence[Sums], how: str) -> Self:

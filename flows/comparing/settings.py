@@ -77,7 +77,7 @@ class Data:
     b: str
     equal: bool
     shared: str = ""
-    """How much of it both have, where it can be counted."""
+    """How much of the data both runs have, where it can be counted."""
 
 
 def data(a: Side, b: Side) -> list[Data]:

@@ -30,7 +30,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 MIG = "MIG-"
 """Beginning of the name of a part of a GPU. CUDA shows a process one such part, whatever the variable names."""
 CHOOSING_TRIES, CHOOSING_S = 20, 0.01
-"""How often, and at which interval in seconds, a run tries to be the one that chooses devices."""
+"""Number of times, and interval in seconds, that a run tries to be the one that chooses devices."""
 ASK_S = 0.5
 """Interval in seconds at which a waiting run looks for free devices."""
 QUERY_TIMEOUT_S = 60.0

@@ -22,4 +22,4 @@ class Processes(Section):
 
     stay: tuple[Staying, ...] = ()
     ended: tuple[str, ...] = ()
-    """Why the last ones ended, the newest last."""
+    """Why the last processes ended, the newest last."""

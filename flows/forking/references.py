@@ -21,9 +21,9 @@ from stages.contracts import MEDIA, TENSORS
 from stages.registry import trains
 
 ANY_PART: tuple[str, ...] = ()
-"""In place of parts: all that an artifact has."""
+"""Value in place of parts: all parts that an artifact has."""
 AT_ONCE = 8
-"""References that are written at once."""
+"""Most references that are written at once."""
 _SLOT = re.compile(r"(policy|(?:iterations|exports)/(\d+)/[^/]+)/manifest\.\d+\.json")
 
 

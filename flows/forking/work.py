@@ -22,7 +22,7 @@ class Work:
     held_out: int = 0
     """Samples of evaluations."""
     scored: int = 0
-    """Scores of both, one for each reward."""
+    """Scores of training samples and of evaluations, one for each reward."""
     trained: int = 0
     """Samples that an optimizer step reads, each pass counted."""
 
@@ -48,7 +48,7 @@ class PlannedFork:
     """The references and the work of a fork that is not made yet."""
 
     run: str
-    """Its id."""
+    """Id of the fork."""
     origin: str
     at: int
     """The policy version that it begins with."""

@@ -34,10 +34,10 @@ class Garbage:
     """Files of a run that no artifact holds."""
 
     run: str
-    """Its id."""
+    """Id of the run."""
     url: str
     deleted: bool
-    """False after ``--dry-run``."""
+    """Whether the files were deleted; False after ``--dry-run``."""
     older_than_h: float
     stages: list[Files]
     """Files of ended attempts; the last entries are half-written files of ended processes."""

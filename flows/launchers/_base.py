@@ -68,7 +68,7 @@ class JobState:
     reason: str = ""
     """The launcher's own message."""
     node_lost: bool = False
-    """Whether it ended with its node, so that the job itself may be well."""
+    """Whether the job ended because its node did, so that the job itself may be well."""
 
     @property
     def killed(self) -> bool:

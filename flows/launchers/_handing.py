@@ -121,7 +121,7 @@ class Handing:
     unlike: list[str] = field(default_factory=list[str])
     """Workers with other numerics, and the differences."""
     guard: threading.Lock = field(default_factory=threading.Lock)
-    """For whoever looks at these while the thread works."""
+    """Lock for others that read these fields while the thread works."""
 
     def __post_init__(self) -> None:
         self._listener = socket.socket(socket.AF_UNIX)

@@ -82,7 +82,7 @@ class Resident:
         return self.process.poll() is None
 
     def fits(self, settings: dict[str, Any], fresh: bool) -> bool:
-        """Return whether it may serve a Request under these settings; ``fresh`` takes no process that served before."""
+        """Return whether the process may serve a Request of these settings; none that served before if ``fresh``."""
         return self.settings == settings and not self.left and not (fresh and self.served)
 
     def order(self, order: dict[str, Any]) -> bool:

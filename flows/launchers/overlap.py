@@ -81,7 +81,7 @@ class EarlyScoring:
         return False
 
     def _ending(self, code: int) -> str:
-        """Return how it ended without an error file."""
+        """Return in words how a process without an error file ended."""
         lines = (self._folder.path / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
         return f"{kind_of(JobState('ended', code), lines)}, exit code {code}"
 

@@ -16,7 +16,7 @@ class Logged:
     name: str
     """Name of the slot, for people."""
     stage: str
-    """Its row of the cost table."""
+    """Row of the cost table that counts the slot's attempts."""
     left: int = 0
     """Attempts that left a log and no artifact."""
     last: str = ""

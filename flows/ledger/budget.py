@@ -23,9 +23,9 @@ class Budget:
         """Iterations that were found to have room."""
 
     def check(self, wave: str, requests: Sequence[Request]) -> None:
-        """Return if the iteration of a wave has room, and for any other wave.
+        """Raise :class:`BudgetError` before the first stage of an iteration that would exceed the limit.
 
-        Raises :class:`BudgetError` before the first stage of an iteration that would exceed the limit.
+        Waves that belong to no iteration always pass.
         """
         limit_h, k = self._run.recipe.train.max_gpu_hours, iteration_of(wave)
         if limit_h is None or k is None:

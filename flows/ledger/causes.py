@@ -13,7 +13,7 @@ _STOPS = {
     "TerminationSignal": _SIGTERM,
     "15": _SIGTERM,
 }
-"""What stops a flow, by the message or else the class of the exception."""
+"""Causes that stop a flow, by the message or else the class of the exception."""
 _ASKED = "stopped by "
 """Beginning of the message of :class:`StoppedError`, before the name of somebody."""
 _KINDS = {

@@ -23,7 +23,7 @@ class Mean(NamedTuple):
 
 
 Means = Mapping[str, Mean]
-"""By the name of a wave without numbers (:func:`flows.ledger.pages.work_of`)."""
+"""Means by the name of a wave without numbers (:func:`flows.ledger.pages.work_of`)."""
 
 
 @dataclass(frozen=True)

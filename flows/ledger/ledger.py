@@ -41,7 +41,7 @@ class Ledger:
 
     @property
     def totals(self) -> Totals:
-        """Return the sums over all that was written."""
+        """Return the sums over all pages that were written."""
         return Totals() if self._newest is None else self._newest.totals
 
     @property

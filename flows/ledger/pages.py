@@ -37,7 +37,7 @@ class Entry(Section):
     """One attempt of one stage."""
 
     stage: str
-    """Its kind, a key of :data:`stages.registry.STAGES`."""
+    """Kind of the stage, a key of :data:`stages.registry.STAGES`."""
     slot: str
     """Where its artifact goes, by :func:`stages.artifacts.records.place_of`."""
     devices: int = Field(ge=0)
@@ -53,9 +53,9 @@ class Entry(Section):
     """What stopped its flow, the message or else the class of an exception; "" if it is not known, and for any other
     outcome than ``stopped``."""
     spent: Spent = Spent()
-    """What its process last reported."""
+    """Seconds and bytes that its process reported last."""
     crew: Crew | None = None
-    """Its workers, if the stage was elastic."""
+    """The workers of the stage, if it was elastic."""
 
     @property
     def device_s(self) -> float:
@@ -120,17 +120,17 @@ class Page(Sealed):
     """The run's folder in its store."""
     number: int = Field(ge=0)
     shape: str
-    """Equal in runs whose stages do equal work on equal numbers of ranks."""
+    """Digest that is equal in runs whose stages do equal work on equal numbers of ranks."""
     wave: str
-    """Such as ``iteration-0003/reward-jpeg+reward-ocr``."""
+    """Name of the wave, such as ``iteration-0003/reward-jpeg+reward-ocr``."""
     began: float
-    """When it was asked for, in seconds since 1970."""
+    """Time at which the wave was asked for, in seconds since 1970."""
     wall_s: float
     """Seconds from then to the end of the last attempt."""
     state: Literal["open", "closed"]
     """``open`` until all attempts have ended; for good if the flow was killed before that."""
     before: Totals
-    """Sums over all pages before it."""
+    """Sums over all pages before this one."""
     entries: tuple[Entry, ...]
 
     @property

@@ -21,7 +21,7 @@ from stages.registry import STAGES
 DEVICE_FLOPS = 10**14
 """Operations a second that every rank is assumed to sustain in the transformer."""
 FLOAT32_FLOPS, TF32_FLOPS = 2.5e13, 10**14
-"""The same in the VAE, which computes in float32."""
+"""Operations a second that every rank is assumed to sustain in the VAE, in float32 and with TF32."""
 COLD_S, COLD_ON_CPU_S, WARM_S = 20.0, 5.0, 0.3
 """Seconds that a stage with torch takes to start: torchrun, imports, CUDA's context; without a GPU; by a fork."""
 LIGHT_S = 1.0
@@ -106,9 +106,10 @@ def _load_s(launch: LaunchConfig, stage: memory.StageMemory) -> float:
 
 
 def _of_samples(plan: Plan, stage: str, sampling_s: float) -> dict[str, float]:
-    """Return the seconds of a stage that makes samples, besides sampling, and that ranks with fewer samples wait.
+    """Return the seconds of a stage that makes samples, apart from sampling: for its work, and for waiting.
 
-    Threads encode media while the next are sampled: only what takes longer than all else is counted.
+    Ranks with fewer samples wait for the others. Threads encode media while the next samples are made: only the time
+    by which encoding takes longer than sampling and decoding is counted.
     """
     recipe, launch = plan.recipe, plan.recipe.launch
     ranks, groups = launch.processes_of(stage), launch.parallelism_of(stage).data_world_size

@@ -40,11 +40,11 @@ class Best:
 
     k: int
     by: str
-    """``held-out loss``, whose lowest is best; or ``held-out <reward>`` or ``held-out correct answers: <dataset>``, of
-    which the highest is best."""
+    """Name of the number that ranks: ``held-out loss``, whose lowest value is best; or ``held-out <reward>`` or
+    ``held-out correct answers: <dataset>``, whose highest value is best."""
     figure: float
     standard_error: float | None = None
-    """Of ``figure``, over prompts or items; None of a weighted sum, and where it was not recorded."""
+    """Standard error of ``figure`` over prompts or items; None for a weighted sum, and if it was not recorded."""
     rewards: dict[str, float] = field(default_factory=dict[str, float])
     """The mean held-out score of every reward of the recipe."""
     passed: tuple[int, int] | None = None

@@ -65,11 +65,11 @@ class Collected:
     exported: set[int] = field(default_factory=set[int])
     """Policy versions that were exported."""
     scorers: dict[str, str] = field(default_factory=dict[str, str])
-    """The version of the scorer of each reward by its label, of its newest artifact."""
+    """Version of the scorer in the newest artifact of each reward, by the reward's label."""
     damaged: dict[str, str] = field(default_factory=dict[str, str])
     """What is wrong, by the names of the stages whose files are damaged."""
     _first: Artifact | None = None
-    """The answers of version 0, of a stage whose artifacts reports read themselves."""
+    """The answers of version 0, from a stage whose artifacts reports read themselves."""
     _seen: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:

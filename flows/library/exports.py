@@ -52,9 +52,9 @@ class Exported:
     run: str
     copied: list[Copied]
     best: Best | None = None
-    """What is ranked first; None unless it was asked for."""
+    """The policy version that is ranked first; None unless it was asked for."""
     judged: list[int] = field(default_factory=list[int])
-    """The versions that it was ranked among."""
+    """Policy versions among which ``best`` was ranked."""
     to_come: list[str] = field(default_factory=list[str])
     """Stages of later versions that were not made yet."""
 

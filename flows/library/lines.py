@@ -36,16 +36,16 @@ class RunLine:
     num_iterations: int = 0
     """Number of planned iterations."""
     reward_name: str = ""
-    """Name of the number that ranks policies, such as ``held-out weighted reward`` or ``held-out loss``; of a run that
-    has judged no policy, the first reward of its rollouts."""
+    """Name of the number that ranks policies, such as ``held-out weighted reward`` or ``held-out loss``; the first
+    reward of the rollouts if the run has judged no policy."""
     reward: float | None = None
-    """That number of the newest policy that was judged, else the mean of the newest rollout; None without both."""
+    """The number of the newest policy that was judged, else the mean of the newest rollout; None without both."""
     reward_error: float | None = None
-    """Its standard error over prompts; None if it was not recorded, and of a weighted sum."""
+    """Standard error of ``reward`` over prompts; None if it was not recorded, and for a weighted sum."""
     first_reward: float | None = None
-    """The same number of the policy before training."""
+    """The number of the policy before training."""
     first_reward_error: float | None = None
-    """The standard error of that one."""
+    """Standard error of ``first_reward``."""
     rewards: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     """Mean scores of the same two policies or rollouts by each reward; one number if they are the same."""
     left_s: float | None = None

@@ -27,7 +27,7 @@ class Score:
     """The policy version, or the iteration of a rollout."""
     mean: float
     standard_error: float | None
-    """Over prompts; None for a single one."""
+    """Standard error of the mean over prompts; None for a single prompt."""
 
     def __str__(self) -> str:
         return f"{self.mean:.3f}" + ("" if self.standard_error is None else f" ± {self.standard_error:.3f}")
@@ -38,9 +38,9 @@ class Change:
     """A reward before training and now."""
 
     of: str
-    """Such as ``held-out ocr``, or ``ocr of rollouts`` in a run that evaluates nothing."""
+    """Name of the reward, such as ``held-out ocr``, or ``ocr of rollouts`` in a run that evaluates nothing."""
     counted: str
-    """``policy`` or ``iteration``."""
+    """``policy`` or ``iteration``: the numbers ``k`` count them."""
     before: Score
     after: Score
 

@@ -27,7 +27,7 @@ class Overview:
     """The state of a run at one moment."""
 
     run: AnyRun
-    """With as many iterations as its process takes it to, or the last one did."""
+    """The run, with as many iterations as its process makes, or as its last process made."""
     states: list[State]
     """Every stage, in order."""
     life: Word
@@ -54,7 +54,7 @@ class Overview:
 
     @cached_property
     def damage(self) -> str:
-        """Return what of the run is damaged, in one line; "" if nothing was seen. Only an audit reads every byte."""
+        """Return the damage that was seen, in one line; "" if there is none. Only an audit reads every byte."""
         if damaged := [state.step.name for state in self.states if state.word == "damaged"]:
             return f"{counted(len(damaged), 'stage')} of {self.run.plan.run_id} damaged: {', '.join(damaged)}"
         try:

@@ -9,7 +9,7 @@ from stages.artifacts.records import Sealed, parsed, place_of
 FORKS = "forks"
 """Folder of a run with a record a fork."""
 EVERY = "*"
-"""In place of slots, while a fork is being made and does not know yet what it refers to: all of the run."""
+"""Value in place of slots while a fork is being made and does not know yet what it refers to: all of the run."""
 
 
 class Fork(Sealed):
@@ -19,9 +19,9 @@ class Fork(Sealed):
     run: str
     """Id of the fork."""
     at: int
-    """The policy version that it began with."""
+    """The policy version that the fork began with."""
     references: dict[str, tuple[int, ...]]
-    """Generations that it refers to, by their slots' place in the store. `gc` deletes no file of theirs."""
+    """Generations that the fork refers to, by the place of their slots. `gc` deletes none of their files."""
     holds: tuple[str, ...]
     """Places of the slots that the fork's own stages read whole. Retention deletes nothing of them."""
 

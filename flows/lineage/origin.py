@@ -24,7 +24,7 @@ class Origin(Section):
     """The run and the policy version that a fork begins with."""
 
     run: str
-    """Its id, in the same store."""
+    """Id of the run, which is in the same store."""
     at: int = Field(ge=0)
     """The policy version. Iterations before it are the origin's, those from it on are the fork's own."""
     optimizer_steps: int = Field(ge=0)

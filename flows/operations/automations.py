@@ -35,11 +35,11 @@ class Wanted:
     """Block and deployments for automations, by the names that Prefect shows."""
 
     message: str | None = None
-    """Sends a message when a flow run waits for people, such as ``slack-webhook/team``."""
+    """Block that sends a message when a flow run waits for people, such as ``slack-webhook/team``."""
     audit: str | None = None
-    """Audits each run when it is finished."""
+    """Deployment that audits each run when it is finished."""
     prepare: Sequence[str] = ()
-    """Each prepares its dataset when its files have changed."""
+    """Deployments that prepare their datasets when the files have changed."""
 
 
 def put_automations(client: SyncPrefectClient, wanted: Wanted) -> list[str]:

@@ -27,9 +27,9 @@ class Written:
     prompt: str
     folder: str
     created: int
-    """New files."""
+    """Number of new files."""
     total: int
-    """All files of captions there."""
+    """Number of all files of captions in the folder."""
 
     def lines(self) -> Iterator[str]:
         """Yield the lines to print, as the script does."""

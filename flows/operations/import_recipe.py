@@ -20,7 +20,7 @@ EXAMPLE = "one of cosmos-rl's configs"
 LONGEST = 120
 """Maximum characters of a key and its value in the report."""
 SHOWN = ("key", "written", "said", "verdict", "settings", "why")
-"""What scripts see of a key; its value may be a secret."""
+"""Facts of a key that scripts see. Its value is none, because it may be a secret."""
 TITLES = {"cosmos-rl": 6, "is": 2, "here": 6}
 """Columns of the report, and their relative widths."""
 

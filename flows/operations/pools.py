@@ -34,7 +34,7 @@ class Objects:
     automations: list[str]
 
     def lines(self) -> Iterator[str]:
-        """Yield a line about each."""
+        """Yield a line about each object."""
         yield f"work pool {self.pool!r} of type {self.pool_type}"
         yield from (f"queue {name!r} with priority {priority}" for name, priority in self.queues.items())
         yield f"global concurrency limit {self.limit!r} of {self.slots}"

@@ -51,11 +51,11 @@ class Pinned(Section):
     dataset: str
     number: int
     digest: str
-    """Digest of its bytes."""
+    """Digest of the bytes of the snapshot."""
     items: int
-    """Its items on the side that is used."""
+    """Number of items on the side that is used."""
     prompts: int
-    """Their different captions."""
+    """Number of different captions of these items."""
     later: tuple[tuple[int, ...], ...] = ()
     """For each part, the later parts that say which of its media are still there; empty if all media are."""
     pictures: tuple[tuple[int, int], ...] = ()
@@ -214,7 +214,7 @@ def held_out_of(recipe: Recipe) -> DatasetOptions | None:
 
 
 def _trained_media(recipe: Recipe, store_url: str) -> Media:
-    """Return the media that are trained on; of files that supervised training reads, the digest alone.
+    """Return the media that are trained on; only the digest of files that supervised training reads.
 
     Raises :class:`ConfigError` for media that are needed and missing, or given and not read.
     """

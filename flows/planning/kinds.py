@@ -38,7 +38,7 @@ class Kind:
     stages: Callable[[Any], list[str]]
     """Returns the stages with torch that a run of a recipe may have."""
     shape: Callable[[Any, dict[str, Any]], dict[str, Any]]
-    """Returns what decides the arithmetic of an iteration, of a plan and its launch settings that count."""
+    """Returns what decides the arithmetic of an iteration, from a plan and the launch settings that count."""
     about: Callable[[Any], Rows]
     """Returns what was run, as :func:`flows.planning.facts.about` does."""
     data: Callable[[Any], dict[str, str]]

@@ -46,7 +46,7 @@ class ForkOf(NamedTuple):
     """The run that a new one is a fork of."""
 
     run: str
-    """Its id."""
+    """Id of the run."""
     at: int
     """The policy version that the fork begins with."""
     rewards: str | None = None

@@ -27,7 +27,7 @@ class Judge:
     """Rewards of a weighted sum; empty if one number of a manifest ranks."""
     gates: Mapping[str, Gate] = field(default_factory=dict[str, "Gate"])
     number: str = ""
-    """Its name in the summary of the stage, if it is neither a loss nor a reward."""
+    """Name of the number in the summary of the stage, if it is neither a loss nor a reward."""
 
     @property
     def of_losses(self) -> bool:
@@ -50,7 +50,7 @@ def weights_of(run: AnyRun) -> dict[str, float]:
 
 
 def gates_of(run: AnyRun) -> dict[str, Gate]:
-    """Return the gates that samples must pass to count in that sum."""
+    """Return the gates that samples must pass to count in the weighted sum."""
     return {reward.fn.label: reward.gate for reward in run.recipe.rewards if reward.role == "gate"}
 
 

@@ -20,7 +20,7 @@ class Step:
     """One stage of a run."""
 
     name: str
-    """Such as ``policy``, ``iteration-0003/update`` or ``policy-0016/export``."""
+    """Name of the step, such as ``policy``, ``iteration-0003/update`` or ``policy-0016/export``."""
     kind: str
     """The stage that runs, a key of :data:`stages.registry.STAGES`."""
     slot: str
@@ -53,7 +53,7 @@ class Wave:
     def __init__(self, *steps: Step) -> None:
         self.group = group = steps[0].group
         self.name = f"{group}/" * bool(group) + "+".join(step.stage for step in steps)
-        """Such as ``policy`` or ``iteration-0003/reward-jpeg+reward-ocr``, with the group of the first step."""
+        """Name, such as ``policy`` or ``iteration-0003/reward-jpeg+reward-ocr``, with the group of the first step."""
         self.steps = tuple(replace(step, wave=self.name) for step in steps)
 
 

@@ -40,8 +40,9 @@ def foreign(run: Run, k: int, own: Input) -> Foreign | None:
 def settled(wanted: StoredRollouts, origin: AnyRun, plan: AnyPlan) -> StoredRollouts:
     """Return how a plan trains on stored rollouts, with what its loss compares with.
 
-    None is its own copy, with staleness the policy that made the rollouts; of an origin that trains on stored rollouts
-    itself, what that has. Raises :class:`ConfigError` if an anchor is named that the loss does not read.
+    If no anchor is named, the loss compares with the run's own copy, and with staleness with the policy that made the
+    rollouts. If the origin trains on stored rollouts itself, its anchor is taken. Raises :class:`ConfigError` if an
+    anchor is named that the loss does not read.
     """
     options = plan.recipe.train.train_policy
     reads = options.rewarded and BEHAVIOUR in algorithm_of(options).needs.roles

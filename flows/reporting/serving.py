@@ -45,7 +45,7 @@ class _Made:
 
     @property
     def is_fresh(self) -> bool:
-        """Return whether it need not be made again yet."""
+        """Return whether the page need not be made again yet."""
         return time.monotonic() - self.at_s < SHARE * self.took_s
 
 

@@ -10,9 +10,9 @@ from cosmos_rl_core.errors import counted
 from cosmos_rl_core.estimates.estimate import Estimate, mean_of
 
 FEWEST = 3
-"""Samples of a group below which its correlation says nothing: of two it is 1 or -1."""
+"""Number of samples of a group below which its correlation says nothing: with two it is 1 or -1."""
 SHOWN = 12
-"""Samples that are shown."""
+"""Most samples that are shown."""
 GROUP, BOTH = ["k", "prompt_id"], ["old_reward", "new_reward"]
 
 
@@ -25,7 +25,7 @@ class Apart:
     sample: str
     prompt_id: str
     group: int
-    """Samples of its group with both scores."""
+    """Number of samples of its group that have both scores."""
     old_reward: float
     new_reward: float
     old_rank: float
@@ -47,10 +47,10 @@ class Agreement:
     rank_correlation: float | None
     """Mean over groups of Spearman's correlation within a group; None if no group has one."""
     error: float | None
-    """Its standard error over prompts; None with fewer than two."""
+    """Standard error of ``rank_correlation`` over prompts; None with fewer than two."""
     prompts: int
     groups: int
-    """Groups that it is a mean of: a prompt of an iteration or a policy version each."""
+    """Number of groups that ``rank_correlation`` is a mean of: each a prompt of an iteration or a policy version."""
     too_small: int
     """Groups left out because fewer than :data:`FEWEST` of their samples have both scores."""
     without_spread: int

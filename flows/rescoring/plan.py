@@ -46,10 +46,10 @@ class PlannedRescore:
 
     run: str
     rescore: str
-    """Its folder."""
+    """Folder of the re-score."""
     iterations: list[int]
     policy_versions: list[int]
-    """Those whose evaluations are scored."""
+    """Policy versions whose evaluations are scored."""
     samples: int
     decoded: int
     """Samples whose pictures are decoded first."""

@@ -50,7 +50,7 @@ class Rescoring(Sealed):
         return digest(decides | {"plugins": [pin.identity() for pin in named]})
 
     def url(self, run_url: str) -> str:
-        """Return where its folder is."""
+        """Return the URL of the re-score's folder."""
         return store.join(run_url, RESCORE, self.folder)
 
     def write(self, run_url: str) -> None:

@@ -120,7 +120,7 @@ def weights_of(rewards: Sequence[RewardConfig]) -> dict[str, float]:
 
 
 def old_weights(rescore: Rescore) -> dict[str, float]:
-    """Return the weights of the run's own rewards; of a run that trains on none, its first reward."""
+    """Return the weights of the run's own rewards; 1 for the headline reward of a run that trains on none."""
     headline = rescore.run.headline_reward
     return weights_of(rescore.run.recipe.rewards) or ({headline: 1.0} if headline else {})
 

@@ -69,7 +69,7 @@ class Rescore:
                     yield self._scoring(stock, reward)
 
     def stocks(self) -> Iterator[Stock]:
-        """Yield the samples that it has begun to score."""
+        """Yield the samples that the re-score has begun to score."""
         for held_out, folder in ((False, "iterations"), (True, "exports")):
             for name in sorted(store.names(store.join(self.url, folder))):
                 if name.isdecimal():

@@ -23,12 +23,12 @@ class Stock:
 
     @property
     def slot(self) -> str:
-        """Return the slot of its samples."""
+        """Return the slot of the samples."""
         slots = self.run.slots
         return slots.version(self.k, "evaluate") if self.held_out else slots.iteration(self.k, "rollout")
 
     def scores(self, label: str) -> str:
-        """Return the slot of the run's own scores of it by a reward."""
+        """Return the slot of the run's own scores of these samples by a reward."""
         slots = self.run.slots
         if self.held_out:
             return slots.version(self.k, f"evaluate-{label}")

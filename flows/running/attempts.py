@@ -46,7 +46,7 @@ class RunningStage:
     asked_s: float = field(default_factory=time.monotonic)
     """When it was asked for."""
     begun_s: float = field(default_factory=time.monotonic)
-    """When it was submitted, or left the queue of a scheduler: from then on it costs."""
+    """Time at which the job was submitted, or left the queue of a scheduler: from then on it costs."""
     _ended_s: float | None = None
     _log_url: str = ""
     """Where the log is, once it is written."""

@@ -81,8 +81,8 @@ class Waves:
 
         Stages that do not fit the devices together take turns, each inside ``holding``. ``asked_s`` is when the wave
         was asked for, by the monotonic clock; by default now. Raises :class:`ConfigError` if a stage does not fit the
-        devices even alone, and :class:`StageError` if one failed; of several failures, one that a retry cannot help.
-        The others are printed.
+        devices even alone, and :class:`StageError` if one failed. If several failed, it is a failure that a retry
+        cannot help; the other failures are printed.
         """
         made: list[RunningStage] = []
         asked_s = time.monotonic() if asked_s is None else asked_s

@@ -21,9 +21,9 @@ class CurrentWave:
 
 
 Ended = Callable[[Wave, Sequence[Manifest]], None]
-"""Is told of a wave whose artifacts are there."""
+"""Function that is told of a wave whose artifacts are there."""
 Take = Callable[[Sequence[CurrentWave], Ended], None]
-"""Takes a run through waves that are made already, and tells of each."""
+"""Function that takes a run through waves that are made already, and tells of each."""
 
 
 def left(waves: Sequence[Wave], take: Take, ended: Ended) -> Iterator[Wave]:

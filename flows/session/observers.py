@@ -7,7 +7,7 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 
 Launch = Callable[..., list[Manifest]]
-"""Makes a wave from its name and its Requests."""
+"""Function that makes a wave from its name and its Requests."""
 
 
 def _let_pass(name: str, requests: Sequence[Request]) -> None:

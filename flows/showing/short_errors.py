@@ -5,7 +5,7 @@ import logging
 from cosmos_rl_core.errors import CosmosRLError, visible
 
 LOGGERS = ("prefect.flow_runs", "prefect.engine")
-"""Those that log the error in the final state of a flow run, at the end of its process."""
+"""Loggers of Prefect that log the error in the final state of a flow run, at the end of its process."""
 
 
 def log_messages_only() -> None:

@@ -33,9 +33,9 @@ class Outcome:
     by: str
     """Name of the number that ranks its policies."""
     figures: dict[int, float]
-    """That number of each judged policy version."""
+    """The number that ranks, of each judged policy version."""
     first: int
-    """Policy version that it began with."""
+    """Policy version that the run began with."""
     judged_by: str
     """Digest of all that decides whether its numbers compare with another run's."""
     drifts: dict[int, float]

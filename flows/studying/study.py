@@ -22,7 +22,7 @@ class Member(Section):
     """One run of a study."""
 
     run: str
-    """Its id."""
+    """Id of the run."""
     setting: str
     """What is different about it, in short: runs of one setting are compared as one."""
     seed: int

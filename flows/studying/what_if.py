@@ -89,7 +89,7 @@ class _Runs:
     """The runs of a what-if while they are planned."""
 
     settings: Settings
-    """What all of them have."""
+    """Settings of all these runs."""
     run_id: str
     first: int
     stored: StoredRollouts

@@ -35,7 +35,7 @@ from flows.sizes.memory import (
 WORKS = {"vlm_policy": "policy", "vlm_finetune": "finetune", "vlm_evaluate": "validate", "vlm_export": "export"}
 """Stages that have weights, by the name of the stage. A method of the same name as people see counts each."""
 SEVERAL = ("vlm_finetune", "vlm_evaluate")
-"""Those with several ranks."""
+"""Stages of models of transformers that may have several ranks."""
 
 
 def stages(recipe: VlmRecipe, path: str, kinds: Iterable[str]) -> list[StageMemory]:
@@ -155,7 +155,7 @@ class Model:
         return resting(others, spread) + Bytes(FLOAT32_BYTES * count_elements(tables))
 
     def _visiting(self, spread: Spread, *, backward: bool) -> int:
-        """Count gathered and cast matrices; of tables only the one that is the output too is cast."""
+        """Count gathered and cast matrices; the only table that is cast is the one that is the output too."""
         policy = self.recipe.policy
         matrices = {name: shape for name, shape in self.shapes.items() if name not in self.known.tables}
         found = visiting(

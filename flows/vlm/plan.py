@@ -42,12 +42,12 @@ class VlmPlan(BasePlan[VlmRecipe]):
     left_out: dict[str, int] = Field(default={}, json_schema_extra=NOT_IDENTITY)
     """Number of rows of each dataset that is trained on whose texts cannot be used."""
     held_out_conversations: dict[str, int] = Field(default={}, json_schema_extra=NOT_IDENTITY)
-    """The same for held-out datasets."""
+    """Number of conversations of each held-out dataset, media unread."""
     order: tuple[tuple[str, ...], tuple[str, ...]] = Field(default=((), ()), json_schema_extra=NOT_IDENTITY)
     """Names of the datasets that are trained on, and of those held out, in the order of the recipe, which the digests
     follow. Tables of a plan that was read are sorted. Empty in plans from before it was kept."""
     media_places: dict[str, str] = Field(default={}, json_schema_extra=NOT_IDENTITY)
-    """By each ``media_path`` of a dataset a digest of the absolute folder that it was when the run was planned."""
+    """Digest of the absolute folder that a ``media_path`` meant when the run was planned, by the ``media_path``."""
 
     @property
     def num_prompts(self) -> int:

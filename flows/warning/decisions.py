@@ -1,7 +1,7 @@
 """Decisions on warnings: who let a run go on, or ended it, on which evidence, when and why.
 
 They are sealed files next to the warning, ``<slot of warn>/decisions/<digest of the evidence>/0001.json``. None is ever
-changed or removed; of several on the same evidence the last one counts.
+changed or removed; if there are several on the same evidence, the last one counts.
 """
 
 import getpass
@@ -31,12 +31,12 @@ class Decision(Sealed):
     evidence: str
     """Content of the warning: the scores that were judged, the limits, and what tripped."""
     number: int
-    """1 for the first decision on this evidence."""
+    """Number of the decision on this evidence; 1 for the first."""
     word: Word
     tripped: tuple[str, ...]
-    """What tripped, in words."""
+    """Limits that tripped, in words."""
     by: str
-    """The recipe, a person or Prefect."""
+    """The one that decided: the recipe, a person or Prefect."""
     at: str
     """UTC time, such as ``2025-01-31T12:00:00Z``."""
     note: str = ""

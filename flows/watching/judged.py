@@ -11,7 +11,7 @@ from stages.artifacts.slots import current_of
 from stages.scoring.summaries import known_error
 
 LOSS = "held-out loss"
-"""What :class:`Best` is by if a loss ranks policies."""
+"""Value of :attr:`Best.by` if a loss ranks policies."""
 
 
 def held_out_lines(run: AnyRun) -> list[str]:

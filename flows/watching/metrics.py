@@ -218,7 +218,7 @@ def lines_of(request: Request, manifest: Manifest, step: int, headline: str) -> 
 
 
 def _rewards(weights: Mapping[str, float], manifest: Manifest) -> dict[str, Any]:
-    """Return statistics of all rewards and of each single one, without its weight, under their names for GRPO."""
+    """Return statistics of the sum of rewards and of each reward, without its weight, under their names for GRPO."""
     table = _rewarded(weights, manifest)
     numbers: dict[str, Any] = {"GRPO/reward_mean": _statistics(table, "reward").get("mean")}
     for name, weight in weights.items():

@@ -121,9 +121,9 @@ class NextCommand:
     word: str
     """``go on`` or ``train on``."""
     command: str
-    """"" if it is not known."""
+    """The command; "" if it is not known."""
     to: str = ""
-    """How far it trains."""
+    """How far the command trains, in words."""
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows of a screen."""

@@ -56,7 +56,7 @@ class Wandb:
             self._orders.put(partial(self._log, row, position))
 
     def show(self, line: Line, manifest: Manifest, config: Fragment) -> None:
-        """Send the pictures of a fragment that are shown at every policy version or, of a rollout, whatever the scores.
+        """Send the pictures of a fragment that are shown at every policy version, or typical ones of a rollout.
 
         ``line`` is their position in the loop.
         """

@@ -43,9 +43,9 @@ def write(slot: str, path: str, chunks: Iterable[Chunk]) -> FileEntry:
 
 @contextmanager
 def read_once() -> Iterator[None]:
-    """Inside of it a small file that several readers want, one soon after the other, is read and checked once.
+    """Read and check a small file once inside of it, if several readers want the file soon after each other.
 
-    For readers in this thread. Memory holds the latest of :data:`LATEST` files of at most :data:`SMALL_BYTES`.
+    It holds for readers in this thread. Memory holds the latest :data:`LATEST` files of at most :data:`SMALL_BYTES`.
     """
     token = _LATEST.set(OrderedDict())
     try:

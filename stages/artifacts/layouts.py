@@ -10,7 +10,7 @@ from cosmos_rl_core.storage import shards
 
 Item = TypeVar("Item")
 Check = Callable[[dict[str, bytes]], str | None]
-"""From the files of a shard, by name, to why they do not fit its layout; None if they do."""
+"""Returns why the files of a shard, by name, do not fit its layout; None if they do."""
 
 
 def difference(found: dict[str, Any], computed: dict[str, Any]) -> str | None:
@@ -67,7 +67,7 @@ def holds(names: Collection[str], ids: Sequence[str]) -> Check:
                 return f"{name} is no list of samples ({error})"
             missing, unknown = sorted({*ids} - found), sorted(found - {*ids})
             if missing or unknown:
-                return f"{name}: of the layout's samples it lacks {_some(missing)}, and it has {_some(unknown)} besides"
+                return f"{name} lacks {_some(missing)} of the layout's samples, and has {_some(unknown)} in addition"
         return None
 
     return check

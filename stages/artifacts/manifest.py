@@ -31,7 +31,7 @@ class Manifest(Record):
     """The outside plugins that the settings name."""
     inputs: dict[str, tuple[Input, ...]]
     files: dict[str, FileEntry]
-    """By name. The attempt is not in the name, so equal bytes have equal content."""
+    """Files by name. The attempt is not in the name, so equal bytes have equal content."""
     numerics: dict[str, Any]
     summary: dict[str, float | int | str | None] = {}
     """A few numbers for people and progress lines; a record."""

@@ -30,7 +30,7 @@ INDEX = "index.json"
 TEXTS = "texts"
 """Names, in a layout, of the files that are looked for in the pool or written into it."""
 ENDING = ".safetensors"
-"""What the name of a file of the pool ends in."""
+"""End of the name of a file of the pool."""
 _SWEEP = "sweep"
 _GENERATION = re.compile(r"(manifest|layout)\.([1-9][0-9]*)\.json")
 

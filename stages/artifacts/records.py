@@ -144,7 +144,7 @@ class Invalidated(Record):
 
     kind = "invalidated"
     manifest: str | None
-    """Digest of its manifest's bytes; None if it had none."""
+    """Digest of the bytes of the generation's manifest; None if it had none."""
     reason: str
 
 
@@ -153,7 +153,7 @@ class Dropped(Record):
 
     kind = "dropped"
     manifest: str
-    """Digest of its manifest's bytes."""
+    """Digest of the bytes of the artifact's manifest."""
     part: str
 
 
@@ -162,11 +162,11 @@ class Reference(Record):
 
     kind = "reference"
     slot: str
-    """Its slot, by :func:`stages.artifacts.records.place_of`: the one that holds its files."""
+    """Slot that holds the artifact's files, by :func:`stages.artifacts.records.place_of`."""
     made: int = Field(ge=1)
-    """Its generation there. A later end of that generation changes nothing here."""
+    """The artifact's generation in that slot. A later end of that generation changes nothing here."""
     manifest: str
-    """Digest of its manifest's bytes."""
+    """Digest of the bytes of the artifact's manifest."""
     fingerprint: str
 
     @classmethod

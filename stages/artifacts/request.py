@@ -29,10 +29,10 @@ class Input(Section):
     """One artifact that a stage reads: its place, its exact bytes, and which parts of it."""
 
     url: str = Field(json_schema_extra=NOT_IDENTITY)
-    """Its slot."""
+    """URL of the artifact's slot."""
     generation: int = Field(json_schema_extra=NOT_IDENTITY)
     manifest: str = Field(json_schema_extra=NOT_IDENTITY)
-    """Digest of its manifest."""
+    """Digest of the artifact's manifest."""
     fingerprint: str
     content: str = Field(json_schema_extra=NOT_IDENTITY)
     """Digest of the bytes of the parts."""
@@ -136,9 +136,10 @@ class Request(Section):
         return fingerprint_of(self.recipe, self.inputs)
 
     def expected(self, *parts: str) -> Input:
-        """Return parts of its artifact as an input of Requests that are asked for before it is made.
+        """Return parts of this Request's artifact as an input of Requests that are made before the artifact is.
 
-        They have the recipe and the fingerprint of later ones; nothing is known of its generation and its bytes.
+        Such Requests have the recipe and the fingerprint that they will have later. The artifact's generation and bytes
+        are not known yet.
         """
         unknown = {"generation": 0, "manifest": "", "content": ""}
         return Input(url=self.slot, fingerprint=self.fingerprint, parts=parts, **unknown)

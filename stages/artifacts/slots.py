@@ -186,8 +186,8 @@ def drop(slot: str, *parts: str, held: Callable[[], bool] = lambda: False) -> No
     """Delete parts of the current artifact for good. The artifact stays current; reading the parts raises an error.
 
     Each part's record is written before its files are removed: after a kill in between, another call removes the rest.
-    ``held`` returns whether somebody else has asked for the artifact; it is called between the two: of a drop and a
-    request at the same time, one sees the other. Parts of a reference belong to another run: they stay.
+    ``held`` returns whether somebody else has asked for the artifact. It is also called between the two: if a drop and
+    a request come at the same time, one sees the other. Parts of a reference belong to another run: they stay.
     """
     generation, manifest = current_of(slot)
     if manifest is None or manifest.slot != slot or held():

@@ -100,7 +100,7 @@ def connected(folder: Path) -> socket.socket:
 
 @contextmanager
 def address_in(folder: Path) -> Iterator[str]:
-    """Yield the address of the socket in a folder. It is short enough for the system, however long the folder's is."""
+    """Yield the address of the socket in a folder. It is short enough for the system, however long the path is."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{opened}/{ADDRESS}"

@@ -38,7 +38,7 @@ EMPTY = "_empty"
 _ABOUT = "about"
 """The entry of a file's metadata: its digest, and how its tensors make a conditioning."""
 _SHARED = "shared."
-"""Begins the names of tensors of both predictions."""
+"""Beginning of the names of tensors of both predictions."""
 
 
 def with_references(one: str, prompt: str) -> str:
@@ -50,9 +50,9 @@ class Text(NamedTuple):
     """A text to encode."""
 
     name: str
-    """Names its file in the pool."""
+    """Name of the file of its embeddings in the pool."""
     text: str | None
-    """None means the negative prompt that the stock pipeline has by default."""
+    """The text; None means the negative prompt that the stock pipeline has by default."""
     is_negative: bool = False
     """Whether it is encoded as the stock pipeline encodes its negative prompt."""
     references: tuple[str, ...] = ()

@@ -28,8 +28,11 @@ LATENTS = "latents"
 MODE, DEVIATION = "latents", "deviation"
 """The mode of the posterior of an item and, if samples of it are trained on, its standard deviation."""
 ITEMS = "index.parquet"
-"""A row each latents: ``latents_id``, the number of their ``shard``, and for a media set ``item_id`` and ``prompt_id``,
-for a part of a dataset the digest of the ``medium`` and, of several sizes, :data:`SIZE`."""
+"""Name of the table with a row for all latents of an item: ``latents_id`` and the number of their ``shard``.
+
+A media set also has ``item_id`` and ``prompt_id``. A part of a dataset also has the digest of the ``medium``, and
+:data:`SIZE` if it has several sizes.
+"""
 SIZE = ("height", "width")
 """Columns with the size in pixels that a medium was cut to."""
 

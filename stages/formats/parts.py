@@ -132,7 +132,7 @@ class Parts:
 
     @cached_property
     def items(self) -> Any:
-        """Return the items that are there after the last part, in order; of captioned parts those with a caption."""
+        """Return the items that are there after the last part, in order; if captions are read, those with a caption."""
         return self._there[self._there["caption"].notna()].reset_index(drop=True) if self.captions else self._there
 
     def later(self) -> list[tuple[int, ...]]:

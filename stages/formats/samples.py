@@ -56,7 +56,7 @@ class StoredSample:
     """One sample of a unit, with the parts of it that were read or made."""
 
     row: dict[str, Any]
-    """Its row of the index."""
+    """The sample's row of the index."""
     extension: str = ""
     media: bytes = b""
     """The encoded picture or video; empty if there is none or it was not read."""

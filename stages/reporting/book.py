@@ -105,9 +105,9 @@ class Now:
     words: str
     """One sentence on the state."""
     written: str
-    """When the page was written, in UTC, without its name: ``2025-01-31 12:00``."""
+    """Time in UTC at which the page was written: ``2025-01-31 12:00``."""
     left: str = ""
-    """How long the run still needs; "" if it has ended or nothing tells."""
+    """Time that the run still needs, in words; "" if it has ended or nothing tells."""
     weights: Rows = ()
     """The policy version to use, how far it moved, and the command that exports it."""
     error: str = ""
@@ -124,7 +124,7 @@ class Now:
     decisions: Sequence[tuple[int, str]] = ()
     """Decisions on warnings: iteration, words."""
     costs: Sequence[tuple[str, ...]] = ()
-    """A row a stage, of the names :attr:`cost_names`."""
+    """Rows of the table of costs, one for each stage, with the columns :attr:`cost_names`."""
     cost_names: Sequence[str] = ()
     links: Rows = ()
     """Names and addresses of files of the run next to the page."""

@@ -25,7 +25,7 @@ class Score(Section):
 
     reward: str
     score: str
-    """Its name: the reward's, or another number's that it gives."""
+    """Name of the score: the name of the reward, or of another number that it gives."""
     n: int
     mean: float | None
     deviation: float | None
@@ -84,11 +84,11 @@ class Picture(Section):
     prompt: str
     seed: int
     score: float | None
-    """The headline reward."""
+    """Score of the headline reward."""
     others: dict[str, float] = {}
-    """The other rewards."""
+    """Scores of the other rewards, by their names."""
     error: str = ""
-    """Why it has no score."""
+    """Why the sample has no score."""
     thumb: str = ""
     """A small picture as a data URI: three frames of a video side by side."""
     full: str = ""
@@ -209,12 +209,12 @@ class Excerpt(Section):
     """Limits on drift that were not judged, because there are too few prompts."""
     pictures: dict[str, Picture] = {}
     first: dict[str, Picture] = {}
-    """The same samples of version 0, of those that changed most."""
+    """Pictures of the samples that changed most, as version 0 made them."""
     shown: dict[str, tuple[str, ...]] = {}
-    """Why samples are shown: ``fixed``, ``typical``, ``best``, ``worst``, ``widest``, ``failed``, ``tripped``,
-    ``improved`` or ``worsened``, each with their ids in order."""
+    """Ids of the shown samples, in order, by why they are shown: ``fixed``, ``typical``, ``best``, ``worst``,
+    ``widest``, ``failed``, ``tripped``, ``improved`` or ``worsened``."""
     changes: tuple[Change, ...] = ()
-    """Since version 0, of each reward and of the held-out loss."""
+    """Changes of each reward and of the held-out loss since version 0."""
     loss: Loss | None = None
 
     @classmethod

@@ -35,7 +35,7 @@ class Thumb:
     source: str
     """A data URI; "" without a picture."""
     missing: str = ""
-    """Why there is none."""
+    """Why there is no picture."""
     width: int = 0
     height: int = 0
 

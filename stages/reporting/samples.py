@@ -20,7 +20,7 @@ class Samples:
     artifact: Artifact
     scores: Artifact | None
     table: Any
-    """Their index with the columns ``score``, ``valid``, ``error`` and ``failed``, by sample id."""
+    """The index of the samples with the columns ``score``, ``valid``, ``error`` and ``failed``, by sample id."""
 
     @classmethod
     def read(cls, source: Input, scores: Input | None) -> "Samples":

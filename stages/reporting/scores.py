@@ -26,11 +26,11 @@ class Moved:
     """One score over the iterations."""
 
     score: Score
-    """In iteration 0."""
+    """Score in iteration 0."""
     role: str
     now: Score
     by_iteration: list[tuple[int, float]]
-    """z-scores of policy 0."""
+    """Iterations, each with the standard deviations of policy 0's samples by which the mean has moved."""
     tripped: list[int]
     """Iterations in which a limit on it tripped."""
     curve: Markup

@@ -23,7 +23,7 @@ class Extreme:
     prompt: str
     score: float
     references: tuple[Thumb, ...]
-    """What its prompt refers to."""
+    """Pictures that its prompt refers to."""
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,9 @@ class Growing:
         self._request = request
         self._entries: dict[str, FileEntry] = {}
         self.layout: Layout | None = None
-        """How its samples are divided; None before that is decided."""
+        """The rollout's layout, which says how its samples are divided; None before that is decided."""
         self.finished: set[int] = set()
-        """Numbers of its finished units."""
+        """Numbers of the rollout's finished units."""
 
     def entry(self, name: str) -> FileEntry:
         """Return the size and digest of a file of a finished unit."""

@@ -28,7 +28,7 @@ class Pinned(Section):
     reward: str
     number: int
     scorer: Named | None
-    """None for a service that names none."""
+    """The scorer; None for a service that names none."""
 
 
 def settle(

@@ -12,7 +12,7 @@ class Portion:
     """Samples that are scored together."""
 
     number: int
-    """Its place among the portions."""
+    """Place of the portion among all portions."""
     units: dict[int, list[str]]
     """Ids of its samples by the unit that has them, in order."""
 

@@ -32,9 +32,9 @@ _AWAY = (UnavailableError, ConnectionError, TimeoutError)
 _PASSING = (ConfigError, *_AWAY)
 CALL = ["shard_samples", "attempt", "failed", "seconds"]
 LOST = "so there is no picture to score"
-"""How the error of a sample without a picture ends."""
+"""End of the error of a sample without a picture."""
 REFUSED = f"was {BY_GUARDRAIL}, {LOST}"
-"""How the error of a sample ends that a guardrail refused: no failure of the policy or of the reward."""
+"""End of the error of a sample that a guardrail refused: neither the policy nor the reward failed."""
 _UNITS_HELD = 2
 """Units in memory, as bytes: a prompt of few samples lies in two at most."""
 DECODED_AHEAD_BYTES = 2**30
@@ -81,7 +81,7 @@ class Scorer:
             found = f"this process scores with {self.reward.version}"
             raise ConfigError(f"{found}, the request asks for {self.config.scorer}")
         self.name = self.config.scorer
-        """What scored, as written with each score."""
+        """Version of the scorer, as written with each score."""
         self.alone = False
         """Whether each item has a forward of its own, although the settings say that several share one."""
         decoded = [Artifact(one) for one in request.inputs.get("decoded", ())]
@@ -105,7 +105,7 @@ class Scorer:
         return self.alone
 
     def hold_to(self, served: ServedScorer | None) -> None:
-        """Take scores of this scorer of a service only; of any if it is None."""
+        """Take scores of this scorer of a service only; of any scorer if it is None."""
         if isinstance(self.reward, NamedReward) and served is not None:
             self.reward.hold_to(served)
             self.name = f"{self.config.scorer}, {served.digest}"
@@ -134,8 +134,8 @@ class Scorer:
 
         ``ask`` scores samples in place of the reward's ``score``. ``read`` is what was read of the portion before.
 
-        Failed samples are tried again together, up to ``max_attempts`` times in all; of a groupwise reward, all samples
-        of the prompt are. The reward never gets a sample without a picture.
+        Failed samples are tried again together, up to ``max_attempts`` times in all; with a groupwise reward, all
+        samples of their prompts are. The reward never gets a sample without a picture.
         """
         label, calls = self.config.reward.label, Rows()
         stored, decoded = self.read(portion) if read is None else read
@@ -164,9 +164,9 @@ class Scorer:
         return {one.sample_id: one for one in read}
 
     def _outcomes(self, samples: list[Any], label: str, ask: Asked) -> list[Outcome]:
-        """Return scores or a failure for each sample. If scoring them together fails, each is scored alone; of a
-        groupwise reward, all fail.
+        """Return scores or a failure for each sample.
 
+        If scoring them together fails, each sample is scored alone; if the reward is groupwise, all samples fail.
         Raises errors that are no sample's fault: :class:`UnavailableError`, a lost connection or a timeout, because the
         scorer is away, :class:`ConfigError`, because it would fail all samples, and a lack of memory.
         """

@@ -34,9 +34,9 @@ from stages.training.given import NUM_GIVEN, own_frames
 from stages.training.trainer import CPU, MicroBatch, repeated
 
 Draw = Callable[[list[str], int, Sequence[int], float], MicroBatch]
-"""From sample keys, the pass, which of their noise levels or recorded steps, and a weight to a micro-batch.
+"""Function of sample keys, the pass, the numbers of their noise levels or recorded steps, and a weight.
 
-Its rows are the levels of the first sample, then the next one's.
+It returns a micro-batch whose rows are the levels of the first sample, then of the next one.
 """
 
 

@@ -21,7 +21,7 @@ from stages.training.trainer import Trainer
 UNITS = 64
 """Most units, samples or pairs, that a drift is measured on."""
 _EPOCH = -1
-"""The pass of the draws, which training does not have."""
+"""Number of the pass of these draws. No pass of training has this number."""
 
 
 def other_adapter(request: Request) -> LoraConfig | None:

@@ -17,7 +17,7 @@ class Tensors(Protocol):
     """Tensors that are copied to the device together."""
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Return them, each changed."""
+        """Return the tensors, each changed."""
         ...
 
 
@@ -25,10 +25,10 @@ Micro = TypeVar("Micro", bound=Tensors)
 
 
 def my_share(items: list[list[Callable[[float], Micro]]], group: Group) -> list[Callable[[], Micro]]:
-    """Return what makes this rank's micro-batches: of every ``data_world_size``-th item.
+    """Return the functions that make this rank's micro-batches: those of every ``data_world_size``-th item.
 
     An item's micro-batches are the noise levels of the same samples, so that a rank reads its own samples only. Ranks
-    with fewer items repeat one with weight 0: all do the same number of passes.
+    with fewer items repeat one item with weight 0, so that all ranks do the same number of passes.
     """
     share: list[Callable[[], Micro]] = []
     for first in range(0, len(items), group.data_world_size):

@@ -49,7 +49,7 @@ class MicroBatch:
     names: tuple[str, ...] = ()
     """The samples' keys, for the watcher; empty if it does not need them."""
     steps: tuple[int, ...] = ()
-    """The recorded step of each."""
+    """The recorded step of each sample."""
     behaviour: str = BEHAVIOUR
     """Name of the weights that made the samples' rollout."""
     keys: tuple[DropoutKey, ...] = ()
@@ -87,7 +87,7 @@ class Watcher:
     def saw(self, index: int, micro: MicroBatch, loss: Loss) -> None:
         """Observe a micro-batch and its loss, with the index of the optimizer step.
 
-        What it wants to know of tensors it asks of the trainer's ``readings``, which are read before :meth:`may_step`.
+        It asks the trainer's ``readings`` for numbers of tensors. They are read before :meth:`may_step`.
         """
 
     def may_step(self, index: int, means: dict[str, float]) -> bool:

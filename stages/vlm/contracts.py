@@ -62,7 +62,7 @@ class VlmIndex(LeavesOut):
     files_digest: str
     """Digest of the files with the texts, when the Request was made."""
     places: dict[str, str] = Field(default={}, json_schema_extra={"neutral": {}})
-    """By dataset a digest of the folder of its media: files of equal names and texts may show something else."""
+    """Digest of the folder of a dataset's media, by dataset: files of equal names and texts may show something else."""
     rows_per_shard: int = 256
     """Rows in one shard: what a retry keeps."""
 
@@ -155,8 +155,8 @@ class VlmEvaluate(OfVlm):
     max_new_tokens: int
     """Most tokens of a generated answer; 0 generates none. An answer that they cut off is not correct."""
     parsers: dict[str, str] = {}
-    """By dataset a regular expression, whose first group is compared in both answers. Without one, answers must be
-    equal, except for white space around them."""
+    """Regular expressions by dataset. The first group of one is compared in both answers. Without an expression,
+    answers must be equal, except for white space around them."""
     conversations_per_shard: int = 16
     """Conversations in one shard: what a retry keeps."""
 

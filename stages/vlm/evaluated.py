@@ -25,7 +25,7 @@ _UNFINISHED_COUNTED = 4
 
 
 def summary_of(table: Any, *, generated: bool) -> dict[str, Any]:
-    """Return the mean loss over labels, and of each dataset the share of correct answers; errors over conversations.
+    """Return the mean loss over labels and the share of correct answers of each dataset; errors over conversations.
 
     Conversations whose last answer ``model_max_length`` cuts off are not asked; ``cut`` counts them. ``unfinished``
     counts answers of the policy that ``max_new_tokens`` cuts off, which are not correct.

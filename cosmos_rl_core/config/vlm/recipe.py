@@ -39,9 +39,9 @@ class VlmMediaConfig(Section):
     image: dict[str, Any] = {}
     """Settings of pictures, such as ``size``, the bounds on their pixels."""
     video: dict[str, Any] = {}
-    """Settings of videos, such as ``fps``, ``max_frames`` and ``size``, the bounds on all their pixels. Of Qwen3-VL and
-    Cosmos-Reason2 ``clip_markers = false`` leaves out ``<|vision_start|>`` and ``<|vision_end|>`` around a clip, whose
-    frames have them too, as cosmos-rl does; default: they stay, as in transformers 5."""
+    """Settings of videos, such as ``fps``, ``max_frames`` and ``size``, the bounds on all their pixels. For Qwen3-VL
+    and Cosmos-Reason2 ``clip_markers = false`` leaves out ``<|vision_start|>`` and ``<|vision_end|>`` around a clip,
+    whose frames have them too, as cosmos-rl does; default: they stay, as in transformers 5."""
 
     @property
     def changes(self) -> dict[Literal["image", "video"], dict[str, Any]]:
@@ -152,8 +152,8 @@ class VlmValidationConfig(Section):
     max_new_tokens: int = Field(default=0, ge=0)
     """Most tokens of a generated answer; 0 generates none, and only the loss is measured."""
     parsers: dict[str, Regex] = {}
-    """By dataset a regular expression, whose first group is compared in the expected and the given answer. Without
-    one, answers must be equal, except for white space around them."""
+    """Regular expressions by dataset. The first group of one is compared in the expected and the given answer. Without
+    an expression, answers must be equal, except for white space around them."""
     best_by: str | None = Field(default=None, min_length=1, json_schema_extra=NOT_IDENTITY)
     """The number that ranks policies, for ``status`` and ``export --best``. ``"loss"``: the held-out loss. A name in
     ``datasets``: the share of correct answers to its conversations. Default: ``"loss"``."""

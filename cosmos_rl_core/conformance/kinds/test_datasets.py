@@ -33,7 +33,7 @@ def folder_of_rows(folder: Path) -> str:
 
 
 FOLDERS = {"hf": folder_of_rows}
-"""What plugins are given that read folders of another layout."""
+"""Functions that write folders of another layout than pictures and captions, by the plugin that reads it."""
 
 
 def shard_of_pictures(folder: Path) -> str:

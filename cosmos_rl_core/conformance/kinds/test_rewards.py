@@ -51,7 +51,7 @@ class Subject:
         return self.reward.score(self.samples())
 
     def require_equal(self, found: Scores, expected: Scores, what: str) -> None:
-        """Require the same numbers by the same names; of a reward with torch, up to rounding."""
+        """Require the same numbers by the same names; up to rounding if the reward needs torch."""
         close = 1e-4 if self.options.facts.torch else 0.0
         for one, other in zip(found, expected, strict=True):
             if isinstance(one, Exception) or isinstance(other, Exception):

@@ -50,9 +50,9 @@ PICTURES = [
 """References: one wide, one tall, and no side is a multiple of anything."""
 VIDEO_FRAMES = 5
 STATE, TIME, TEXTS = "state", "time", "texts"
-"""What the suite calls those arguments of every transformer."""
+"""Names in the suite of the arguments for state, time and texts of every transformer."""
 EMBEDDED_GUIDANCE = 2.5
-"""What transformers are told that take guidance as an input."""
+"""Guidance that is given to transformers which take it as an input."""
 
 FLOW: dict[str, Any] = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
 SCHEDULERS: dict[str, Callable[[], Any]] = {
@@ -73,10 +73,10 @@ class Family:
     model: Model
     stock: Any
     conditioning: Conditioning
-    """Of :data:`PROMPTS`."""
+    """Conditioning of :data:`PROMPTS`."""
     negative: Conditioning
     noise: Tensor
-    """Where both start from, one for each prompt."""
+    """Noise that model and stock pipeline start from, one for each prompt."""
 
     @property
     def frames(self) -> int:

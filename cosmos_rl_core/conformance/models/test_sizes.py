@@ -27,7 +27,7 @@ LORA = LoraConfig(r=4, lora_alpha=12.0)
 
 
 def possible_sizes(model: Model, folder: str) -> dict[tuple[tuple[int, int], int], tuple[int, ...]]:
-    """Latents by size and frames, of those that the model does not refuse; a plan refuses and counts the same."""
+    """Return shapes of latents by the size and frames that the model takes; a plan refuses and counts the same."""
     found, odd = {}, ((16, 48), (36, 33), (8, 16), (64, 4096))
     for size, frames in [*((SIZE, n) for n in (1, 2, 5, 8, 9, 13)), *((size, n) for size in odd for n in (1, 5))]:
         try:

@@ -12,13 +12,13 @@ from cosmos_rl_core.models._qwen_image_spec import QWEN_IMAGE
 from cosmos_rl_core.pipelines.spec import References
 
 TEXT_PIXELS = 384 * 384
-"""Pixels of a reference that the text encoder reads."""
+"""Pixels to which a reference is scaled for the text encoder."""
 VAE_PIXELS = 1024 * 1024
-"""Pixels of a reference that the VAE encodes."""
+"""Pixels to which a reference is scaled for the VAE."""
 _MULTIPLE = 32
-"""Pixels that both sides of both are a multiple of."""
+"""Number of pixels of which each side of both scaled pictures is a multiple."""
 _MAX_RATIO = 200
-"""Longer side of a reference to its shorter one that the text encoder's processor takes."""
+"""Largest ratio of the longer side of a reference to its shorter side that the text encoder's processor takes."""
 
 
 def text_size(size: tuple[int, int]) -> tuple[int, int]:

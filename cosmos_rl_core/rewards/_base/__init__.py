@@ -113,7 +113,7 @@ class NamedReward(Reward, Protocol):
         ...
 
     def hold_to(self, scorer: ServedScorer | None) -> None:
-        """Take scores of this scorer only; of any if it is None."""
+        """Take scores of this scorer only; of any scorer if it is None."""
         ...
 
 

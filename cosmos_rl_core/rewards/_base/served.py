@@ -30,7 +30,7 @@ class ServedScorer:
 
     @classmethod
     def of(cls, name: str, told: Any) -> "ServedScorer | None":
-        """Return the scorer that a service tells of; None if what it tells is none."""
+        """Return the scorer that a service describes; None if ``told`` describes none."""
         if not isinstance(told, Mapping) or not isinstance(digest := told.get("digest"), str) or not digest:
             return None
         uses = told.get("references")

@@ -21,7 +21,7 @@ AHEAD = 2
 
 
 class Prepared(Generic[Made]):
-    """Prepared samples, of those that are expected the next ones, in order.
+    """Prepared samples: the next ones of those that are expected, in order.
 
     ``prepare`` runs in a thread of its own, which ends when nothing is expected any more. It must not load a model.
     """

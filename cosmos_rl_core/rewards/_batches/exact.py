@@ -74,12 +74,12 @@ def exact(make: Callable[[Any], Reward], options: RewardOptions, say: Callable[[
 
 
 def named(version: str, *, alone: bool) -> str:
-    """Return a scorer's version with how it batches, if not as its settings say."""
+    """Return a scorer's version, followed by how it batches if it does not batch as its settings say."""
     return f"{version}, {ONE_BY_ONE}" if alone else version
 
 
 def _found(reward: Reward, samples: Sequence[Sample]) -> list[Any]:
-    """Return what is found of each sample, or its error. What is unavailable or set wrongly is raised."""
+    """Return what the reward finds of each sample, or its error. Raises errors of service and settings."""
     probe = reward.probe if isinstance(reward, ProbedReward) else reward.score
     try:
         return [*probe([*samples])]

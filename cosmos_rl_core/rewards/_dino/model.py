@@ -21,8 +21,9 @@ class DinoModel:
 
     @torch.no_grad()
     def images(self, frames: list[np.ndarray]) -> np.ndarray:
-        """Return the embeddings ``[n, dimensions]`` of uint8 frames ``[height, width, 3]`` of any sizes: of each, the
-        token CLS.
+        """Return the embeddings ``[n, dimensions]`` of uint8 frames ``[height, width, 3]`` of any sizes.
+
+        The embedding of a frame is its token CLS.
         """
         pictures = [Image.fromarray(frame) for frame in frames]
         pixels = self._processor(images=pictures, return_tensors="pt")["pixel_values"]

@@ -24,11 +24,11 @@ class Agreement(Section):
     reward: str
     """Label of the reward."""
     scorer: str
-    """Its version: packages, digest of the weights, question."""
+    """Version of the reward's scorer: packages, digest of the weights, question."""
     files: int = Field(ge=1)
     """Number of labelled files."""
     failed: int = Field(ge=0)
-    """Number of them without a score. They are in none of the other numbers."""
+    """Number of labelled files without a score. They are in none of the other numbers."""
     rank_correlation: float | None
     """Spearman's, -1 to 1; None if all scores or all labels are equal."""
     ordered: float | None

@@ -91,8 +91,9 @@ class FileScorer:
                 yield FileScores(file, prompt.text, outcome)
 
     def _scored(self, samples: list[Sample]) -> list[dict[str, Any] | Exception]:
-        """Return scores or an error for each sample. If the reward raises for all, each is scored alone; of a groupwise
-        one, all fail.
+        """Return scores or an error for each sample.
+
+        If the reward raises for all samples, each is scored alone; if the reward is groupwise, all samples fail.
         """
         try:
             found = entries(self._reward.score([*samples]), len(samples))

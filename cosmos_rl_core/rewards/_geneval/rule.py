@@ -81,11 +81,11 @@ class Detection:
 
     kind: str
     score: float
-    """Its confidence, in [0, 1]."""
+    """Confidence of the detector, in [0, 1]."""
     box: tuple[float, float, float, float]
-    """Left, top, right and bottom, in pixels."""
+    """Left, top, right and bottom of the object, in pixels."""
     mask: np.ndarray
-    """Its pixels: bool ``[height, width]``."""
+    """Pixels of the object: bool ``[height, width]``."""
 
 
 Seen = Mapping[str, Sequence[Detection]]

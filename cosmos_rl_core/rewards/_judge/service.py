@@ -86,15 +86,18 @@ class JudgeReward:
             return error
 
     def shown(self, sample: Sample) -> list[np.ndarray]:
-        """Return the pictures ``[height, width, 3]`` that are sent about a sample: references, if it takes some, and
-        then its own, of each that is a video some frames.
+        """Return the pictures ``[height, width, 3]`` that are sent about a sample: references, if the judge takes some,
+        then the sample. A video is some of its frames.
 
-        Raises ``ValueError`` if they are none, or if it needs references and there are none.
+        Raises ``ValueError`` if these are no pictures, or if the judge needs references and the sample has none.
         """
         return [*self.before(sample), *self.chosen(sample)]
 
     def before(self, sample: Sample) -> list[np.ndarray]:
-        """Return the pictures of references that are sent. Raises ``ValueError`` if it needs some and has none."""
+        """Return the pictures of references that are sent.
+
+        Raises ``ValueError`` if the judge needs references and the sample has none.
+        """
         uses = self._settings.uses_references
         if uses == "needed" and not sample.references:
             raise no_reference(sample)
@@ -102,11 +105,11 @@ class JudgeReward:
         return [frame for one in shown for frame in self.chosen(replace(sample, pixels=one))]
 
     def asked(self, sample: Sample) -> str:
-        """Return the text that is sent after them."""
+        """Return the text that is sent after the pictures."""
         return self.rubric.replace(PROMPT, sample.prompt)
 
     def chosen(self, sample: Sample) -> list[np.ndarray]:
-        """Return the middles of equal parts of the sample's frames. Raises ``ValueError`` if they are none."""
+        """Return the middles of equal parts of the sample's frames. Raises ``ValueError`` if it has no frames."""
         pixels = frames_of(sample)
         total, count = len(pixels), min(self._settings.num_frames, len(pixels))
         return [pixels[(2 * part + 1) * total // (2 * count)] for part in range(count)]
@@ -119,7 +122,7 @@ class JudgeReward:
 def by_pattern(answer: str, pattern: str) -> float:
     """Return the number in the first group of a regular expression.
 
-    Raises :class:`UnreadableError` if the answer has none, or several different ones.
+    Raises :class:`UnreadableError` if the answer has no number there, or several different ones.
     """
     found = {number(match) for match in re.findall(pattern, answer)}
     if len(found) != 1 or None in found:
@@ -131,7 +134,7 @@ def by_pattern(answer: str, pattern: str) -> float:
 def by_key(answer: str, key: str) -> float:
     """Return the number that a JSON object has under a key. The object may be in a fence of Markdown.
 
-    Raises :class:`UnreadableError` if the answer is none, or has no number there.
+    Raises :class:`UnreadableError` if the answer is no JSON object, or has no number under the key.
     """
     fenced = _FENCE.search(answer)
     try:

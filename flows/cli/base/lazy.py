@@ -1,8 +1,8 @@
 """Groups of commands whose modules are imported when a command is used.
 
 A module has the name of its command and defines a function of that name. Modules of commands import at their top what
-is light. What brings Prefect, pandas or torch along they import when they begin to work, so that help, completion and
-refused words wait for none of them.
+is light. They import what brings Prefect, pandas or torch along only when they begin to work, so that help, completion
+and refused words wait for none of these.
 """
 
 import ast

@@ -32,7 +32,7 @@ class Question(Section):
 
 
 class Findings(Section):
-    """The answer."""
+    """Answer to a :class:`Question`: versions, and what is wrong on the node."""
 
     versions: dict[str, str]
     wrong: tuple[str, ...]

@@ -30,7 +30,7 @@ WITHDRAWN = (1, 4)
 
 
 answer: Callable[..., Any] = ray.get
-"""Return the answer of an actor, or of several. Raises ``RayError``."""
+"""Returns the answer of an actor, or of several. Raises ``RayError``."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Relay:
         return None
 
     def send(self, number: int, data: bytes) -> None:
-        """Send bytes to a connection, none to end it. One that has ended gets nothing."""
+        """Send bytes to a connection; no bytes end it. A connection that has ended gets nothing."""
         with suppress(OSError):
             if data:
                 self._connected[number].sendall(data)

@@ -56,7 +56,7 @@ class Leftovers:
     """The state of this process before its first Request, with which it is compared after each one."""
 
     def __init__(self, set_up: Callable[[], None] = lambda: None) -> None:
-        """Take what sets up the process as for its first Request: a next one may have other precision switches."""
+        """Take the function that sets up the process for a Request: the next one may have other precision switches."""
         self._set_up = set_up
         self._random = _random()
         self._before = {name: read() for name, read in _FACTS.items()}
@@ -85,7 +85,7 @@ class Leftovers:
 
 
 def _change(name: str, before: Any, now: Any) -> str:
-    """Return what changed, of a mapping its entries."""
+    """Return in words what changed; only the changed entries of a mapping."""
     if isinstance(before, dict):
         names = [key for key in {**before, **now} if before.get(key) != now.get(key)]
         before, now = ({key: of.get(key) for key in names} for of in (before, now))
@@ -219,4 +219,4 @@ _FACTS: dict[str, Callable[[], Any]] = {
     "processes": _children,
     "want of memory": _trouble,
 }
-"""What has to be as it was, by its name in a log."""
+"""Functions that return what has to be as it was before, by its name in a log."""

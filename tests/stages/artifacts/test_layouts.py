@@ -92,7 +92,7 @@ def test_a_tar_is_checked_for_its_name_and_its_samples():
     data = shards.pack({"a.json": b"", "a.png": b"", "b.v1.json": b""})
     assert holds(["0.tar"], ["a", "b.v1"])({"0.tar": data}) is None
     assert holds(["1.tar"], ["a", "b.v1"])({"0.tar": data}) == "it marks 0.tar, expected 1.tar"
-    besides = "0.tar: of the layout's samples it lacks c, and it has b.v1 besides"
+    besides = "0.tar lacks c of the layout's samples, and has b.v1 in addition"
     assert holds(["0.tar"], ["a", "c"])({"0.tar": data}) == besides
     assert "not a tar shard" in (holds(["0.tar"], ["a"])({"0.tar": b"x" * 600}) or "")
 
@@ -136,5 +136,5 @@ def test_a_marker_with_the_files_of_another_shard_is_refused(slot):
         adopt_all(slot)
     renamed = {"0.tar": json.loads(store.read(second))["body"]["files"]["1.tar"]}
     store.write(first, seal("marker", body | {"files": renamed}))
-    with pytest.raises(ArtifactError, match="of the layout's samples it lacks a, b, and it has c besides"):
+    with pytest.raises(ArtifactError, match="lacks a, b of the layout's samples, and has c in addition"):
         adopt_all(slot)
