@@ -135,7 +135,8 @@ class _MediaSet:
                 message = listed(f"a medium of the dataset {self._name!r} {_UNUSABLE}:", [str(error)])
                 raise DatasetError(message) from error
             if pixels.shape != self._expected:
-                raise ConfigError(f"item {item_id} of the dataset is {pixels.shape}, expected {self._expected}")
+                found = f"item {item_id} of the dataset {self._name!r} has pixels of shape {pixels.shape}"
+                raise ConfigError(f"{found}, expected {self._expected}; mend the dataset's plugin")
             yield item_id, pixels
 
     def table(self, layout: Sequence[Sequence[str]]) -> pd.DataFrame:

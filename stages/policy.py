@@ -36,7 +36,8 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     ref, path, init = config.model, directories.resolve_path(config.model.path), config.init
     if (found := directories.pipeline_digest(path)) != ref.digest:
         raise ArtifactError(
-            f"the pipeline at {ref.path} differs from the planned one: digest {found}, planned {ref.digest}"
+            f"the pipeline at {ref.path} differs from the planned one: digest {found}, planned {ref.digest}; restore "
+            "its files, or plan another run"
         )
     # From the base only names and shapes: the weights of a large model may not fit into one process.
     component = "transformer" if config.from_scratch else EMPTY_TRANSFORMER

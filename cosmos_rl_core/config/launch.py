@@ -208,12 +208,12 @@ class LaunchConfig(Section):
             )
         mode = "warm" if self.launcher == "ray" else "cold"
         if self.mode != mode:
-            raise ValueError(f"launcher = {self.launcher!r} needs mode = {mode!r}")
+            raise ValueError(f"launcher = {self.launcher!r} needs mode = {mode!r}, found {self.mode!r}")
         for stage in ("every stage", *self.cluster.stages, *self._stage_ranks):
             processes, nodes = self.processes_of(stage), self.nodes_of(stage)
             if processes % nodes:
                 found = f"{processes} processes of {stage}"
-                raise ValueError(f"{found} cannot share {nodes} nodes evenly")
+                raise ValueError(f"{found} cannot share {nodes} nodes evenly; make their number a multiple of {nodes}")
         return self
 
     @property

@@ -90,5 +90,5 @@ class ElasticConfig(Section):
     @model_validator(mode="after")
     def _in_order(self) -> "ElasticConfig":
         if self.min > self.max:
-            raise ValueError(f"min = {self.min} is above max = {self.max}")
+            raise ValueError(f"min = {self.min} is above max = {self.max}; lower min, or raise max")
         return self

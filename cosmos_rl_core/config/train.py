@@ -257,7 +257,7 @@ class AlgorithmOptions(Section):
         fewest, most = self.given_frames
         if fewest > most:
             found = f"max_num_conditional_frames = {most}"
-            raise ValueError(f"min_num_conditional_frames = {fewest} is more than {found}")
+            raise ValueError(f"min_num_conditional_frames = {fewest} is more than {found}; lower it")
         return self
 
 
@@ -351,10 +351,10 @@ class OptimizerConfig(Section):
             raise ValueError(f"optm_decay_type = {self.optm_decay_type!r} needs max_num_steps")
         if self.optm_warmup_steps >= self.max_num_steps:
             warmup, total = self.optm_warmup_steps, self.max_num_steps
-            raise ValueError(f"optm_warmup_steps = {warmup} leaves none of max_num_steps = {total}")
+            raise ValueError(f"optm_warmup_steps = {warmup} leaves no step of max_num_steps = {total}; lower it")
         ratio = self.optm_decay_ratio
         if ratio is not None and round(self.max_num_steps * ratio) == 0:
-            raise ValueError(f"optm_decay_ratio = {ratio} of {self.max_num_steps} steps is 0 steps")
+            raise ValueError(f"optm_decay_ratio = {ratio} of {self.max_num_steps} steps is 0 steps; raise it")
         return self
 
 

@@ -214,7 +214,7 @@ def _check_given_frames(recipe: Recipe) -> None:
     setting = f"train.train_policy.max_num_conditional_frames = {most}"
     if most > (able := directories.spec(path).max_given_frames):
         takes = f"{directories.pipeline_class(path)} takes {f'at most {able}' if able else 'no'}"
-        raise ConfigError(f"{setting}: {takes} given latent frames")
+        raise ConfigError(f"{setting}: {takes} given latent frames; lower it")
     _, total, _, _ = sizes.latent_shape(path, recipe.policy.diffusers.inference_size, frames)
     if most >= total:
         raise ConfigError(

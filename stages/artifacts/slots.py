@@ -150,7 +150,8 @@ def named_manifest(source: Input) -> Manifest:
     url = Manifest.url(source.url, source.generation)
     data = store.read_if_exists(url)
     if data is None or sha256(data) != source.manifest:
-        raise ArtifactError(f"{url} is {'missing' if data is None else 'not the manifest that is named'}")
+        fault = "missing" if data is None else "not the manifest that is named"
+        raise ArtifactError(f"{url} is {fault}; restore it from a copy")
     return Manifest.unsealed(data, url, source.url, source.generation)
 
 

@@ -39,7 +39,9 @@ def advantages(request: Request, rollouts: list[Artifact], algorithm: Algorithm)
             "and other prompts have fewer than two scored samples; look at the scores"
         )
     if not any(found["used"]):
-        raise ArtifactError("no sample can be trained on: no group has min_group_size scored samples")
+        raise ArtifactError(
+            "no sample can be trained on: no prompt has min_group_size scored samples; look at the scores"
+        )
     return found
 
 

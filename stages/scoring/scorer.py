@@ -79,7 +79,8 @@ class Scorer:
         self.reward: Reward = plugins.load("rewards", self.config.reward.name).Reward(self.config.reward)
         if self.reward.version != self.config.scorer:
             found = f"this process scores with {self.reward.version}"
-            raise ConfigError(f"{found}, the request asks for {self.config.scorer}")
+            expected = f"the request asks for {self.config.scorer}"
+            raise ConfigError(f"{found}, {expected}; use the packages and files of that version")
         self.name = self.config.scorer
         """Version of the scorer, as written with each score."""
         self.alone = False

@@ -73,8 +73,8 @@ def check(found: float, foreign: Foreign, iteration: int) -> None:
     if not found <= foreign.max_drift:
         raise OffPolicyError(
             f"before update {iteration} the policy has moved too far from the policy that made these rollouts: drift "
-            f"{found:.3g}, at most {foreign.max_drift:g} is allowed; what further updates on them would give says "
-            "nothing of a real run"
+            f"{found:.3g}, at most {foreign.max_drift:g} is allowed; further updates on them would say nothing of a "
+            "real run"
         )
 
 

@@ -33,7 +33,7 @@ def reader_of(request: Request, init: Init, wanted: Mapping[str, tuple[int, ...]
     if differing := sorted(wanted.keys() ^ set(names)):
         raise ArtifactError(
             f"{init.source} does not fit this policy: {len(differing)} tensors are in one of them only, e.g. "
-            f"{differing[0]}"
+            f"{differing[0]}; begin with weights of the same model and the same modules"
         )
 
     def checked(name: str) -> Tensor:
@@ -62,7 +62,10 @@ def _of_folder(init: Init, wanted: Mapping[str, tuple[int, ...]]) -> tuple[Colle
     folder = Path(init.path)
     digest = directories.pipeline_digest if init.lora is None else adapter_files.folder_digest
     if (found := digest(folder)) != init.digest:
-        raise ArtifactError(f"the files of {init.source} differ from the planned ones: {found}, planned {init.digest}")
+        raise ArtifactError(
+            f"the files of {init.source} differ from the planned ones: digest {found}, planned {init.digest}; restore "
+            "them, or plan another run"
+        )
     if init.lora is None:
         return wanted, BaseWeights(init.path, dict(wanted)).__getitem__
     file = adapter_files.read(folder)

@@ -30,7 +30,10 @@ def prompts_of(vlm: VlmRef) -> Prompts:
 def check_base(vlm: VlmRef) -> None:
     """Raise :class:`ArtifactError` if the files of the base are not the planned ones."""
     if (found := _folders.digest(vlm.path)) != vlm.digest:
-        raise ArtifactError(f"the VLM at {vlm.path} differs from the planned one: digest {found}")
+        raise ArtifactError(
+            f"the VLM at {vlm.path} differs from the planned one: digest {found}, planned {vlm.digest}; restore its "
+            "files, or plan another run"
+        )
 
 
 def load(

@@ -20,11 +20,11 @@ def place_of(options: ChatDatasetOptions, name: str) -> str:
     Without ``media_path`` names are absolute.
     """
     if "://" in name and not name.startswith("s3://"):
-        raise ItemError("media are files, on a disk or in S3; fetch it, and name the file")
+        raise ItemError("media are files, on a disk or in S3; download this one, and name its file")
     if options.media_path and "://" not in name and not name.startswith("/"):
         return store.join(options.media_path, name)
     if "://" not in name and not name.startswith("/"):
-        raise ItemError("its name is relative; set media_path")
+        raise ItemError("its name is relative; make it absolute, or set media_path")
     return name
 
 

@@ -118,5 +118,8 @@ class Conversations:
             token = self.prompts.processor.placeholders["video" if medium.kind == "video" else "image"]
             found, expected = visuals[-1].text.count(token), int((kinds[medium.begin : medium.end] > 0).sum())
             if found != expected:
-                raise DatasetError(f"{medium.name} gives {found} tokens, and gave {expected} when it was tokenized")
+                raise DatasetError(
+                    f"{medium.name} gives {found} tokens, expected {expected} as when it was tokenized; use the "
+                    "packages of that time, or plan another run"
+                )
         return Encoded(ids, labels, kinds, visuals, [(medium.begin, medium.end) for medium in media])
