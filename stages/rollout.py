@@ -126,8 +126,8 @@ def _emptied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _stored(trajectory: Trajectory, place: int, steps: tuple[int, ...]) -> dict[str, Tensor]:
     """Return the tensors that training needs of one sample.
 
-    ``latents``; of recorded steps ``steps`` [S], ``log_prob`` [S], ``state.<i>`` before and after each, and
-    ``history.<i>`` if the solver looks back.
+    These are ``latents``, and for recorded steps ``steps`` [S], ``log_prob`` [S], ``state.<i>`` before and after each,
+    and ``history.<i>`` if the solver looks back.
     """
     # A copy: after the last step they are the memory of its state, and tensors of one file share none.
     tensors = {"latents": trajectory.latents[place].cpu().clone()}

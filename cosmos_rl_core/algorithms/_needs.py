@@ -93,7 +93,7 @@ class Needs:
     """Iterations after which the reference becomes a copy of the current policy. 0 keeps the base model."""
 
     def mistakes(self) -> list[str]:
-        """Return which of them no policy, rollout or schedule can have, or contradict each other."""
+        """Return a sentence for each need that no policy, rollout or schedule can meet, or that contradicts another."""
         known = (CURRENT, BEHAVIOUR, OLD, REFERENCE)
         found = [f"roles: found {role!r}, expected of {known}" for role in self.roles if role not in known]
         if self.behaviour not in (CURRENT, OLD, REFERENCE):

@@ -28,7 +28,7 @@ class Origin(NamedTuple):
 
     base_url: str
     file: str = "{split}.txt"
-    """Name of its file in the cache."""
+    """Name of the set's file in the cache."""
     remote: str = "{split}.txt"
     """Name of the set's file at the URL."""
     lines: tuple[int, int] = (0, 0)

@@ -40,16 +40,16 @@ class Conditioning(Mapping[str, Tensor]):
         return len(self.own) + len(self.shared)
 
     def __or__(self, shared: Entries) -> "Conditioning":
-        """Return it with more shared entries."""
+        """Return the conditioning with more shared entries."""
         return Conditioning(self.own, {**self.shared, **shared}, self.shapes)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Return it with every tensor changed."""
+        """Return the conditioning with every tensor changed."""
         own, shared = ({name: change(one) for name, one in some.items()} for some in (self.own, self.shared))
         return type(self)(own, shared, self.shapes)
 
     def guided_by(self, negative: "Conditioning") -> "Conditioning":
-        """Return the conditioning of the unconditional prediction: the negative prompt's own entries, these shared."""
+        """Return the conditioning of the unconditional prediction: ``own`` of ``negative``, ``shared`` of this one."""
         return Conditioning(negative.own, self.shared, self.shapes)
 
 

@@ -144,7 +144,7 @@ def materialise(transformer: nn.Module, device: torch.device, *, offload: bool =
 
 @torch.no_grad()
 def load_base(transformer: nn.Module, pipeline: str, shards: Shards) -> None:
-    """Load weights and buffers from a pipeline directory; of sharded weights only this rank's rows are read.
+    """Load weights and buffers from a pipeline directory; only this rank's rows of sharded weights are read.
 
     Raises :class:`ArtifactError` if the directory lacks a weight or has it in another shape.
     """

@@ -44,7 +44,7 @@ class RewardArgs(Section):
     endpoint_url: str = ""
     """Server of a judge, for plugins with an option of this name or ``url``."""
     endpoint_api_key: str = Field(default="", repr=False)
-    """Its key, for plugins with an option of this name or ``token_variable``."""
+    """Key of the judge's server, for plugins with an option of this name or ``token_variable``."""
     download_path: str = ""
     """Not used."""
     setup_script: str = ""

@@ -112,9 +112,9 @@ class Reward:
 
 
 def sampled(frames: np.ndarray, fps: float) -> tuple[np.ndarray, float]:
-    """Return the frames that the model sees of a video with ``fps``, scaled to whole tokens, and theirs per second.
+    """Return the frames that the model sees of a video with ``fps``, scaled to whole tokens, and their rate.
 
-    At most 160 frames, evenly spaced, an even number of them; together at most 9216 tokens of two frames. Raises
+    It sees at most 160 evenly spaced frames, an even number, with at most 9216 tokens of two frames together. Raises
     :class:`ItemError` for fewer than two frames, and for a shape that no size fits.
     """
     interval = (len(frames) - 1) // MAX_FRAMES + 1

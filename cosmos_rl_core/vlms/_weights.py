@@ -49,7 +49,7 @@ class MappedWeights:
 
     @torch.no_grad()
     def move_into(self, model: nn.Module, shards: Shards) -> None:
-        """Copy every weight into memory that the model has for it, a tensor at a time; of sharded ones its own rows.
+        """Copy every weight into the model's memory, a tensor at a time; only this rank's rows of a sharded weight.
 
         Call it once: what was copied is forgotten.
         """

@@ -34,7 +34,7 @@ class Roots:
 
     def __init__(self, store_url: str, numbers: Mapping[str, Sequence[int]], keep: int, *, dry_run: bool) -> None:
         self.slots: set[str] = set()
-        """Names of slots."""
+        """Names of slots below ``dataset/`` that are reached."""
         self.cannot_run: list[str] = []
         self._store_url, self._numbers, self._keep = store_url, numbers, keep
         self._dry_run = dry_run

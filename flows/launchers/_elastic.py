@@ -210,7 +210,7 @@ class ElasticJob:
                 self._fail(failure)
 
     def _lose(self, worker: _Worker, failure: Failure, *, node_lost: bool = False) -> None:
-        """Let others have the units of a worker that was lost; fail if that happens to one of them too often.
+        """Let other workers have the units of a lost worker; fail if one unit is lost too often.
 
         A worker that was lost with its node says nothing about its units.
         """

@@ -252,7 +252,7 @@ def _sum(name: str, found: Sequence[Page], prices: PricesConfig | None) -> Cost:
 
 
 def name_of(entry: Entry) -> str:
-    """Return the name of a stage that ``status`` shows, such as ``reward-ocr``; of data that runs share, its kind."""
+    """Return the name by which ``status`` shows a stage, such as ``reward-ocr``; the kind if it makes shared data."""
     last = entry.slot.rpartition("/")[2]
     return last if entry.slot.startswith("runs/") else entry.stage
 

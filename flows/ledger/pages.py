@@ -59,7 +59,7 @@ class Entry(Section):
 
     @property
     def device_s(self) -> float:
-        """Return its device seconds: of workers, ``devices`` for each as long as it worked."""
+        """Return the device seconds of the attempt. Each worker counts ``devices`` for as long as it worked."""
         return self.devices * (self.seconds if self.crew is None else self.crew.worker_s)
 
     @property
@@ -135,12 +135,12 @@ class Page(Sealed):
 
     @property
     def iteration(self) -> int | None:
-        """Return the iteration that it is part of; None for the start, evaluations and the end."""
+        """Return the iteration that the wave is part of; None for the start, evaluations and the end."""
         return iteration_of(self.wave)
 
     @property
     def device_s(self) -> float:
-        """Return its device seconds."""
+        """Return the device seconds of all attempts of the page."""
         return sum(entry.device_s for entry in self.entries)
 
     @property

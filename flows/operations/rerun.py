@@ -23,7 +23,7 @@ class Made:
     """An artifact that exists."""
 
     name: str
-    """Name of its step: ``iteration-0003/update``."""
+    """Name of the artifact's step: ``iteration-0003/update``."""
     seconds: float | None
     """Seconds that its stage took; None if it did not record them."""
 

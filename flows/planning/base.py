@@ -94,32 +94,32 @@ class AnyRecipe(Changeable, Protocol):
 
     @property
     def train(self) -> Training:
-        """Return its training."""
+        """Return the training of the run."""
         ...
 
     @property
     def validation(self) -> Ranking | None:
-        """Return its held-out evaluation, if it has one."""
+        """Return the held-out evaluation of the run, if it has one."""
         ...
 
     @property
     def launch(self) -> LaunchConfig:
-        """Return its processes and machines."""
+        """Return the processes and machines of the run."""
         ...
 
     @property
     def logging(self) -> LoggingConfig:
-        """Return where its numbers go."""
+        """Return the destinations of the run's numbers."""
         ...
 
     @property
     def early_warning(self) -> EarlyWarningConfig | None:
-        """Return its limits on scores, if it has any."""
+        """Return the limits on scores of the run, if it has any."""
         ...
 
     @property
     def rewards(self) -> tuple[RewardConfig, ...]:
-        """Return its rewards."""
+        """Return the rewards of the run."""
         ...
 
     @property

@@ -29,7 +29,7 @@ class Step:
     k: int | None = None
     """The iteration, or the policy version that it judges; None for a stage that runs once."""
     wave: str = ""
-    """Name of its wave."""
+    """Name of the step's wave."""
 
     @classmethod
     def of(cls, name: str, request: Request) -> Self:

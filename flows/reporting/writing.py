@@ -134,7 +134,7 @@ def _weights(collected: Collected) -> Iterator[tuple[str, str]]:
 def _costs(
     collected: Collected, left: Sequence[Left], startups: Mapping[str, Startup]
 ) -> tuple[Sequence[str], Sequence[tuple[str, ...]]]:
-    """Return by stage, and for all of them, the seconds of artifacts and the start-up of all attempts."""
+    """Return the names and the rows of the table of costs: seconds of artifacts and start-up, by stage and in all."""
     without = Counter[str]()
     for one in left:
         without[one.stage] += one.count

@@ -46,7 +46,7 @@ class Rescore:
 
     @property
     def url(self) -> str:
-        """Return its folder."""
+        """Return the URL of the re-score's folder."""
         return self.record.url(self.run.url)
 
     def waves(self, stock: Stock) -> Iterator[Wave]:
@@ -172,7 +172,7 @@ class Rescore:
         return request.model_copy(update=changes)
 
     def _decoded_by_run(self, stock: Stock, form: Form) -> str | None:
-        """Return the slot of the run with the same pictures by `cosmos-flows decode`, unless it has its own."""
+        """Return the run's slot with the same pictures by `cosmos-flows decode`; None if the re-score has its own."""
         if form != Form.SHARE or has_begun(stock.moved(self.url, form.value)):
             return None
         slot = self.run.slots.iteration(stock.k, Decode.name)

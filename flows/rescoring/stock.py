@@ -36,12 +36,12 @@ class Stock:
 
     @property
     def group(self) -> str:
-        """Return its name before the slash of steps, such as ``iteration-0003``."""
+        """Return the beginning of the names of steps, before the slash, such as ``iteration-0003``."""
         return f"{'policy' if self.held_out else 'iteration'}-{self.k:04d}"
 
     @property
     def words(self) -> str:
-        """Return it for people."""
+        """Return the place of the samples in words, such as ``iteration 3``."""
         return f"policy {self.k}" if self.held_out else f"iteration {self.k}"
 
     @property

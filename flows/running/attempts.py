@@ -26,7 +26,7 @@ LOG_TAIL = 30
 
 
 def place_of(request: Request) -> str:
-    """Return the name of a stage, as ``status`` has it: ``iteration-0003/update``; of prepared data with its digest."""
+    """Return a stage's name, as ``status`` has it: ``iteration-0003/update``; with a digest if it prepares data."""
     last = request.slot.rpartition("/")[2]
     digest = f" {last[:12]}" if len(last) == DIGEST_LENGTH else ""
     return named(place_in_store(request.slot), request.stage) + digest

@@ -33,9 +33,9 @@ def launch(waves: Waves, name: str, *requests: Request) -> list[Manifest]:
     """
 
     def worth_retrying(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
-        """Decide on another attempt. Prefect asks only while there is one left, so the last failure is not noted here.
+        """Decide on another attempt. Prefect asks only while an attempt is left, so the last failure is not noted here.
 
-        Whoever began the flow shows that one.
+        The process that began the flow shows the last failure.
         """
         error = state.result(raise_on_failure=False)
         if not (isinstance(error, CosmosRLError) and error.retryable):

@@ -46,7 +46,7 @@ class Outcome:
 
     @property
     def last(self) -> int | None:
-        """Return its last judged version."""
+        """Return the last judged policy version of the run."""
         return max(self.figures, default=None)
 
     @property

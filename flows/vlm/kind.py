@@ -19,7 +19,10 @@ def _stages(recipe: VlmRecipe) -> list[str]:
 
 
 def _shape(plan: VlmPlan, launch: dict[str, Any]) -> dict[str, Any]:
-    """Return its files, what trains, and the sizes of steps; datasets have unlike lengths."""
+    """Return what decides the arithmetic of an iteration: the model's files, what trains, and the sizes of steps.
+
+    Datasets are part of it, because their conversations have different lengths.
+    """
     recipe, options = plan.recipe, plan.recipe.train.train_policy
     return {
         "model": plan.model.digest,

@@ -123,12 +123,12 @@ class Line:
 
     @property
     def judges(self) -> bool:
-        """Return whether it is an evaluation on held-out data."""
+        """Return whether the line is of an evaluation on held-out data."""
         return self.stage == "validate" or self.stage.startswith("evaluate-")
 
     @property
     def position(self) -> int:
-        """Return its position in the loop, which rises from wave to wave and from optimizer step to optimizer step.
+        """Return the line's position in the loop, which rises from wave to wave and from optimizer step to step.
 
         It depends on no other line. So the positions of a run that goes on past its planned end stay the same.
         """
@@ -266,7 +266,7 @@ def _as_scored(weights: Mapping[str, float], table: Any) -> Any:
 
 
 def _held(table: Any) -> Any:
-    """Return which samples take the lowest place of their prompt; a sample that is not finite is none of them."""
+    """Return which samples take the lowest place of their prompt; no sample that is not finite does."""
     return table[HELD].eq(other=True) if HELD in table else pd.Series(data=False, index=table.index)
 
 

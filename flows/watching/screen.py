@@ -52,12 +52,12 @@ class Row:
     text: str
     is_command: bool = False
     lines: int | None = None
-    """Lines that it may take; all that it needs for None."""
+    """Most lines that the text may take; None for all that it needs."""
     may_go: bool = False
-    """Whether it is left out where there is no room for every answer."""
+    """Whether the row is left out where there is no room for every answer."""
 
     def folded(self, width: int) -> list[str]:
-        """Return its lines, none of them wider than ``width``."""
+        """Return the lines of the text, none of them wider than ``width``."""
         if self.is_command:
             return folded_command(visible(self.text), width)
         found = _wrapped(visible(self.text), max(width - LABEL, 1))

@@ -146,7 +146,7 @@ class _Layout(NamedTuple):
         return cls(told["lengths"], tuple(shapes))
 
     def told(self) -> dict[str, Any]:
-        """Return what a file says of it. Files without references say nothing of them."""
+        """Return what a file records of the conditioning; nothing about references if there are none."""
         return {"lengths": self.lengths} | ({"shapes": self.shapes} if self.shapes else {})
 
 

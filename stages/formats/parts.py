@@ -136,7 +136,7 @@ class Parts:
         return self._there[self._there["caption"].notna()].reset_index(drop=True) if self.captions else self._there
 
     def later(self) -> list[tuple[int, ...]]:
-        """Return of each part the later parts that say which of its media are still there, and under which name.
+        """Return for each part the later parts that say which of its media are still there, and under which name.
 
         They add or remove items with media that the part is the first to have. None if no such item is removed.
         """

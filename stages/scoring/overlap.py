@@ -138,7 +138,7 @@ class Ahead:
     def _new_scorer(self) -> Scorer:
         """Return a scorer that has read no samples. It keeps to the scorer that a service has now.
 
-        Which one the run keeps to is decided by the reward stage, and a shard names its own.
+        The reward stage decides which scorer the run keeps to, and each shard names the scorer that scored it.
         """
         scorer = Scorer(self._request, self._samples)
         if isinstance(scorer.reward, NamedReward) and (served := scorer.reward.scorer()) is not None:

@@ -67,7 +67,7 @@ class Subject:
 
     @property
     def file(self) -> str:
-        """Return its file, for messages."""
+        """Return the plugin's file, for messages."""
         return str(self.module.__file__)
 
 

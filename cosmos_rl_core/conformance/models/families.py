@@ -254,7 +254,7 @@ def of_tiny(name: str, function: str) -> Callable[..., Tensor] | None:
 
 @contextmanager
 def fed_to(transformer: nn.Module) -> Iterator[list[dict[str, Any]]]:
-    """Keep the arguments of every call of a transformer, as they come; three of them by the names of the suite."""
+    """Keep the arguments of every call of a transformer; state, time and texts have the names of the suite."""
     calls: list[dict[str, Any]] = []
     spec = next(spec for spec in directories.specs() if spec.transformer_class == type(transformer).__name__)
     signature = inspect.signature(transformer.forward)

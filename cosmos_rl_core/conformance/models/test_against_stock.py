@@ -1,8 +1,8 @@
 """Every model plugin against the stock diffusers pipeline of the same directory: inputs, samplers, sizes, loading.
 
-Every check that computes does so in float32 and in bfloat16, where it says how far off that was measured to be and
-allows about twice as much. In bfloat16 the stock pipeline runs under autocast as a whole, and rounds its states too; of
-ours, as in stages, the transformer does alone. Sizes, loading and fresh weights have one precision only.
+Every check that computes does so in float32 and in bfloat16. For bfloat16 it says which difference was measured, and
+allows about twice as much: the stock pipeline then runs under autocast as a whole, and rounds its states too, while
+only our transformer runs under autocast, as in stages. Sizes, loading and fresh weights have one precision only.
 """
 
 import math

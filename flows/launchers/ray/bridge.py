@@ -61,7 +61,7 @@ class Part:
 
     @property
     def lost_another(self) -> bool:
-        """Return whether its ranks only report the loss of another one, and none of them was killed."""
+        """Return whether the ranks of the node only report the loss of another rank, and none of them was killed."""
         only = bool(self.failures) and all(one.collective for one in self.failures.values())
         return only and self.exit_code not in KILLING
 
