@@ -97,7 +97,7 @@ def _apart(a: np.ndarray | None, b: np.ndarray | None) -> float | None:
 
 
 def _pixels(side: Side, word: str, k: int, ids: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the pixels of those of these samples that still have any, by the sample's id."""
+    """Return the pixels by sample id, for the samples that still have any."""
     slots = side.run.slots
     slot = slots.version(k, "evaluate") if word == "policy" else slots.iteration(k, "rollout")
     if current_of(slot)[1] is None:

@@ -57,7 +57,7 @@ class Collected:
     """Slots of later generations than the first one, each with why the one before ended."""
     tripped: list[Manifest] = field(default_factory=list[Manifest])
     numerics: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
-    """Numerics of the newest artifact of each stage with torch; those of the newest of all come last."""
+    """Numerics of the newest artifact of each stage with torch; the newest artifact of all comes last."""
     logs: list[str] = field(default_factory=lambda: ["", ""])
     """Names of the first and of the newest log, which begin with their time."""
     measured: dict[int, dict[str, Measured]] = field(default_factory=dict[int, dict[str, Measured]])

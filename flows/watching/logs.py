@@ -55,7 +55,7 @@ class Logs:
 
 
 def logs(store_url: str, run_id: str, stage: str | None = None, iteration: int | None = None) -> Logs:
-    """Return the logs of all stages of a run or of one stage; those of several iterations if ``iteration`` is None.
+    """Return the logs of all stages of a run or of one stage; of all its iterations if ``iteration`` is None.
 
     Raises :class:`ConfigError` if there is no such run or stage.
     """

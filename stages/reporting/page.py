@@ -25,7 +25,7 @@ from stages.reporting.scores import NAMES, change_of, distributions, moved, sign
 from stages.reporting.training import drawn, losses
 
 PICTURE_BYTES = 24_000_000
-"""Most characters of small pictures of iterations in a page. A longer run shows those of evenly spaced iterations."""
+"""Most characters of small pictures of iterations in a page. A longer run shows evenly spaced iterations."""
 STRIP = 24
 """Most iterations or policy versions in a strip."""
 TRIPPED = 24

@@ -45,7 +45,7 @@ class Shards:
 
     @cached_property
     def names(self) -> set[str]:
-        """Return the names of the files that were there at first, those of other generations and samples too."""
+        """Return the names of the files that were there at first, also for other generations and samples."""
         return store.names(store.join(self._slot, AHEAD))
 
     def name(self, portion: Portion) -> str:

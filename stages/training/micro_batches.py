@@ -25,7 +25,7 @@ Micro = TypeVar("Micro", bound=Tensors)
 
 
 def my_share(items: list[list[Callable[[float], Micro]]], group: Group) -> list[Callable[[], Micro]]:
-    """Return the functions that make this rank's micro-batches: those of every ``data_world_size``-th item.
+    """Return the functions that make the micro-batches of this rank's items, every ``data_world_size``-th one.
 
     An item's micro-batches are the noise levels of the same samples, so that a rank reads its own samples only. Ranks
     with fewer items repeat one item with weight 0, so that all ranks do the same number of passes.
