@@ -99,7 +99,7 @@ def age_s() -> float:
 
 @contextmanager
 def without_garbage() -> Iterator[None]:
-    """Look for no garbage inside the block: among thousands of objects that stay that takes a quarter of its time."""
+    """Turn garbage collection off inside the block, where thousands of objects stay: it would take a quarter longer."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -75,7 +75,7 @@ class Decoding:
     """Decodes the latents of requests to files of pixels."""
 
     batching = ""
-    """Samples are decoded each alone."""
+    """How samples are put together: "", because each is decoded alone."""
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
         self._torch, folders = import_module("torch"), {c: Path(path) for c, path in setup["decoders"].items()}

@@ -62,7 +62,7 @@ class Asked:
 
     @cached_property
     def _earlier(self) -> list[dict[str, Step]]:
-        """Steps by slot, by each plan but the newest."""
+        """Return the steps by slot, once for each plan but the newest."""
         changed = ({name: getattr(plan, name) for name in _REPLACED} for plan in self._plans[:-1])
         runs = (replace(self._run, plan=self._run.plan.model_copy(update=change)) for change in changed)
         return [{step.slot: step for step in steps(run)} for run in runs]

@@ -26,9 +26,9 @@ from stages.artifacts.slots import current_of, is_dropped
 _FROZEN = ("policy.", "train.optm_name")
 """Settings that decide the shape of a policy and of its optimizer's state, which a fork goes on with."""
 _FREE = ("policy.diffusers.", "policy.model_gradient_checkpointing")
-"""Settings among them that do not."""
+"""Settings below :data:`_FROZEN` that do not decide it."""
 _OF_TRAINING = ("policy.lora.", "train.optm_name")
-"""Settings among them that a policy version 0 may have anew."""
+"""Settings below :data:`_FROZEN` that a fork on stored rollouts may change if it begins with policy version 0."""
 _WORDS = re.compile(r"\w+")
 LONGEST_NAME = 91
 """Letters of a default name before its digest: a run's id has at most 100."""

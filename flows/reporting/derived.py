@@ -86,7 +86,7 @@ class Deriving:
                 self._found = len(self._told), sources_of(self._run, self._told, logs)
 
     def write(self, page: str | None, metrics: str | None) -> None:
-        """Write the record of the page and the numbers, by the digests of their bytes; None of one that is not whole.
+        """Write the record of the page and the numbers, by the digests of their bytes; None for a file with gaps.
 
         A run whose store lacks the record makes both again at its next end.
         """

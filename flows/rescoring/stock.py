@@ -50,13 +50,13 @@ class Stock:
         return current_of(self.slot)[1]
 
     def there(self, part: str) -> bool:
-        """Return whether it has a part that was not deleted."""
+        """Return whether the samples have this part and it was not deleted."""
         made = self.made
         return made is not None and made.has_part(part) and not is_dropped(made, part)
 
     @cached_property
     def counts(self) -> "Counts":
-        """Return the numbers of its samples."""
+        """Return the counts of the samples."""
         rows = [*all_rows(Artifact(input_of(self.slot, INDEX)))]
         finite = [row for row in rows if row["finite"]]
         return Counts(len(rows), len(finite), sum(not has_media(row) for row in finite))

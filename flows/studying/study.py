@@ -24,7 +24,7 @@ class Member(Section):
     run: str
     """Id of the run."""
     setting: str
-    """What is different about it, in short: runs of one setting are compared as one."""
+    """What is different about the run, in short: runs of one setting are compared as one."""
     seed: int
     control: int = 0
     """Number of the order that its rewards are shuffled in; 0 for rewards as they are."""

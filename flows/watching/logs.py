@@ -22,7 +22,7 @@ class Log:
     name: str
     """The stage, as ``status`` names it: ``iteration-0003/update``."""
     attempt: int
-    """1 for the first one that left a log."""
+    """Number of the attempt; 1 for the first one that left a log."""
     ended: str
     """When it was written, in UTC: ``2025-01-31 12:00:00``."""
     bytes: int

@@ -24,7 +24,7 @@ AGAIN = "bring the dataset up to date: cosmos-flows preprocess"
 class PartMedia:
     """Clips of the media of a part, each named by the digest of its medium and the number of its window.
 
-    With parts that come ``later``, of those media alone that are still there after them, under their new names.
+    With parts that come ``later``, only clips of media that are still there after them, under their new names.
     """
 
     def __init__(

@@ -185,7 +185,7 @@ class Answered:
     answer: str
     correct: bool
     whole: bool
-    """Whether the policy ended it, or ``max_new_tokens`` cut it off."""
+    """Whether the policy ended the answer. False: ``max_new_tokens`` cut it off."""
     first: str | None
     """The answer of version 0; None if this is it."""
 

@@ -1,6 +1,6 @@
 """Videos that begin with a given image or clip, of every model plugin that takes them, against the stock pipeline.
 
-In float32, and in bfloat16 as in test_against_stock.py.
+They are compared in float32, and in bfloat16 as in test_against_stock.py.
 """
 
 from typing import Any
@@ -69,7 +69,7 @@ def test_a_video_from_given_frames_is_the_stock_pipelines(
 ):
     """The stock pipeline takes the last frames of a longer clip.
 
-    In bfloat16, in which it encodes them too, 0.046 off by Euler's steps and 0.069 by its own.
+    In bfloat16, in which it encodes them too, it differs by 0.046 with Euler's steps and by 0.069 with its own.
     """
     solver = solver_of(None, *directories.scheduler(family.folder))
     if scheduler == "euler":

@@ -18,7 +18,7 @@ from cosmos_rl_core.pipelines.spec import CONDITIONAL_LATENTS, CONDITIONAL_MASK
 class Wan(WanModel):
     """Wan 2.1, and the 5B model of Wan 2.2, whose times are of tokens.
 
-    Conditioning: ``prompt_embeds``, zero after the last token; and with references of Wan 2.2 given frames.
+    Conditioning: ``prompt_embeds``, zero after the last token; and given frames if Wan 2.2 gets references.
     """
 
     stock_class = WanPipeline

@@ -132,7 +132,7 @@ def _of_another_moment(told: str, expected: str, newest_log: str) -> str:
 
 
 def _of_other_code(every: Iterable[Step]) -> str:
-    """Return that the report is drawn otherwise today than when it was made; "" if it is not."""
+    """Return a sentence if this version draws the report otherwise than the one that made it did; "" if not."""
     (step,) = (step for step in every if step.kind == "report")
     made = current_of(step.slot)[1]
     if made is None:

@@ -194,7 +194,10 @@ class Bridge:
         self._say(told=Told(id=order.id, phase="running"))
 
     def _has_nodes(self, work: Work) -> bool:
-        """Return whether nodes are reserved for a job. They are checked before: all that it may get, then its own."""
+        """Return whether nodes are reserved for a job and passed their checks.
+
+        All nodes that the job may get are checked before it asks for some; then those that it got.
+        """
         if not work.gang.is_reserved() and not self._takes_idle(work):
             if work.gang.is_asked_for:
                 self._wait(work)
