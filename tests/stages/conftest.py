@@ -22,8 +22,11 @@ from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
 from stages.execution.runner import execute
 from tests import other_device
+from tests.core.conftest import small_references
 from tests.hand_made import rewards
 from tests.stages.ranks import run_on_ranks
+
+__all__ = ["small_references"]
 
 FEW_PROMPTS = {"name": "ocr", "local_dir": str(Path(__file__).parents[1] / "e2e" / "words")}
 """A dataset of four prompts: embedding the shipped ones takes as long as the rest of an iteration."""
