@@ -66,6 +66,15 @@ def again(first: Request, name: str, anchor: Any = "behaviour", max_drift: float
     return first.model_copy(update=moved)
 
 
+@pytest.fixture(scope="module")
+def made(first: Request, folder: Path) -> dict[str, Request]:
+    """Updates of policy 1 on the rollout of policy 0, by what their losses compare with."""
+    requests = {anchor: again(first, anchor, anchor) for anchor in ("behaviour", "own")}
+    for request in requests.values():
+        make(request, folder)
+    return requests
+
+
 def velocities(first: Request, lora: LoraConfig | None, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The velocity of each sample of the rollout at the drawn noise, one sample at a time."""
     config = first.settings(contracts.Update)
@@ -115,24 +124,28 @@ def expected(first: Request, own: tuple[LoraConfig | None, dict[str, Tensor]]) -
     return moved / missed
 
 
-def drift_of(request: Request, folder: Path, **execution: Any) -> float:
-    return float(make(request, folder, **execution).summary["drift"] or 0.0)
+def drift_of(request: Request) -> float:
+    return float(Artifact(input_of(request.slot)).manifest.summary["drift"] or 0.0)
+
+
+def made_drift(request: Request, folder: Path) -> float:
+    make(request, folder)
+    return drift_of(request)
 
 
 def first_row(request: Request) -> Any:
     return table_of(Artifact(input_of(request.slot)), contracts.METRICS).iloc[0]
 
 
-def test_drift_equals_the_drift_of_single_samples(first: Request, folder: Path) -> None:
+def test_drift_equals_the_drift_of_single_samples(first: Request, made: dict[str, Request]) -> None:
     lora = first.settings(contracts.Update).lora
     wanted = expected(first, (lora, weights_of(first, 1)))
     assert wanted > 0.01
-    assert drift_of(again(first, "drift"), folder) == pytest.approx(wanted, rel=1e-5)
-    assert drift_of(again(first, "drift-own", "own"), folder) == pytest.approx(wanted, rel=1e-5)
+    assert [drift_of(request) for request in made.values()] == [pytest.approx(wanted, rel=1e-5)] * 2
 
 
-def test_two_ranks_find_the_drift_of_one(first: Request, folder: Path) -> None:
-    alone = drift_of(again(first, "one"), folder)
+def test_two_ranks_find_the_drift_of_one(first: Request, folder: Path, made: dict[str, Request]) -> None:
+    alone = drift_of(made["behaviour"])
     both = make_on_ranks(again(first, "two"), folder, 2)
     assert float(both.summary["drift"] or 0.0) == pytest.approx(alone, rel=1e-6)
 
@@ -146,7 +159,7 @@ def test_the_behaviour_may_have_an_adapter_of_another_shape(first: Request, fold
     config = request.settings(contracts.Update).model_copy(update={"steps": steps})
     # Both adapters begin as nothing.
     start = request.model_copy(update={"config": config})
-    assert drift_of(start, folder) == 0
+    assert made_drift(start, folder) == 0
     assert first_row(start)["old_deviation_max"] == 0
     # One update on.
     moved = input_of(start.slot, *STATE)
@@ -154,16 +167,13 @@ def test_the_behaviour_may_have_an_adapter_of_another_shape(first: Request, fold
     later = later.model_copy(update={"inputs": later.inputs | {"policy": (moved,)}})
     wanted = expected(first, (WIDE, read_part(moved, CURRENT)))
     assert wanted > 0
-    assert drift_of(later, folder) == pytest.approx(wanted, rel=1e-5)
+    assert made_drift(later, folder) == pytest.approx(wanted, rel=1e-5)
 
 
-def test_the_anchor_is_what_the_loss_compares_with(first: Request, folder: Path) -> None:
-    own, behaviour = again(first, "anchor-own", "own"), again(first, "anchor-behaviour")
-    for request in (own, behaviour):
-        make(request, folder)
+def test_the_anchor_is_what_the_loss_compares_with(made: dict[str, Request]) -> None:
     # The own copy equals the policy before the first step; the behaviour is policy 0.
-    assert first_row(own)["old_deviation_max"] == 0
-    assert first_row(behaviour)["old_deviation"] > 0.01
+    assert first_row(made["own"])["old_deviation_max"] == 0
+    assert first_row(made["behaviour"])["old_deviation"] > 0.01
 
 
 def test_beyond_the_limit_nothing_is_trained(first: Request, folder: Path) -> None:
@@ -177,8 +187,7 @@ def test_beyond_the_limit_nothing_is_trained(first: Request, folder: Path) -> No
 def test_pairs_have_a_drift_too(folder: Path) -> None:
     first = scored(values("dpo"), folder / "dpo")
     make(first, folder)
-    found = drift_of(again(first, "again"), folder)
-    assert found > 0
+    assert made_drift(again(first, "again"), folder) > 0
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -113,9 +113,9 @@ def test_each_rollout_is_compared_with_its_own_behaviour_and_has_advantages_of_i
 
 @pytest.mark.parametrize(("algorithm", "lora"), [("grpo", LORA), pytest.param("nft", None, marks=pytest.mark.slow)])
 def test_an_update_on_two_rollouts_that_is_killed_ends_with_the_same_bits(
-    algorithm: str, lora: dict[str, Any] | None, tmp_path: Path
+    algorithm: str, lora: dict[str, Any] | None, request: pytest.FixtureRequest, tmp_path: Path
 ):
-    run = two_iterations(tmp_path, algorithm, lora)
+    run = request.getfixturevalue("grpo") if algorithm == "grpo" else two_iterations(tmp_path, algorithm, lora)
     whole, killed = on_both(run, "whole"), on_both(run, "killed")
     make(whole, tmp_path)
     with pytest.raises(Killed):

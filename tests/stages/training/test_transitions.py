@@ -138,6 +138,8 @@ def test_recorded_steps_are_replayed_exactly_and_then_trained_on(
     before = read_part(input_of(run.slots.policy(0)), "current")
     after = read_part(input_of(run.slots.policy(1)), "current")
     assert max(float((after[name] - before[name]).abs().max()) for name in before) > 1e-4
+    advantages = table_of(update, contracts.Update.ADVANTAGES)
+    pd.testing.assert_series_equal(advantages["reward"], advantages["reward.jpeg"], check_names=False)
 
 
 def test_log_probabilities_in_the_batch_of_the_rollout_are_the_recorded_ones_to_the_bit(tmp_path: Path):
@@ -391,9 +393,3 @@ def test_stale_rollouts_are_compared_with_the_policy_that_made_them(tmp_path: Pa
     swapped = request.model_copy(update={"inputs": request.inputs | {"behaviours": (input_of(run.slots.policy(1)),)}})
     with pytest.raises(ConfigError, match="the rollouts were made by policies"):
         make(swapped.model_copy(update={"slot": f"{request.slot}-swapped"}), tmp_path)
-
-
-def test_advantages_keep_each_rewards_own_column(tmp_path: Path):
-    update = iterate(started(tmp_path, recipe(SDE)), tmp_path)
-    table = table_of(update, "advantages.parquet")
-    pd.testing.assert_series_equal(table["reward"], table["reward.jpeg"], check_names=False)
