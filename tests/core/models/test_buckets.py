@@ -80,8 +80,9 @@ def test_every_model_predicts_on_its_buckets_as_the_stock_pipeline_does(
 ):
     """Also with noise levels that the pipeline shifts by the size."""
     found = buckets(family.folder, SIZE, family.frames)
-    assert len(found) >= 3
-    for size in (bucket for bucket in found if bucket != SIZE):
+    assert SIZE in found[1:-1]
+    # The one that is most like a square, and the tallest; the widest is the size of all other tests.
+    for size in (found[0], found[-1]):
         shape = (len(family.noise), *family.model.latent_shape(size, family.frames))
         noise = torch.from_numpy(seeds.normal(shape, "bucket")).to(family.device)
         arguments = _loading.stock_arguments(family.stock, size, family.frames)
