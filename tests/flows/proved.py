@@ -270,13 +270,13 @@ class Forger:
             previous = sha256(path.read_bytes())
 
 
-def told(forger: Forger, head: str | None = None, looks: int = 1) -> list[str]:
+def told(forger: Forger, head: str | None = None) -> list[str]:
     """Each fault in a line, its file without the run.
 
     Nobody works on the store, so one look finds what the others would find again.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(auditing, "LOOKS", looks)
+        patch.setattr(auditing, "LOOKS", 1)
         found = audit(str(forger.store), forger.run_id, head=head).faults
     return [f"{fault.file.removeprefix(f'runs/{forger.run_id}/')} {fault.field}: {fault.what}" for fault in found]
 

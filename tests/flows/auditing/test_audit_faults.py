@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cosmos_rl_core.canonical import canonical_json, sha256
-from flows.auditing.audit import LOOKS, audit
+from flows.auditing.audit import audit
 from flows.cli.app import app
 from stages import contracts
 from stages.artifacts.pool import INDEX
@@ -86,7 +86,7 @@ def test_samples_that_do_not_follow_from_the_plan_are_found(forger: Forger, kept
     change, expected = SAMPLES[name]
     forger.rows(ROLLOUT, change)
     forger.seal()
-    found = told(forger, kept, looks=LOOKS)
+    found = told(forger, kept)
     assert any(line.startswith(f"{ROLLOUT}/manifest.1.json {expected}") for line in found), found
     assert unknown(kept) in found
 

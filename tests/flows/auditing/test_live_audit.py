@@ -117,13 +117,23 @@ LOST: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("what", LOST)
-def test_what_a_stopped_run_wrote_before_its_last_stage_cannot_be_lost(proved: Proved, what: str):
-    run = stopped(proved, "iterations/0001/reward-ocr/manifest.1.json")
+@pytest.fixture(scope="module")
+def before_an_update(tmp_path_factory: pytest.TempPathFactory) -> Proved:
+    """A run that was ended after its second rewards."""
+    proved = Proved(tmp_path_factory.mktemp("stopped"))
+    stopped(proved, "iterations/0001/reward-ocr/manifest.1.json")
     assert faults(proved) == []
+    return proved
+
+
+@pytest.mark.parametrize("what", LOST)
+def test_what_a_stopped_run_wrote_before_its_last_stage_cannot_be_lost(
+    before_an_update: Proved, proved: Proved, what: str
+):
+    shutil.copytree(before_an_update.store, proved.store)
     LOST[what](proved.root)
     assert faults(proved)
-    with run.lease():
+    with read_run(str(proved.store), RUN_ID).lease():
         # That somebody holds the lease excuses nothing.
         assert faults(proved)
 
