@@ -11,14 +11,10 @@ from cosmos_rl_core.errors import ConfigError
 from flows.planning.plan import Settings, plan_of
 
 
-@pytest.mark.parametrize(("name", "pipeline_class"), [("wan", "WanPipeline"), ("wan_i2v", "WanImageToVideoPipeline")])
-def test_experts_for_high_and_low_noise_are_refused_with_the_bases_to_take(
-    name: str, pipeline_class: str, recipe, tmp_path: Path
-):
-    folder = tiny_pipelines.save(name, tmp_path / "a14b")
+def test_experts_for_high_and_low_noise_are_refused_with_the_bases_to_take(recipe, tmp_path: Path):
+    folder = tiny_pipelines.save("wan", tmp_path / "a14b")
     shutil.copytree(folder / "transformer", folder / "transformer_2")
     index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
-    assert index["_class_name"] == pipeline_class
     index |= {"boundary_ratio": 0.875, "transformer_2": index["transformer"]}
     (folder / "model_index.json").write_text(json.dumps(index), encoding="utf-8")
     for weights in folder.rglob("*.safetensors"):
