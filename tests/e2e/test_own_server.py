@@ -12,7 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.flow_process import FORK_SERVER, Flows, Started, require_same_run, require_untouched
+from flows.planning.plan import METRICS_FILE
+from tests.e2e.flow_process import (
+    FORK_SERVER,
+    ITERATIONS,
+    Flows,
+    Started,
+    metrics,
+    require_same_run,
+    require_untouched,
+)
 
 REWARD = "iterations/0001/reward-ocr"
 SERVER = "prefect.server.api.server:create_app"
@@ -86,16 +95,19 @@ def require_the_same_command_goes_on(flows: Flows, before: dict[str, bytes], ref
 
 
 def test_a_finished_run_resumed_starts_a_server_and_leaves_none(flows: Flows, reference: Flows) -> None:
-    before = flows.manifests()
+    before, numbers = flows.manifests(), (flows.root / METRICS_FILE).read_bytes()
     run = flows.start()
     run.wait_until(lambda: flows.running(SERVER))
 
     # A fragment is made in the wave of its update; `embed` is not one of the run's own slots.
     waves = {path.rpartition("/")[0].replace("fragment", "update") for path in before}
-    assert f"kept  {len(waves) + 1} waves, nothing to do" in run.finish()
+    assert f"policy to report             kept  {len(waves) + 1} waves, nothing to do" in run.finish()
     assert flows.nothing_is_left()
     require_untouched(flows, before)
     require_same_run(flows, reference)
+    assert (flows.root / METRICS_FILE).read_bytes() == numbers
+    steps = [line["step"] for line in metrics(flows) if "train/loss_avg" in line]
+    assert steps == list(range(1, 2 * ITERATIONS + 1))
 
 
 def test_a_command_killed_while_its_server_starts_leaves_no_process(flows: Flows) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from flows.planning import requests
-from flows.planning.plan import METRICS_FILE
 from stages.artifacts.generations import invalidate
 from stages.artifacts.request import Request
 from stages.artifacts.slots import current_of
@@ -21,7 +20,6 @@ from tests.e2e.flow_process import (
     RUN_ID,
     Flows,
     Started,
-    metrics,
     require_same_run,
     require_untouched,
 )
@@ -44,19 +42,6 @@ def reward_of(flows: Flows) -> Request:
     """The request for the last iteration's scores."""
     (request,) = rewards(flows.planned, str(flows.root / ROLLOUT), ITERATIONS - 1)
     return request
-
-
-@pytest.mark.usefixtures("with_prefect")
-def test_the_same_command_again_runs_nothing(flows: Flows, reference: Flows) -> None:
-    before, numbers = flows.manifests(), (flows.root / METRICS_FILE).read_bytes()
-    said = flows.run()
-    # The embeddings are current too, next to the runs that share them. An update and its fragment are one wave.
-    assert f"policy to report             kept  {len(before) + 1 - ITERATIONS} waves, nothing to do" in said
-    require_untouched(flows, before)
-    require_same_run(flows, reference)
-    assert (flows.root / METRICS_FILE).read_bytes() == numbers
-    steps = [line["step"] for line in metrics(flows) if "train/loss_avg" in line]
-    assert steps == list(range(1, 2 * ITERATIONS + 1))
 
 
 @pytest.mark.usefixtures("with_prefect")
