@@ -59,8 +59,8 @@ def test_the_library_shows_which_samples_each_one_beats(trained: Flows) -> None:
     assert sum(len(losers.split()) for losers in table["beats"]) > 6
 
 
-def test_its_audit_is_clean_and_its_updates_are_made_again_bit_for_bit(trained: Flows) -> None:
+def test_its_audit_is_clean_and_an_update_is_made_again_bit_for_bit(trained: Flows) -> None:
     assert audit(trained.store, RUN_ID).faults == []
-    for k in ("0", "1"):
-        said = trained.command("replay", "--stage", "update", "--iteration", k)
-        assert f"iteration-000{k}/update: equal bit for bit" in said
+    # The second goes on from where the first one ended.
+    said = trained.command("replay", "--stage", "update", "--iteration", "1")
+    assert "iteration-0001/update: equal bit for bit" in said
