@@ -59,6 +59,18 @@ def continued(folder: Path) -> dict[str, Any]:
     return values | {"rewards": [{"role": "monitor", "fn": {"name": "jpeg"}}]}
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Such a run with its evaluation of the base, whose scores are by how near samples are to what they continue."""
+    folder = tmp_path_factory.mktemp("clips")
+    (inputs := folder / "inputs").mkdir()
+    reward = {"role": "monitor", "fn": {"name": "pixel_similarity", "frames": "first"}}
+    run = prepared(folder, continued(inputs) | {"rewards": [reward]})
+    make(requests.export(run, 0), folder)
+    make(requests.evaluate(run, 0), folder)
+    return run
+
+
 class ClipsByHand(ByHand):
     """With the last five frames of a clip as reference."""
 
@@ -72,10 +84,8 @@ class ClipsByHand(ByHand):
         return own if text else own.guided_by(self.model.encode_negative("", self.length))
 
 
-def test_results_are_trained_on_after_the_frames_that_each_continues(tmp_path: Path):
+def test_results_are_trained_on_after_the_frames_that_each_continues(run: Run, tmp_path: Path):
     """In one micro-batch: two given latent frames of the clips, one of the pictures."""
-    (inputs := tmp_path / "inputs").mkdir()
-    run = prepared(tmp_path, continued(inputs))
     make(requests.finetune(run, 0), tmp_path)
     by_hand = ClipsByHand(run, run.recipe.train.train_policy.dataset)
     ids = [by_hand.media.prompt_of(index).id for index in range(4)]
@@ -96,14 +106,11 @@ def test_results_are_trained_on_after_the_frames_that_each_continues(tmp_path: P
     assert metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
 
 
-def evaluated(run: Run, folder: Path) -> None:
-    """Require the stock pipeline's pictures: the first policy is the base. Each prompt has its own clip or picture."""
-    make(requests.export(run, 0), folder)
-    request = requests.evaluate(run, 0)
-    make(request, folder)
+def require_stock_evaluation(run: Run) -> None:
+    """The first policy is the base. Each prompt has its own clip or picture."""
     stock = load_stock(run.plan.model, run.plan.model.path, "float32", CPU, references=True)
     shown = {"go on": noise(3, 8), "turn": noise(4, 1)}
-    for stored in read_samples(Artifact(input_of(request.slot))):
+    for stored in read_samples(Artifact(input_of(run.slots.version(0, "evaluate")))):
         frames = shown[stored.row["prompt"]]
         draw = torch.Generator(CPU).manual_seed(seeds.derive(stored.row["seed"], "evaluation"))
         expected = stock(
@@ -122,17 +129,20 @@ def evaluated(run: Run, folder: Path) -> None:
         assert np.abs(stored.pixels.astype(float) - 255 * expected).max() <= 1
 
 
-@pytest.mark.parametrize("gives", ["references", "frames of media"])
-def test_evaluations_continue_the_clip_of_each_prompt(gives: str, tmp_path: Path):
+def test_evaluations_continue_the_clip_of_each_prompt(run: Run):
+    require_stock_evaluation(run)
+
+
+def test_so_do_those_of_a_run_that_trains_on_frames_of_its_media(tmp_path: Path):
     (inputs := tmp_path / "inputs").mkdir()
     values = continued(inputs)
-    if gives == "frames of media":
-        policy = values["train"]["train_policy"]
-        policy["max_num_conditional_frames"] = 2
-        for file in (inputs / "longer" / "metas").iterdir():
-            file.write_text(json.dumps({"prompt": file.stem}), encoding="utf-8")
-    run = prepared(tmp_path, values)
-    evaluated(run, tmp_path)
+    values["train"]["train_policy"]["max_num_conditional_frames"] = 2
+    for file in (inputs / "longer" / "metas").iterdir():
+        file.write_text(json.dumps({"prompt": file.stem}), encoding="utf-8")
+    other = prepared(tmp_path, values)
+    make(requests.export(other, 0), tmp_path)
+    make(requests.evaluate(other, 0), tmp_path)
+    require_stock_evaluation(other)
 
 
 def test_clips_are_refused_where_they_cannot_be_continued(tmp_path: Path):
@@ -151,14 +161,8 @@ def test_clips_are_refused_where_they_cannot_be_continued(tmp_path: Path):
         make_run(tmp_path, values)
 
 
-def test_rewards_get_the_frames_that_a_sample_continues(tmp_path: Path):
-    (inputs := tmp_path / "inputs").mkdir()
-    values = continued(inputs) | {
-        "rewards": [{"role": "monitor", "fn": {"name": "pixel_similarity", "frames": "first"}}]
-    }
-    run = prepared(tmp_path, values)
-    make(requests.export(run, 0), tmp_path)
-    make(evaluation := requests.evaluate(run, 0), tmp_path)
+def test_rewards_get_the_frames_that_a_sample_continues(run: Run, tmp_path: Path):
+    evaluation = requests.evaluate(run, 0)
     (scored,) = rewards(run, evaluation.slot, 0)
     make(scored, tmp_path)
     table = read_table(Artifact(input_of(scored.slot)), "scores.parquet")
