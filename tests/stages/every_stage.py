@@ -1,8 +1,13 @@
 """A Request of every stage, each made from what the others left: small, and without a run of the loop."""
 
+import fcntl
+import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from cosmos_rl_core.captioners import text, vlm
 from cosmos_rl_core.config.early_warning import EarlyWarningConfig, Limit
@@ -86,6 +91,23 @@ def references_of_one_picture(tmp_path: Path) -> Request:
     return Request(
         stage="references", slot=f"{tmp_path}/references", seed=0, config=References(references=(reference,))
     )
+
+
+def made_once(factory: pytest.TempPathFactory) -> dict[str, Request]:
+    """Every stage, made for all tests of a session by the first of pytest's workers that needs it; to be read only."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "every-stage"
+    folder.mkdir(exist_ok=True)
+    made = folder / "made.json"
+    with (folder / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            (folder / "vlms").mkdir()
+            requests_of = stages_of_diffusion(folder) | stages_of_vlms(folder / "vlms")
+            told = {name: request.model_dump(mode="json") for name, request in requests_of.items()}
+            made.write_text(json.dumps(told), encoding="utf-8")
+    told = json.loads(made.read_text(encoding="utf-8"))
+    return {name: Request.model_validate_json(json.dumps(one)) for name, one in told.items()}
 
 
 def stages_of_diffusion(tmp_path: Path, reward: dict[str, Any] = OCR) -> dict[str, Request]:

@@ -17,7 +17,7 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.registry import STAGES
 from stages.vlm.contracts import CONTRACTS
-from tests.stages.every_stage import stages_of_diffusion
+from tests.stages.every_stage import made_once, stages_of_diffusion
 
 pytestmark = pytest.mark.xdist_group("pins")  # one worker makes what both tests need
 PINS = Path(__file__).with_name("pins.json")
@@ -28,7 +28,9 @@ LATER = {"references"}
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Manifest]:
     """Every stage, made once for both tests."""
-    return manifests_of(stages_of_diffusion(tmp_path_factory.mktemp("pins")))
+    of_vlms = {stage.name for stage in CONTRACTS}
+    found = made_once(tmp_path_factory)
+    return manifests_of({name: request for name, request in found.items() if name not in of_vlms})
 
 
 def manifests_of(made: dict[str, Request]) -> dict[str, Manifest]:

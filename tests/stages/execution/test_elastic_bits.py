@@ -22,7 +22,7 @@ from stages.contracts import Embed
 from stages.registry import STAGES
 from tests.run_first import run_first
 from tests.stages.conftest import make, make_run
-from tests.stages.every_stage import stages_of_diffusion, stages_of_vlms
+from tests.stages.every_stage import made_once
 from tests.stages.generating import test_wan as wan
 from tests.stages.generating.test_context_parallel_stages import longer
 from tests.stages.test_index import Dataset, caption, image
@@ -133,7 +133,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Request]:
     """A Request of every stage, with two units at least."""
     folder = tmp_path_factory.mktemp("made")
-    found = stages_of_diffusion(folder) | stages_of_vlms(folder)
+    found = made_once(tmp_path_factory)
     for number in MEDIA:
         image(folder / "pictures" / f"{number:04d}.png", number)
     dataset = Dataset(folder / "pictures", folder, captioned=False)

@@ -14,16 +14,15 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.registry import STAGES
 from tests.e2e.flow_process import RESIDENT
-from tests.stages.every_stage import stages_of_diffusion, stages_of_vlms
+from tests.stages.every_stage import made_once
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("residents")]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Request]:
-    """Every stage, made by this process. Its bytes are pinned (``test_pins.py``)."""
-    folder = tmp_path_factory.mktemp("made")
-    return stages_of_diffusion(folder) | stages_of_vlms(folder)
+    """Every stage, made by a process of tests. Its bytes are pinned (``test_pins.py``)."""
+    return made_once(tmp_path_factory)
 
 
 def test_every_stage_with_torch_has_its_bytes_after_every_other_one(made: dict[str, Request], tmp_path: Path) -> None:

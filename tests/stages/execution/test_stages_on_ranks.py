@@ -12,7 +12,7 @@ from stages.artifacts.slots import input_of
 from stages.contracts import RECORDS
 from stages.registry import STAGES
 from tests.stages.conftest import make_on_ranks
-from tests.stages.every_stage import stages_of_diffusion, stages_of_vlms
+from tests.stages.every_stage import made_once
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("stages on ranks")]
 SHARED = sorted(name for name, stage in STAGES.items() if stage.distributed)
@@ -23,8 +23,7 @@ SUMMED = ("update", "finetune", "vlm_finetune")
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Request]:
     """The Request of every stage, made by one process."""
-    folders = (tmp_path_factory.mktemp(name) for name in ("diffusion", "vlms"))
-    return stages_of_diffusion(next(folders)) | stages_of_vlms(next(folders))
+    return made_once(tmp_path_factory)
 
 
 def results(made: Manifest) -> dict[str, bytes]:
