@@ -66,7 +66,7 @@ def taken(waves: Waves, name: str, work: Callable[[], None]) -> None:
         waves.check()
         return _ended(work) or Completed(name="Skipped")
 
-    as_task = task(name="current", task_run_name=name, cache_policy=NO_CACHE, persist_result=False)
+    as_task = task(name="kept", task_run_name=name, cache_policy=NO_CACHE, persist_result=False)
     _result(as_task(skipped)())
 
 

@@ -14,7 +14,7 @@ from cosmos_rl_core.errors import ArtifactError, OffPolicyError
 from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.training.noise_levels import DrawKey, random_times, training_noise
-from cosmos_rl_core.weights.parts import CURRENT, STATE
+from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, STATE
 from cosmos_rl_core.weights.policy_weights import prepare
 from stages import contracts
 from stages.artifacts.artifact import Artifact
@@ -69,7 +69,7 @@ def again(first: Request, name: str, anchor: Any = "behaviour", max_drift: float
 @pytest.fixture(scope="module")
 def made(first: Request, folder: Path) -> dict[str, Request]:
     """Updates of policy 1 on the rollout of policy 0, by what their losses compare with."""
-    requests = {anchor: again(first, anchor, anchor) for anchor in ("behaviour", "own")}
+    requests = {anchor: again(first, anchor, anchor) for anchor in (BEHAVIOUR, "own")}
     for request in requests.values():
         make(request, folder)
     return requests
@@ -145,7 +145,7 @@ def test_drift_equals_the_drift_of_single_samples(first: Request, made: dict[str
 
 
 def test_two_ranks_find_the_drift_of_one(first: Request, folder: Path, made: dict[str, Request]) -> None:
-    alone = drift_of(made["behaviour"])
+    alone = drift_of(made[BEHAVIOUR])
     both = make_on_ranks(again(first, "two"), folder, 2)
     assert float(both.summary["drift"] or 0.0) == pytest.approx(alone, rel=1e-6)
 
@@ -173,7 +173,7 @@ def test_the_behaviour_may_have_an_adapter_of_another_shape(first: Request, fold
 def test_the_anchor_is_what_the_loss_compares_with(made: dict[str, Request]) -> None:
     # The own copy equals the policy before the first step; the behaviour is policy 0.
     assert first_row(made["own"])["old_deviation_max"] == 0
-    assert first_row(made["behaviour"])["old_deviation"] > 0.01
+    assert first_row(made[BEHAVIOUR])["old_deviation"] > 0.01
 
 
 def test_beyond_the_limit_nothing_is_trained(first: Request, folder: Path) -> None:

@@ -133,7 +133,7 @@ def test_evaluations_continue_the_clip_of_each_prompt(run: Run):
     require_stock_evaluation(run)
 
 
-def test_so_do_those_of_a_run_that_trains_on_frames_of_its_media(tmp_path: Path):
+def test_so_do_evaluations_of_a_run_that_trains_on_frames_of_its_media(tmp_path: Path):
     (inputs := tmp_path / "inputs").mkdir()
     values = continued(inputs)
     values["train"]["train_policy"]["max_num_conditional_frames"] = 2
