@@ -16,7 +16,7 @@ from tests.flows.launchers.ray.cluster import Cluster, needs_ray
 
 pytestmark = [needs_ray, pytest.mark.xdist_group("ray"), pytest.mark.slow]
 Victim = Literal["worker", "raylet", "head"]
-KILLS = 2
+KILLS = 20
 """Kills of each victim on each cluster."""
 UNIT_S, RANK_S = 1.0, 3.0
 """Time that a unit of an elastic stage takes, and a rank of a gang."""
