@@ -11,10 +11,12 @@ import torch
 from cosmos_rl_core.models.wan.model import Wan
 from flows.planning import requests
 from flows.planning.run import Run
+from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.formats.policies import read_part
+from stages.formats.tables import read_table
 from stages.training import trainer
 from tests.hand_made import rewards
 from tests.stages.conftest import make, make_on_ranks, make_run
@@ -51,6 +53,9 @@ def aside(request: Request, name: str, **config: Any) -> Request:
 
 
 def require_close(a: Request, b: Request, bounds: dict[str, float]) -> None:
+    """The gradients too: Adam's first step is as long for every gradient of the same sign."""
+    norms = [read_table(Artifact(input_of(one.slot)), "metrics.parquet")["grad_norm"].to_numpy() for one in (a, b)]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4, nan_ok=True)
     for part, bound in bounds.items():
         mine, others = (read_part(input_of(request.slot), part) for request in (a, b))
         assert mine.keys() == others.keys()
