@@ -5,7 +5,6 @@
 
 import ctypes
 import faulthandler
-import gc
 import os
 import signal
 import sys
@@ -95,18 +94,6 @@ def age_s() -> float:
     except OSError:
         return 0.0
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK"))
-
-
-@contextmanager
-def without_garbage() -> Iterator[None]:
-    """Turn garbage collection off inside the block, where thousands of objects stay: it would take a quarter longer."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class Traffic:

@@ -21,6 +21,7 @@ ITERATIONS = 2
 OVERRIDES = [
     f"train.train_policy.dataset={{ name = 'ocr', local_dir = '{FEW_PROMPTS['local_dir']}' }}",
     "train.train_batch_per_replica=12",
+    "train.optm_warmup_steps=3",
     "train.train_policy.batch_size_per_optimize=6",
     "train.train_policy.mini_batch=3",
     "rollout.n_generation=6",
@@ -56,3 +57,12 @@ def test_the_loop_that_shows_an_iteration_takes_the_steps_of_the_stages(
             for others in (theirs, start)
         )
         assert off < 1e-3 * moved, (off, moved)
+
+
+def test_the_loop_refuses_settings_that_it_does_not_read(monkeypatch: pytest.MonkeyPatch):
+    changes = ["train.optm_name=Adam", "rollout.decode_share=0.5", "train.train_policy.kl_beta=0.1"]
+    monkeypatch.chdir(SCRIPT.parents[2])
+    monkeypatch.setattr("sys.argv", [str(SCRIPT), RECIPE, *changes])
+    said = "train.optm_name = Adam, rollout.decode_share = 0.5, several rewards, guidance or a KL; run cosmos-flows"
+    with pytest.raises(SystemExit, match=said):
+        runpy.run_path(str(SCRIPT))

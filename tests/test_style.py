@@ -113,6 +113,13 @@ RECORDED = {"run beside data gc", "gc beside its run"}
 """Names in records, which stay. Words in quotes are such names, too."""
 
 
+ADVERBS = {"ahead", "after", "again", "along", "apart", "before", "beside", "later", "meanwhile", "together"}
+
+
+def test_modules_are_not_named_by_adverbs():
+    refuse([f"{place(path, 1)}: name it by a noun" for path in sources(*LAYERS) if path.stem.strip("_") in ADVERBS])
+
+
 def words_of(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the line and the text of every comment, docstring, other text and name that a file defines."""
     if path.suffix != ".py":

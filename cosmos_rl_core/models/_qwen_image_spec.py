@@ -29,7 +29,6 @@ QWEN_IMAGE = ModelSpec(
     packing=2,
     text_width=lambda transformer: transformer["joint_attention_dim"],
     max_prompt_length=1024,
-    pads_text=False,
     guidance_argument="true_cfg_scale",
     shift=linear_shift(1.15),
     always_shifts=True,

@@ -121,10 +121,6 @@ class Group:
         """Return rank 0's JSON value on every rank."""
         return self.gather(value if self.rank == 0 else None)[0]
 
-    def broadcast_to_peers(self, value: Any) -> Any:
-        """Return the JSON value of the peers' leader on each peer."""
-        return value if self.peers is None else _gather(value if self.leads else None, self.peers)[0]
-
     def gather(self, value: Any) -> list[Any]:
         """Return the JSON values of all ranks, in rank order, on every rank.
 

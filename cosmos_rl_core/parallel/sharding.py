@@ -123,11 +123,6 @@ def blocks(transformer: nn.Module) -> list[nn.Module]:
     return [module for module in transformer.modules() if type(module).__name__ in names]
 
 
-def move_whole(module: nn.Module, device: torch.device) -> None:
-    """Move to ``device`` what sharding leaves where it is: parameters that every rank has whole, and buffers."""
-    module._apply(lambda tensor: tensor if isinstance(tensor, DTensor) else tensor.to(device))
-
-
 @torch.no_grad()
 def materialise(transformer: nn.Module, device: torch.device, *, offload: bool = False) -> None:
     """Allocate memory for weights on the meta device, and move all others to ``device``.

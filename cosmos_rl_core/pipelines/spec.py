@@ -163,9 +163,6 @@ class ModelSpec:
     """Most text tokens that the stock pipeline takes; None for any number."""
     prompt_length: int | None = None
     """The only ``max_prompt_length`` that the transformer reads right; None for any number."""
-    pads_text: bool = True
-    """Whether every prompt has ``max_prompt_length`` tokens. False: it has only the tokens of its text, at most as
-    many."""
     unread_padding: Mapping[str, str | None] = field(default_factory=dict)
     """Names of masks, 0 at padding, by the name of a tensor of a prompt's conditioning, ``[tokens, ...]``, whose last
     rows may be padding that the transformer does not read; None if padding is zero. Such rows are not stored."""

@@ -6,7 +6,7 @@ import json
 import logging
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qsl
@@ -286,9 +286,6 @@ def _missing(form: Mapping[str, str], *names: str) -> Response | None:
         if name not in form
     ]
     return JSONResponse({"detail": detail}, 422) if detail else None
-
-
-Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -17,7 +17,7 @@ from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.datasets._base import ItemError, Prompt
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._base.pixels import frames_of
-from cosmos_rl_core.rewards._batches.ahead import Prepared
+from cosmos_rl_core.rewards._batches.preparation import Prepared
 from cosmos_rl_core.rewards._vlm.files import VlmFiles, VlmOptions, device_and_dtype
 from cosmos_rl_core.vlms._patches import smart_size
 

@@ -21,7 +21,7 @@ from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._base.answers import brief
 from cosmos_rl_core.rewards._base.packages import version
 from cosmos_rl_core.rewards._base.pixels import frames_of, no_reference
-from cosmos_rl_core.rewards._batches.ahead import Prepared
+from cosmos_rl_core.rewards._batches.preparation import Prepared
 from cosmos_rl_core.rewards._files import agreement
 from cosmos_rl_core.rewards._judge.rubric import RubricOptions
 from cosmos_rl_core.rewards._judge.service import PROMPT, UnreadableError

@@ -3,8 +3,8 @@
     python docs/examples/nft_loop.py configs/tiny/nft.toml 4
 
 It trains the tiny Stable Diffusion 3 of the demo with the functions that the stages call, and draws the same prompts,
-noise and orders as a run of the recipe. Stages store, check and retry each result; here nothing is written, and a kill
-loses all. It reads recipes of NFT with LoRA, one reward and no guidance.
+noise and orders as a run of the recipe. Stages store, check and retry each result; here nothing is written, so all is
+lost if it is killed. It reads recipes of NFT with LoRA, one reward and no guidance.
 """
 
 import sys
@@ -24,6 +24,7 @@ from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.solvers import kernel_of
 from cosmos_rl_core.training.noise_levels import DrawKey, random_times, training_noise
 from cosmos_rl_core.training.optimizer import loss_share, make_optimizer, optimizer_step
+from cosmos_rl_core.training.schedules import lr_factor
 from cosmos_rl_core.weights.policy_weights import initial_lora, prepare
 
 CPU = torch.device("cpu")
@@ -38,18 +39,22 @@ diffusers, size, frames = policy.diffusers, policy.diffusers.inference_size, pol
 options = train.train_policy
 if not isinstance(options, nft.Options) or policy.lora is None:
     sys.exit("this loop trains an adapter (policy.lora) by train_policy.type = 'nft'; take another recipe")
-unread = {
-    "rewards": len(recipe.rewards) != 1,
-    "policy.diffusers.sample.guidance_scale": diffusers.sample.guidance_scale != 1,
-    "policy.init_from": policy.init_from is not None,
-    "policy.lora.lora_dropout": policy.lora.lora_dropout > 0,
-    "train.train_policy.kl_beta": options.kl_beta > 0,
-    "train.train_policy.mu_iterations": options.mu_iterations != 1,
-    "train.staleness": train.staleness > 0,
-    "train.param_dtype": train.param_dtype != "float32",
-}
-if any(unread.values()):
-    sys.exit(f"this loop does not read {', '.join(name for name, found in unread.items() if found)}; run cosmos-flows")
+unread = [
+    f"{table}.{name} = {getattr(section, name)}"
+    for table, section, names in (
+        ("policy", policy, "init_from"),
+        ("policy.lora", policy.lora, "lora_dropout"),
+        ("train", train, "optm_name param_dtype staleness ema_enable"),
+        ("train.train_policy", options, "mu_iterations shuffle_rewards shuffle_groups data max_num_conditional_frames"),
+        ("rollout", rollout, "decode_share decode_dtype decode_tf32"),
+    )
+    for name in names.split()
+    if getattr(section, name) != type(section).model_fields[name].default
+]
+if len(recipe.rewards) != 1 or diffusers.sample.guidance_scale != 1 or options.kl_beta > 0:
+    unread.append("several rewards, guidance or a KL")
+if unread:
+    sys.exit(f"this loop does not read {', '.join(unread)}; run cosmos-flows")
 
 # The model: a plugin that reads a directory of diffusers. Its purpose is `velocity(x_t, t, conditioning)`.
 base = directories.resolve_path(policy.model_name_or_path)
@@ -78,6 +83,7 @@ optimizer = make_optimizer(
     weights.parameters, betas=train.optm_betas, eps=train.epsilon, weight_decay=train.optm_weight_decay
 )
 history: list[dict[str, float]] = []
+num_steps = 0
 
 for k in range(num_iterations):
     # 1. Rollout: noise to latents by `old`, then to pixels.
@@ -107,7 +113,8 @@ for k in range(num_iterations):
         for one, picture in zip(samples, pictures, strict=True)
     ]
     found = [scores[scored_by.fn.label] for scores in reward.score(shown) if not isinstance(scores, Exception)]
-    assert len(found) == len(samples), "a reward that fails never becomes a number"
+    if len(found) != len(samples):
+        sys.exit(f"{scored_by.fn.label} failed for {len(samples) - len(found)} samples; a failure is never a number")
     rewards = scored_by.weight * np.array(found)
     advantages = algorithm.advantages(pd.DataFrame(samples).assign(reward=rewards, valid=True))["advantage"].to_numpy()
 
@@ -136,8 +143,9 @@ for k in range(num_iterations):
                 share = loss_share(algorithm.loss(velocity, batch).per_sample, len(step), num_times)
                 share.backward()
                 loss += float(share.detach())
-        limit = train.optm_grad_norm_clip
-        optimizer_step(optimizer, weights.parameters, lr=train.optm_lr, max_norm=limit, group=None)
+        lr, limit = train.optm_lr * lr_factor(train, num_steps), train.optm_grad_norm_clip
+        optimizer_step(optimizer, weights.parameters, lr=lr, max_norm=limit, group=None)
+        num_steps += 1
         losses.append(loss)
 
     # 4. The slow copy follows.

@@ -286,11 +286,6 @@ class Gang:
         """Whether one of them has served another Request before."""
         self._code: int | None = None
 
-    @property
-    def pids(self) -> list[int]:
-        """Return the ids of the processes, by rank."""
-        return [one.process.pid for one in self._members]
-
     def poll(self) -> int | None:
         """Return None while the Request is served, then 0, or the exit code of the first process that failed."""
         if self._code is None:

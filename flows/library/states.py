@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from cosmos_rl_core.errors import ArtifactError, first_line
-from cosmos_rl_core.processes import without_garbage
+from cosmos_rl_core.imports import uncollected
 from cosmos_rl_core.storage import store
 from flows.planning.base import AnyRun
 from flows.planning.steps import Step
@@ -66,7 +66,7 @@ class State:
 
 def states(run: AnyRun) -> list[State]:
     """Return the state of every stage of the run, in order, from artifacts alone."""
-    with one_look(), without_garbage():
+    with one_look(), uncollected():
         return states_of(steps(run))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cosmos_rl_core.errors import ArtifactError
-from cosmos_rl_core.processes import without_garbage
+from cosmos_rl_core.imports import uncollected
 from flows.planning.steps import Wave
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.request import Request
@@ -47,7 +47,7 @@ def leading(waves: Iterable[Wave]) -> list[CurrentWave]:
     What is damaged ends them too: its wave raises the error in its turn. Call it inside of ``one_look``.
     """
     found: list[CurrentWave] = []
-    with without_garbage():
+    with uncollected():
         for wave in waves:
             try:
                 one = _current(wave)

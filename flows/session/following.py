@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 
 from cosmos_rl_core.errors import BudgetError
-from cosmos_rl_core.processes import without_garbage
+from cosmos_rl_core.imports import uncollected
 from flows.ledger.budget import Budget
 from flows.ledger.ledger import Ledger
 from flows.planning.base import AnyRun
@@ -30,10 +30,10 @@ def tell(
     check: Callable[[], None],
 ) -> None:
     """Tell observers of waves that are made already, in order. Call it inside of ``one_look``."""
-    with without_garbage():
+    with uncollected():
         derived = deriving.look([pair for one in current for pair in _told(one.requests, one.manifests)])
     # Numbers and pages are made from the same tables.
-    with without_garbage() if derived else nullcontext(), read_once():
+    with uncollected() if derived else nullcontext(), read_once():
         for one in current:
             check()
             told(observers, one.wave.name, one.requests, one.manifests)

@@ -4,13 +4,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 
 from cosmos_rl_core.algorithms._base import Loss, Transitions
 from cosmos_rl_core.algorithms._needs import DRIFT_METRICS
 from cosmos_rl_core.errors import DriftError
+from cosmos_rl_core.estimates.sample_size import effective_sample_size
 from stages import contracts
 from stages.formats.samples import place_of
 from stages.formats.tables import to_parquet
@@ -87,12 +87,3 @@ class DriftWatch(Watcher):
 def _severity(worst: list[Any]) -> tuple[bool, list[Any]]:
     """Return the sort key of a drift; NaN is worse than any number."""
     return math.isnan(worst[0]), worst
-
-
-def effective_sample_size(log_ratios: Any) -> float:
-    """Return ``(sum w)^2 / (n sum w^2)`` of a column, with w the exponential of each log-ratio: 1 if all are equal.
-
-    Source: Kong, A Note on Importance Sampling using Standardized Weights, 1992.
-    """
-    weights = np.exp(log_ratios - log_ratios.max())
-    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))

@@ -32,7 +32,6 @@ SPEC = ModelSpec(
     positions=_positions,
     text_positions=_text_positions,
     text_width=lambda transformer: transformer["cap_feat_dim"],
-    pads_text=False,
     joined_inputs=("cap_embedder.1",),
     time_argument="t",
     text_argument="cap_feats",

@@ -27,7 +27,6 @@ _BLOCK = {
     "mlp.fc1": "mlp.fc1",
     "mlp.fc2": "mlp.fc2",
 }
-_SHAPES = ("patch_embedding.weight", "position_embedding")
 _UNUSED = re.compile(r"blip\.(vision_proj|text_proj)\..*|blip\.text_encoder\.embeddings\.position_ids")
 """Heads of BLIP's training, and numbers of places that are no weights."""
 

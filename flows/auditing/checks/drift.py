@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from cosmos_rl_core.algorithms._needs import DRIFT_METRICS
+from cosmos_rl_core.estimates.sample_size import effective_sample_size
 from stages.contracts import METRICS
 
 SIZE = "effective_sample_size"
@@ -37,7 +38,7 @@ def differences(transitions: Any, metrics: Any, advantages: Any, first_step: int
             if name in row and not _is_mean(rows[name].to_numpy(np.float64), row[name]):
                 told = f"a mean of {rows[name].mean()}, {METRICS} says {row[name]}"
                 yield f"{name}, optimizer step {row['step']}", told
-        if SIZE in row and not _near(size := _effective_sample_size(rows["log_ratio"].to_numpy(np.float64)), row[SIZE]):
+        if SIZE in row and not _near(size := effective_sample_size(rows["log_ratio"].to_numpy(np.float64)), row[SIZE]):
             yield f"{SIZE}, optimizer step {row['step']}", f"{size}, {METRICS} says {row[SIZE]}"
 
 
@@ -50,12 +51,3 @@ def _near(found: float, expected: float, rounding: float = 0.0) -> bool:
     if math.isnan(found) or math.isnan(expected):
         return math.isnan(found) and math.isnan(expected)
     return math.isclose(found, expected, rel_tol=ROUNDING, abs_tol=max(rounding, 1e-12))
-
-
-def _effective_sample_size(log_ratios: Any) -> float:
-    """Return ``(sum w)^2 / (n sum w^2)``, with w the exponential of each log-ratio.
-
-    The same number as in :mod:`stages.training.drift`, which imports torch.
-    """
-    weights = np.exp(log_ratios - log_ratios.max())
-    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))

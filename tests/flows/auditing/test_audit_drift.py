@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from cosmos_rl_core.algorithms._needs import DRIFT_METRICS
+from cosmos_rl_core.estimates.sample_size import effective_sample_size
 from flows.auditing.audit import audit
 from stages import contracts
 from stages.formats.tables import to_parquet
-from stages.training.drift import effective_sample_size
 from tests.flows.proved import RUN_ID, Forger, Proved, body_of, told
 
 UPDATE, TRANSITIONS = "iterations/0001/update", contracts.Update.TRANSITIONS

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cosmos_rl_core.rewards._base import Sample
-from cosmos_rl_core.rewards._batches.ahead import AHEAD, Prepared
+from cosmos_rl_core.rewards._batches.preparation import AHEAD, Prepared
 
 PATIENCE_S = 60.0
 
