@@ -22,7 +22,7 @@ from cosmos_rl_core.reward_service import config, server
 from cosmos_rl_core.reward_service.spool import Spool
 from tests.upstream_client import UpstreamClient, frame
 
-PROBE = str(Path(__file__).parent / "service" / "probe.py")
+PROBE = str(Path(__file__).parent / "core" / "reward_service" / "probe.py")
 TOKEN = "token-of-the-tests"
 READY_S = 60.0
 

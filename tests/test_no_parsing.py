@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stages.scoring.test_reward import RIGHT, scoring, write_samples
+from tests.stages.test_reward import RIGHT, scoring, write_samples
 
 COUNTS = """
 import ast, inspect, json, sys

@@ -19,7 +19,7 @@ from flows.post_train import steps
 from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
 from stages.execution.runner import execute
-from tests.stages.scoring.test_reward import CLOSE, RIGHT, write_samples
+from tests.stages.test_reward import CLOSE, RIGHT, write_samples
 
 folder = Path(sys.argv[1])
 store = str(folder / "store")

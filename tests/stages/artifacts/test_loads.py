@@ -23,7 +23,7 @@ from tests.hand_made import rewards
 from tests.run_first import run_first
 from tests.stages.conftest import FEW_PROMPTS, make, make_run
 from tests.stages.execution.test_warm import run_in
-from tests.stages.scoring.test_reward import RIGHT, scoring, write_samples
+from tests.stages.test_reward import RIGHT, scoring, write_samples
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("residents")]
 

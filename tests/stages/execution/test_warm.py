@@ -18,7 +18,7 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import current_of
 from tests.e2e.flow_process import eventually
 from tests.stages.conftest import FEW_PROMPTS, make, make_run
-from tests.stages.scoring.test_reward import RIGHT, scoring, write_samples
+from tests.stages.test_reward import RIGHT, scoring, write_samples
 
 PATIENCE_S = 120.0
 

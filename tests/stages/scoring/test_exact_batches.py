@@ -19,7 +19,7 @@ from stages.generating.plans import plan_samples
 from stages.scoring.scorer import Scorer, is_of
 from tests import uneven
 from tests.stages.artifacts.test_damaged_work import Dying, Killed
-from tests.stages.scoring.test_reward import run, scoring, table_of, write_units
+from tests.stages.test_reward import run, scoring, table_of, write_units
 
 MEANS = [1.0, 2.0, 4.0, 8.0]
 

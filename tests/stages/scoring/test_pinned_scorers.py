@@ -23,7 +23,7 @@ from stages.generating.encoding import with_media
 from stages.generating.plans import plan_samples
 from tests.reward_server import RewardServer
 from tests.stages.artifacts.test_damaged_work import Dying, Killed
-from tests.stages.scoring.test_reward import scoring, table_of, write_units
+from tests.stages.test_reward import scoring, table_of, write_units
 
 FIRST, SECOND = {"version": "1", "digest": "a" * 64}, {"version": "2", "digest": "b" * 64}
 PICTURES = [np.full((1, 8, 8, 3), value, np.uint8) for value in (1, 2, 3)]

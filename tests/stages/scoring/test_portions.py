@@ -23,7 +23,7 @@ from stages.scoring.portions import portions_of
 from stages.scoring.processes import side_by_side
 from stages.scoring.scorer import DECODED_AHEAD_BYTES, Scorer
 from tests.stages.artifacts.test_damaged_work import Dying, Killed
-from tests.stages.scoring.test_reward import CLOSE, RIGHT, run, scoring, table_of, write_samples, write_units
+from tests.stages.test_reward import CLOSE, RIGHT, run, scoring, table_of, write_samples, write_units
 
 JPEG = jpeg.Options(name="jpeg")
 

@@ -35,7 +35,7 @@ from stages.scoring.overlap import Ahead
 from tests.hand_made import begin, commit, make, report
 from tests.reward_server import RewardServer
 from tests.stages.artifacts.test_damaged_work import Dying, Killed
-from tests.stages.scoring.test_reward import run, scoring, table_of
+from tests.stages.test_reward import run, scoring, table_of
 
 PER_UNIT, UNITS = 3, 4
 JPEG: RewardOptions = jpeg.Options(name="jpeg")
