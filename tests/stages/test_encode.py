@@ -189,7 +189,7 @@ def test_a_generated_set_that_was_planned_with_files_is_an_error(tmp_path: Path)
 
 def test_media_of_another_size_are_refused(tmp_path: Path):
     config = config_of("package:tiny-sd3", rendered_text.Options(num_items=1), (32, 32), 1)
-    with pytest.raises(ConfigError, match=r"is \(1, 32, 64, 3\), expected \(1, 32, 32, 3\)"):
+    with pytest.raises(ConfigError, match=r"shape \(1, 32, 64, 3\), expected \(1, 32, 32, 3\)"):
         make(asked(config, tmp_path), tmp_path)
 
 
