@@ -150,6 +150,31 @@ def test_pages_are_short():
     assert {page: count for page, count in lines.items() if count > MAX_PAGE_LINES} == {}
 
 
+def test_pages_name_only_tests_that_exist():
+    files = {path.name for layer in ("tests", "cosmos_rl_core") for path in (ROOT / layer).rglob("test_*.py")}
+    found: set[str] = set()
+    named = 0
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        paths = re.findall(r"(?<![\w/])tests/[\w/]+\.py\b", text)
+        names = re.findall(r"(?<![\w/])test_\w+\.py\b", text)
+        named += len(paths) + len(names)
+        gone = [path for path in paths if not (ROOT / path).is_file()] + [name for name in names if name not in files]
+        found |= {f"{page.relative_to(ROOT)}: {name}" for name in gone}
+    assert not found
+    assert named > 100
+
+
+@pytest.mark.parametrize("layer", ["flows", "stages", "cosmos_rl_core"])
+def test_the_page_on_architecture_names_every_folder_of_a_layer(layer: str):
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    shown = re.search(rf"^{layer}/(.*?)(?=^\S)", page, re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    lines = re.findall(r"^  (\w+/(?: \w+/)*) ", shown[1], re.MULTILINE)
+    folders = {folder.name for folder in (ROOT / layer).iterdir() if folder.is_dir() and folder.name[0] not in "._"}
+    assert folders == {name.removesuffix("/") for line in lines for name in line.split()}
+
+
 def test_the_core_on_the_readme_has_as_many_lines_as_it_says():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     told = {path: int(lines) for path, lines in re.findall(r"^\| \[`(.*?)`\]\(\1\) \| (\d+) \|", text, re.MULTILINE)}
