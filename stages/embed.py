@@ -74,7 +74,7 @@ def _tell(before: int, count: int, context: Context[Group]) -> None:
 def _entries(
     encoder: "_Encoder", texts: list[Text], pool: Pool, context: Context[Group]
 ) -> tuple[dict[str, FileEntry], int]:
-    """Return the pool's files of these texts, by their names, and the number of those that were there.
+    """Return the pool's files of these texts, by their names, and the number of files that were there.
 
     What no process has made is made, written meanwhile.
     """

@@ -42,7 +42,7 @@ from stages.scoring.spreads import scored_numbers
 MOST_BYTES = 1_000_000
 """Largest file of numbers and small pictures."""
 PICTURE_BYTES = 640_000
-"""Characters of all small pictures."""
+"""Most bytes of all small pictures together, as data URLs, whose characters are one byte each."""
 PROMPTS, REASONS = 500, 12
 """Prompts with a mean of their own, and reasons of failures: the first ones, and the most frequent ones."""
 TEXT, SHORT, REASON = 300, 120, 200

@@ -1,4 +1,4 @@
-"""One part of a dataset: the new items of its sources, and those that have gone.
+"""One part of a dataset: the new items of its sources, and the items that have gone.
 
 Media and captions are known by the digests of their bytes. Files with an unchanged stamp are not read, and no more of
 a medium is decoded than its facts need. The bytes of references are kept in the store, in the pool of its pictures.

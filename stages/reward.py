@@ -110,8 +110,8 @@ def _score(
     served: ServedScorer | None,
     ahead: Shards,
 ) -> Rows:
-    """Adopt portions that an earlier attempt finished, take those that were scored while the samples were made, score
-    the others, and return a row a call.
+    """Adopt portions that an earlier attempt finished, take portions that were scored while the samples were made,
+    score the others, and return a row a call.
     """
     checks = {portion.number: _holds(portion, context) for portion in mine}
     waiting = [one for one in mine if not context.attempt.adopt(one.number, checks[one.number])]

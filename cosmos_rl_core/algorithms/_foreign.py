@@ -11,7 +11,7 @@ class Foreign(Section):
     """Stored rollouts of another policy than the run's own, and how a loss treats them."""
 
     anchor: Anchor
-    """Weights that the loss reads as ``behaviour``: the run's own copy, or those that made the rollouts."""
+    """Weights that the loss reads as ``behaviour``: the run's own copy, or the weights that made the rollouts."""
     lora: LoraConfig | None
     """Settings of the adapter that made the rollouts."""
     max_drift: float = Field(json_schema_extra=NOT_IDENTITY)

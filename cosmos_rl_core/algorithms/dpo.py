@@ -38,8 +38,8 @@ class Options(RewardedOptions):
     Diffusion-DPO takes means too, with 2000 to 5000."""
     pairs: Literal["best_worst", "all", "file"] = "best_worst"
     """Pairs of a prompt's samples: ``best_worst``, the samples of the highest and of the lowest reward; ``all``,
-    every two samples, so that n samples are in n - 1 pairs each; ``file``, those that ``preferences`` names, whatever
-    their rewards."""
+    every two samples, so that n samples are in n - 1 pairs each; ``file``, the pairs that ``preferences`` names,
+    whatever their rewards."""
     preferences: UserPath | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
     """File of human preferences for ``pairs = "file"``: lines of JSON, or a ``.csv`` with a header, with the ids of
     samples ``winner`` and ``loser``. Every node reads it. Pairs that a rollout lacks are counted, and a rollout that

@@ -47,7 +47,7 @@ class Algorithm:
         )
 
     def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
-        """Return ``samples`` with ``used``, and ``advantage``: 1 for those that are used, NaN for the others.
+        """Return ``samples`` with ``used``, and ``advantage``: 1 for the samples that are used, NaN for the others.
 
         The share ``keep`` of each prompt's samples with the highest rewards is used. If rewards are equal, samples that
         gates do not hold back come first, then earlier ones. Prompts whose rewards are all equal are left out, unless

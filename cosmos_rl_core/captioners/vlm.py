@@ -85,8 +85,8 @@ class Options(CaptionerOptions):
     def pinned(self) -> Self:
         """Return the settings with the digest of the model's files, and its folder as an absolute path.
 
-        Raises :class:`ConfigError` with every reason why the model cannot be used, and if its files are not those that
-        the settings name.
+        Raises :class:`ConfigError` with every reason why the model cannot be used, and if its files are not the files
+        that the settings name.
         """
         path = _folders.resolve(self.model)
         _folders.check(path, self.changes, self.instruction)

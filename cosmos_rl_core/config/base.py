@@ -105,7 +105,7 @@ def _default(field: FieldInfo) -> Any:
 
 
 def as_written(value: Any) -> Any:
-    """Return settings as a recipe would write them, as plain JSON data: without those that have their defaults."""
+    """Return settings as a recipe would write them, as plain JSON data: without settings at their defaults."""
     if isinstance(value, Section):
         key = value.plugin[1] if value.plugin else ""
         fields = ((name, field, getattr(value, name)) for name, field in type(value).model_fields.items())

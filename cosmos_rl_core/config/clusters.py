@@ -41,7 +41,7 @@ class RayConfig(RayNodes):
     head_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds for which an attempt waits for a cluster that does not answer."""
     nodes_timeout_s: float = Field(default=600.0, ge=0)
-    """Seconds for which a stage waits for nodes that the cluster does not have, such as those that an autoscaler adds.
+    """Seconds for which a stage waits for nodes that the cluster does not have, such as nodes that an autoscaler adds.
     It waits for nodes that others use without a limit."""
     stages: dict[str, RayNodes] = {}
     """Other nodes of single stages, e.g. ``[launch.ray.stages.rollout] accelerator_type = "L40S"``."""

@@ -20,7 +20,7 @@ class Limit(Section):
     reward: str
     """The reward that gives the score, by its name in ``[[rewards]]``."""
     score: str | None = None
-    """Name of the score among those that the reward returns. Default: the score that has the reward's name."""
+    """Name of one of the scores that the reward returns. Default: the score that has the reward's name."""
     below: float | None = None
     """Trip if the mean is below this number."""
     above: float | None = None

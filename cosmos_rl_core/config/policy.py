@@ -127,7 +127,7 @@ class SolverConfig(Section):
     @classmethod
     def _is_known(cls, value: str | None) -> str | None:
         if value is not None:
-            # Raises for an unknown name, with those that are known.
+            # Raises for an unknown name, with the names that are known.
             plugins.load("solvers", value)
         return value
 

@@ -93,7 +93,7 @@ _S = TypeVar("_S", bound=Section)
 def validated(model: type[_S], values: Any, source: str, more: Callable[[_S], Iterator[str]] | None = None) -> _S:
     """Build a section from plain values, strictly typed. Raises one :class:`ConfigError` with all mistakes.
 
-    A section with mistakes of its own adds those that ``more`` finds in it.
+    The mistakes that ``more`` finds in a section are added to its own.
     """
     try:
         # Through JSON, whose strict mode also accepts arrays for tuples and whole numbers for floats.

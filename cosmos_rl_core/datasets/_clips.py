@@ -80,7 +80,7 @@ def pictures(file: IO[bytes] | str, kind: str) -> Iterator[Image.Image]:
 def image(
     file: IO[bytes] | str, formats: tuple[str, ...] = IMAGE_FORMATS
 ) -> Iterator[tuple[Image.Image, Transpose | None]]:
-    """Decode an image of some formats, and give it as it is stored, with the turn that makes it upright.
+    """Yield the decoded image of a file in one of ``formats``, as stored, and the turn that makes it upright, or None.
 
     Raises one of ``DAMAGED``, also if it has more than 8 bits a channel.
     """

@@ -34,7 +34,7 @@ class File:
 def read(file: File) -> bytes:
     """Return the bytes of a file, downloaded if it is not there.
 
-    Raises :class:`ConfigError` if they are not those that are expected, and :class:`UnavailableError` if they cannot be
+    Raises :class:`ConfigError` if they are not the expected bytes, and :class:`UnavailableError` if they cannot be
     downloaded.
     """
     try:
@@ -61,7 +61,7 @@ def read(file: File) -> bytes:
 
 
 def _downloaded(file: File) -> bytes:
-    """Download and store a file. Nothing is stored unless its bytes are those that are expected."""
+    """Download and store a file. Nothing is stored unless its bytes are the expected ones."""
     offline = f"without a network, put the file at {file.path}"
     try:
         data = http.read(file.url, MAX_BYTES, RETRY_FOR_S)
@@ -79,7 +79,7 @@ def _downloaded(file: File) -> bytes:
 
 
 def _fault(file: File, data: bytes) -> str | None:
-    """Return why bytes are not those that are expected, or None."""
+    """Return how bytes differ from the expected ones, or None."""
     if file.sha256 and (found := canonical.sha256(data)) != file.sha256:
         return f"its sha256 is {found}, expected {file.sha256}"
     # The last line may lack its end.

@@ -140,7 +140,7 @@ class Source:
         return {unit: "; ".join(self._stamps[url] for url in places) for unit, places in sorted(self._tars.items())}
 
     def items(self, unit: str) -> list[Item]:
-        """Return the samples of a unit, also those that :meth:`open` refuses.
+        """Return the samples of a unit, also the samples that :meth:`open` refuses.
 
         Raises :class:`ItemError` if it is no tar, or one that nobody should unpack.
         """

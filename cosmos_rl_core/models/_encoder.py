@@ -52,7 +52,7 @@ class Encoder(ABC):
     def encode_negative(self, prompt: str, max_prompt_length: int) -> Conditioning:
         """Return embeddings of a negative prompt, or of the empty prompt that replaces a dropped text.
 
-        They are unbatched, on the CPU, and equal to those that the stock pipeline makes of its ``negative_prompt``.
+        They are unbatched, on the CPU, and equal to what the stock pipeline makes of its ``negative_prompt``.
         """
         return Conditioning(self._encode_prompt(prompt, max_prompt_length))
 

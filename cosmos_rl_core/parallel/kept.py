@@ -40,7 +40,7 @@ class Source:
 
 @dataclass
 class _Kept:
-    """A module and those that share its weights."""
+    """A module, and the modules that share its weights."""
 
     module: nn.Module
     sums: dict[str, int]

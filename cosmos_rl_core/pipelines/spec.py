@@ -92,8 +92,8 @@ class References:
     """Pictures or clips that a prompt of a family refers to. The model then defines ``_encode_references``."""
 
     when: Callable[[Settings], bool] = lambda _: True
-    """Function of the pipeline's index: whether this one takes them.
-    ``directories.spec`` has None in their place where it does not."""
+    """Function of the pipeline's index: whether this pipeline takes references. If not, the spec that
+    ``directories.spec`` returns has None as ``references``."""
     fewest: int = 0
     """Fewest of a prompt. 0: the family also makes media of text alone."""
     most: int = 1
@@ -125,9 +125,9 @@ class ModelSpec:
     """The facts of a family of pipelines. The ``__init__.py`` of a model plugin assigns one to ``SPEC``.
 
     Give ``pipeline_classes``, ``vaes``, ``transformer_class`` and ``text_width``. Every other field has a default for a
-    pipeline that does nothing special; read each and set those that differ. Functions of a component's settings read
-    them by name and import no torch. The suite compares the facts with the classes in diffusers and with the stock
-    pipeline.
+    pipeline that does nothing special; read each field and set the ones that differ. Functions of a component's
+    settings read them by name and import no torch. The suite compares the facts with the classes in diffusers and with
+    the stock pipeline.
     """
 
     pipeline_classes: tuple[str, ...]

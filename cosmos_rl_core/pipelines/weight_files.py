@@ -40,7 +40,7 @@ def damages(path: str) -> list[str]:
         if isinstance(entry, list) and len(entry) == 2 and entry[0] in _WEIGHTS and entry[1] is not None:
             found += filter(None, _of_component(folder / name, *entry))
     links = [file for name in directories.pipeline_files(path) if not (file := folder / name).is_file()]
-    # The plan computes a digest of every file, also of those that no component needs.
+    # The plan computes a digest of every file, also of files that no component needs.
     return found + [_missing(link) for link in links if not any(line.startswith(f"{link} ") for line in found)]
 
 
@@ -119,7 +119,7 @@ def _without_weights(folder: Path, name: str) -> Iterator[str]:
 
 
 def _of_safetensors(file: Path, wanted: Set[str] = frozenset()) -> Iterator[str]:
-    """Compare the file's size with its header, and its tensors with ``wanted``, those that the index expects in it."""
+    """Compare the file's size with its header, and its tensors with ``wanted``, which the index expects in it."""
     if line := _damage(file):
         yield line
         return

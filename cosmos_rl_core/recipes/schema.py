@@ -23,7 +23,7 @@ _INTERNAL = ("title", "identity", "neutral")
 
 
 def recipe_schema(recipe: str | None = None) -> dict[str, Any]:
-    """Return the schema of recipes. The options of each known plugin, and of those that ``recipe`` names, are in it.
+    """Return the schema of recipes, with the options of each known plugin and of the plugins that ``recipe`` names.
 
     Raises :class:`ConfigError` if ``recipe`` is no TOML file or names a path that holds no plugin.
     """

@@ -135,7 +135,7 @@ class ServiceSettings(Section):
     drain_s: float = Field(default=60.0, ge=0)
     """Seconds that running work may take after SIGTERM. What waits or is stopped is done after the next start."""
     gpus: tuple[Visible, ...] = ()
-    """Devices for ``CUDA_VISIBLE_DEVICES``, one a process in turn. Default: those that are visible."""
+    """Devices for ``CUDA_VISIBLE_DEVICES``, one a process in turn. Default: the visible ones."""
     redis_url: str = Field(default="", repr=False)
     """Redis to which results are copied, for ``result_ttl_s``, so that other replicas can answer for them."""
     plugins: tuple[str, ...] = ()

@@ -58,7 +58,7 @@ class Service:
 
     @property
     def queued(self) -> int:
-        """Return the number of requests without results, those that arrive included."""
+        """Return the number of requests without results, including requests that are arriving."""
         return len(self._waiting) + self.arriving
 
     @property

@@ -85,7 +85,7 @@ class Reward:
         return f"{self._clip.version}, detector sha256:{files_digest(files)[:16]}"
 
     def check_prompt(self, prompt: Prompt) -> str | None:
-        """Return every mistake in the tags of the prompt's metadata, or that there are none; None if all is well."""
+        """Return the mistakes in the prompt's GenEval tags, or that there are none; None if the tags are right."""
         try:
             rule.tags_of(prompt.metadata)
         except ValueError as error:

@@ -93,7 +93,7 @@ class Connection(H11Protocol):
         self.transport.abort()
 
     def _follow(self) -> None:
-        """Join those that wait for a request, unless one is at work."""
+        """Count this connection as waiting, with a time limit for the next request's head, unless one is at work."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._door.waiting.pop(self, None)
             self._head_timer = _cancelled(self._head_timer)
@@ -124,7 +124,7 @@ class Door:
     def __init__(self, listening: socket.socket, server: uvicorn.Server, most: int) -> None:
         self._listening, self._server, self._most = listening, server, most
         self.waiting: dict[Connection, None] = {}
-        """Connections without a request at work, those that wait longest first."""
+        """Connections without a request at work; the connection that waits longest comes first."""
 
     async def take(self) -> None:
         """Take connections for ever, once the server has started."""
@@ -172,7 +172,7 @@ def bounded(app: ASGIApp, most: int) -> ASGIApp:
 
 
 class _OnceASecond(logging.Filter):
-    """Lets a message through once a second, with the number of those that were left out before it."""
+    """Lets a message through once a second, with the number of messages that were left out before it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ def seal(kind: str, body: dict[str, Any]) -> bytes:
 def unseal(data: bytes, kind: str, url: str) -> dict[str, Any]:
     """Return the body of a sealed file from the bytes found at ``url``.
 
-    Raises :class:`ArtifactError`, which names ``url``, unless the bytes are exactly those that :func:`seal` writes for
+    Raises :class:`ArtifactError`, which names ``url``, unless the bytes are exactly what :func:`seal` writes for
     this kind, or if a newer version wrote them.
     """
     try:

@@ -112,7 +112,7 @@ def module_of(processor: Processor, name: str) -> Module:
 def adapted(
     config: LoraConfig, linear: Collection[str], processor: Any, output: str, trains: Collection[str]
 ) -> list[str]:
-    """Return which linear modules of a model get an adapter: those that are named, in the parts that train.
+    """Return which linear modules of a model get an adapter: the named modules, in the parts that train.
 
     ``all-linear`` leaves the module ``output`` out, as in peft. Raises :class:`ConfigError` if none is left.
     """

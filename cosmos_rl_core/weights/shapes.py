@@ -1,4 +1,4 @@
-"""Shapes of a pipeline's weights, and of those that training changes, from files alone: torch-free, for plans."""
+"""Shapes of a pipeline's weights, and of the weights that training changes, from files alone: torch-free, for plans."""
 
 import math
 from collections.abc import Iterable

@@ -161,7 +161,7 @@ def _check_failures(
 
 
 def _check_advantages(update: Artifact, request: Request, findings: Findings) -> None:
-    """Check that rewards, gates and advantages are those that the scores of the very rollouts give, in order."""
+    """Check that rewards, gates and advantages are what the scores of the very rollouts give, in order."""
     made = update.manifest
     table = read_table(update, contracts.Update.ADVANTAGES)
     url = _url(update, contracts.Update.ADVANTAGES)

@@ -94,8 +94,8 @@ def _check_scorer(made: Manifest, pinned: Mapping[str, set[str]], url: str, find
 def check_numerics(url: str, slots: Iterable[Slot], findings: Findings) -> None:
     """Check the pinned numerics, and the artifacts', which may differ where it is said.
 
-    ``slots`` are those that were made under the numerics in the folder ``url``, which is a run's or a re-score's: what
-    runs share was made under the numerics of the run that made it.
+    ``slots`` were made under the numerics in the folder ``url``, which is a run's or a re-score's: what runs share
+    was made under the numerics of the run that made it.
     """
     made = [one for slot in slots for one in slot.own]
     folder = store.join(url, NUMERICS)

@@ -35,7 +35,7 @@ class AskedAgain:
         self._rescore = rescore
 
     def versions(self, stage: str) -> set[int]:
-        """Return the version of a stage that its record names."""
+        """Return the version of a stage that the record names, in a set; an empty set if it names none."""
         found = self._rescore.record.versions.get(stage)
         return set() if found is None else {found}
 

@@ -79,7 +79,7 @@ class Slot:
     def may_lack(self, entry: FileEntry) -> bool:
         """Return whether a file may be missing.
 
-        `gc` deletes those that only ended generations and markers name, and retention the parts with a tombstone.
+        `gc` deletes files that only ended generations and markers name, and retention the parts with a tombstone.
         """
         named = (
             (generation, name.partition("/")[0])
@@ -163,7 +163,7 @@ class Slot:
                     self._compare(url, marker_at(url, self.url, f"shards/{shards}", name))
 
     def _compare(self, url: str, marker: Marker) -> None:
-        """Compare the files of a marker with the manifests' files, and add those that no manifest has."""
+        """Compare the files of a marker with the manifests' files, and add the files that no manifest has."""
         for entry in marker.files.values():
             if self.entries.setdefault(entry.path, entry) != entry:
                 self._findings.add(url, entry.path, "other size or digest than in the manifest")

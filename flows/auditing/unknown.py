@@ -77,7 +77,7 @@ class Listings:
 
 
 def names_under(url: str) -> list[str]:
-    """Return the names of all files under ``url``, sorted, without those that are being written."""
+    """Return the names of all files under ``url``, sorted, without files that are being written."""
     return sorted(name for name in store.listed(url) if not store.is_temporary(name))
 
 

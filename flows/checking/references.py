@@ -56,7 +56,7 @@ def _of_numbers(path: str, prompts: Sequence[Prompt]) -> Iterator[str]:
 
 
 def _of_kinds(recipe: Recipe, path: str, prompts: Sequence[Prompt]) -> Iterator[str]:
-    """Yield clips where the model takes pictures alone, and references that leave it nothing to generate."""
+    """Yield a mistake if clips are given to a model of pictures, or if references leave nothing to generate."""
     known = {one.digest: one for prompt in prompts for one in prompt.references}
     if not known:
         return

@@ -55,7 +55,7 @@ class Weights:
     cosine: float = math.nan
     """Cosine of the angle between both moves."""
     tensors: list[Tensor] = field(default_factory=list[Tensor])
-    """The tensors that differ, those that are farthest apart first."""
+    """The tensors that differ, the tensors that are farthest apart first."""
 
 
 def weights(a: Side, b: Side) -> Weights | None:

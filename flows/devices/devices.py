@@ -64,7 +64,7 @@ class Share:
             file.close()
 
     def lock(self, device: str, kept: set[str] | None) -> bool:
-        """Lock a device, or take it out of those that are kept; see :func:`taken`. Return False if it is not free."""
+        """Lock a device, or take it out of the kept ones; see :func:`taken`. Return False if it is not free."""
         if kept is None:
             return locks.lock(self.file, locks.byte_of(device))
         if device in kept:
@@ -108,7 +108,7 @@ def _num_ranks(stage: str, launch: LaunchConfig) -> int:
 
 
 def device_of(stage: str, launch: LaunchConfig, devices: Sequence[str]) -> Device | None:
-    """Return where the ranks of a stage compute. ``devices`` are those that this machine gives to stages.
+    """Return where the ranks of a stage compute. ``devices`` are what this machine gives to stages.
 
     None leaves it to the ranks, which take a GPU if they see one: the profile names none, and none is known here.
     """
@@ -215,7 +215,7 @@ def taken(
     """Wait for devices for all needs at once, and lock them.
 
     A share that a process inherits stays locked until its last process ends. With ``kept`` each device has a lock of
-    its own, and those that ``kept`` returns are free for this run, whose processes keep them locked. On a machine
+    its own, and the devices that ``kept`` returns are free for this run, whose processes keep them locked. On a machine
     without devices the list is empty. Raises what :func:`require` raises.
     """
     require(needs, devices)

@@ -69,7 +69,7 @@ def misfits(
 ) -> list[str]:
     """Return a message for each mistake by which stages do not fit the devices even alone.
 
-    ``devices`` are those that this machine shows, None if stages need not run on it.
+    ``devices`` are what this machine shows, None if stages need not run on it.
     """
     needs = [need for stage in dict.fromkeys(stages) if (need := need_of(stage, launch)).count]
     if launch.launcher != "local":

@@ -92,7 +92,7 @@ def _unlike(origin: Run, run: Run) -> Iterator[str]:
 
 
 def _foreign(origin: Run, run: Run, made: dict[int, Manifest]) -> Iterator[str]:
-    """Yield what does not allow the policies to be others than those that made the rollouts, as they will be."""
+    """Yield what does not allow the policies to be others than the policies that made the rollouts, as they will be."""
     later = [*made][1:]
     changed = origin.recipe.policy.lora != run.recipe.policy.lora
     if (changed or later) and (refusal := stored.needs_its_own(run)):

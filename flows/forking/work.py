@@ -1,4 +1,4 @@
-"""The work that a run leaves to do, in samples: those that are generated, scored and trained on."""
+"""The work that a run leaves to do: the samples that are generated, scored and trained on."""
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, fields
@@ -72,7 +72,7 @@ def planned_fork(plan: AnyPlan, store_url: str) -> PlannedFork:
 
 
 def work_of(run: AnyRun, there: Container[str]) -> Work:
-    """Return the work of a run without the slots ``there``, and without those that have an artifact."""
+    """Return the work of a run without the slots ``there``, and without slots that have an artifact."""
     every = (step for wave in post_train(run) for step in wave.steps if step.slot not in there)
     left = [step for step in every if current_of(step.slot)[1] is None]
     train, validation = run.recipe.train, run.recipe.validation

@@ -253,7 +253,7 @@ class ElasticJob:
         if now_s - self._written_s < STATUS_S and self._state.phase != "ended":
             return
         self._written_s = now_s
-        # Its workers are looked at one by one, and those that hang are ended here.
+        # Its workers are looked at one by one, and workers that hang are ended here.
         self._sequence += 1
         everyone = [*self._ended, *self._workers.values()]
         with self._handing.guard:

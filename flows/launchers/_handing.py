@@ -22,7 +22,7 @@ TURN_S = 0.1
 
 
 class Units:
-    """The units of a stage: those that wait, those that a worker has, and those that are made. Not for threads."""
+    """The units of a stage, which wait, are with a worker, or are made. Not for threads."""
 
     def __init__(self) -> None:
         self.count: int | None = None

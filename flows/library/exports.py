@@ -120,7 +120,7 @@ def _version(which: Which, best: Best | None, newest: int) -> int:
 
 
 def _made(found: list[State], stage: str) -> tuple[dict[int, State], dict[int, State]]:
-    """Return the states of a stage by policy version: of all, and of those that were made."""
+    """Return the states of a stage by policy version: of all versions, and of the versions that were made."""
     every = {state.step.k or 0: state for state in found if state.step.stage == stage}
     return every, {k: state for k, state in every.items() if state.word != "missing"}
 

@@ -57,7 +57,7 @@ class RunLine:
 
 
 def all_runs(store_url: str, names: Sequence[str] = ()) -> list[RunLine]:
-    """Return every run of the store, sorted by name, or those that are named, in their order.
+    """Return every run of the store, sorted by name, or the named runs, in their order.
 
     A run that cannot be read has a line like the others. Raises :class:`ConfigError` if the store or a named run does
     not exist.
@@ -74,7 +74,7 @@ def all_runs(store_url: str, names: Sequence[str] = ()) -> list[RunLine]:
 
 
 def _opened(store_url: str, name: str) -> tuple[AnyRun, list[str]] | RunLine:
-    """Return a run and its rewards, those that train first, or the line of a damaged one."""
+    """Return a run and its rewards, the rewards that train first, or the line of a damaged one."""
     try:
         run = run_of(read_plan(store_url, name), store_url)
         ordered = sorted(run.recipe.rewards, key=lambda reward: reward.role != "train")

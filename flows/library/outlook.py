@@ -123,7 +123,7 @@ def _left_s(states: Sequence["State"], progress: Progress, means: Callable[[], M
 
 
 def waves_left_s(waves: Sequence[str], means: Callable[[], Means], progress: Progress | None = None) -> float | None:
-    """Return the seconds of some waves, less those that the newest one took; None without any, or if nothing tells.
+    """Return the seconds of some waves, less what the newest took until now; None without waves, or if nothing tells.
 
     Nothing tells where a wave of iterations has no mean. Other waves without one are left out.
     """

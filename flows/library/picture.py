@@ -20,7 +20,7 @@ FRAME_S = 1 / media.FPS
 class Picture:
     """A picture or a video of a sample. A notebook shows it; :meth:`pixels` and :meth:`save` give it to programs.
 
-    Every access reads it again and checks its bytes. Raises :class:`ArtifactError` if they are not those that were
+    Every access reads it again and checks its bytes. Raises :class:`ArtifactError` if they are not the bytes that were
     committed, or if the run keeps newer media only.
     """
 

@@ -13,8 +13,8 @@ class StoredRollouts(Section):
     """The way in which a fork trains on the rollouts of its origin, instead of making its own."""
 
     anchor: Anchor | None = None
-    """Weights that a loss compares with: the run's own copy, or those that made the rollouts. None in a plan whose loss
-    reads neither."""
+    """Weights that a loss compares with: the run's own copy, or the weights that made the rollouts. None in a plan
+    whose loss reads neither."""
     max_drift: float = Field(default=MAX_DRIFT, gt=0, json_schema_extra=NOT_IDENTITY)
     """Drift at which the fork ends: a mean squared difference of velocities, over the behaviour's own error. A later
     command may raise it."""

@@ -43,7 +43,7 @@ class Wanted:
 
 
 def put_automations(client: SyncPrefectClient, wanted: Wanted) -> list[str]:
-    """Create or correct the automation for crashed flow runs and those that are wanted; return their names.
+    """Create or correct the automation for crashed flow runs and the wanted ones; return their names.
 
     Raises :class:`ConfigError` that lists all names for which the server has nothing, before anything is changed.
     """

@@ -49,7 +49,7 @@ class Added:
 
     @cached_property
     def changes(self) -> tuple[Any, Any]:
-        """Return the items that are new and those that have gone, against the snapshot before."""
+        """Return the new items and the items that have gone, compared with the snapshot before."""
         if self.index is None:
             return NO_ITEMS, NO_ITEMS
         part = Artifact(input_of(self.index.slot))
@@ -260,7 +260,7 @@ def _stage_of(captioner: CaptionerOptions) -> type[contracts.Caption]:
 
 
 def stages_of(config: DatasetConfig) -> list[str]:
-    """Return the stages that may need devices: of the captioner, and of what the recipes of a dataset need."""
+    """Return the stages that may need devices: the captioner's, and ``embed`` and ``encode`` if recipes are named."""
     captions = [] if config.caption is None else [_stage_of(config.caption).name]
     return [*captions, *(["embed", "encode"] if config.recipes else [])]
 
@@ -294,7 +294,7 @@ def _captions(
     known: tuple[Input, ...],
     launch: Launch,
 ) -> tuple[tuple[Input, ...], tuple[Manifest, ...]]:
-    """Caption the parts beyond those that ``captions`` are of; return all captions, and the manifests of new ones.
+    """Caption the parts that ``captions`` have no captions of; return all captions, and the manifests of new ones.
 
     A medium in ``known`` keeps its caption. None are written without a captioner.
     """

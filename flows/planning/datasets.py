@@ -186,7 +186,7 @@ def _some(prompts: tuple[Prompt, ...], dataset: DatasetOptions, place: str) -> t
 
 
 def _of_length(prompts: tuple[Prompt, ...], place: str) -> tuple[Prompt, ...]:
-    """Return prompts. Raises :class:`ConfigError` naming ``place`` for those that no text encoder takes."""
+    """Return prompts. Raises :class:`ConfigError` naming ``place`` for prompts that no text encoder takes."""
     if long := [prompt for prompt in prompts if len(prompt.text) > MAX_TEXT]:
         first = f"e.g. {long[0].id} has {len(long[0].text)}, {long[0].text[:SHOWN]!r}..."
         raise ConfigError(

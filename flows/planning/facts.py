@@ -40,7 +40,7 @@ def settings(plan: AnyPlan, *, identity: bool) -> Rows:
     """Return the settings of the recipe that differ from their defaults, sorted by name.
 
     A plan that was read has the keys of free tables, such as a medium's, in another order than the recipe.
-    With ``identity`` without those that do not decide the result: machines, numbers of files that are kept, logging.
+    With ``identity`` without settings that do not decide the result: machines, numbers of kept files, logging.
     """
     decides = dict(flat(plan.recipe.identity()))
     changed = flat(plan.recipe.model_dump(mode="json", exclude_defaults=True))

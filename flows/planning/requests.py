@@ -336,7 +336,7 @@ def report(run: Run, iterations: int, judged: list[int]) -> Request:
 
 
 def _all_numbers(slot: str) -> Input:
-    """Return scores with all numbers that the reward gave, also those that nothing trains on, and its errors."""
+    """Return scores with all numbers that the reward gave, also numbers that nothing trains on, and its errors."""
     return input_of(slot, contracts.Reward.SCORES, contracts.Reward.ANSWERS)
 
 

@@ -23,7 +23,7 @@ def made_by(run: Run, k: int) -> Input:
 
 
 def foreign(run: Run, k: int, own: Input) -> Foreign | None:
-    """Return how update k treats a stored rollout; None if ``own`` weights of the run are those that made it.
+    """Return how update k treats a stored rollout; None if ``own`` weights of the run are the weights that made it.
 
     Raises :class:`ConfigError` if they are not, and the algorithm has no loss on rollouts of other policies.
     """

@@ -130,7 +130,7 @@ def _name_of(reward: str, rewards: Sequence[RewardConfig]) -> str:
 
 def _rewards_of(run: Run, reward: str) -> tuple[RewardConfig, ...]:
     """Return the rewards of a file, or the one with a name, as a recipe would have them."""
-    # As many samples may fail as in the run: among them are those that are not finite.
+    # As many samples may fail as in the run: among them are samples that are not finite.
     allowed = max((one.max_failed_fraction for one in run.recipe.rewards), default=0.0)
     alone = {"fn": {"name": reward}} | ({"max_failed_fraction": allowed} if allowed else {})
     values = rewards_in(reward) if _is_file(reward) else [alone]

@@ -115,7 +115,7 @@ def page_of(report: Report) -> bytes:
 
 
 def weights_of(rewards: Sequence[RewardConfig]) -> dict[str, float]:
-    """Return the weight of each reward in the sum that is compared: those that train."""
+    """Return the weight of each reward in the sum that is compared: the rewards that train."""
     return {one.fn.label: one.weight for one in rewards if one.role == "train"}
 
 

@@ -10,7 +10,7 @@ from stages.artifacts.manifest import Manifest
 from stages.contracts import METRICS
 
 MEASURED = ("kl", "loss", "data_loss", "grad_norm")
-"""Columns of ``metrics.parquet`` whose means are shown. An algorithm lacks those that it does not measure."""
+"""Columns of ``metrics.parquet`` whose means are shown. An algorithm lacks the columns that it does not measure."""
 
 
 def means_of(steps: Any, names: Iterable[str] = MEASURED) -> dict[str, float]:

@@ -35,7 +35,7 @@ def key_of(run_id: str, what: str) -> str:
 
 
 def roles_of(run: AnyRun) -> dict[str, str]:
-    """Return the role of every reward of rollouts by its label, those that train first."""
+    """Return the role of every reward of rollouts by its label, the rewards that train first."""
     ordered = sorted(run.scored, key=lambda reward: reward.role != "train")
     return {reward.fn.label: reward.role for reward in ordered}
 

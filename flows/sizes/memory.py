@@ -376,7 +376,7 @@ def to_be_written(trained: Shapes, launch: LaunchConfig, stage: str, tables: Col
 
 
 def _adapters(model: _Model) -> list[Shapes]:
-    """Return the shapes of the frozen adapter and of the trained one, of those that there are."""
+    """Return the shapes of the frozen adapter and of the trained one, as far as there are such."""
     settings = (model.basis.below, model.recipe.policy.lora)
     return [trainable_shapes(model.shapes, adapter) for adapter in settings if adapter is not None]
 

@@ -166,7 +166,7 @@ def _check_targets(recipe: VlmRecipe, path: str) -> None:
 def _read(place: str, datasets: Mapping[str, ChatDatasetOptions], max_left_out: float, mistakes: Mistakes) -> _Read:
     """Return the digest of the files of datasets, and how many conversations each has. No medium is opened.
 
-    Adds the mistakes in them to ``mistakes``, and those that do not answer.
+    Adds to ``mistakes`` the mistakes in the datasets, and datasets that do not answer.
     """
     found, files = _Read(), list[list[str]]()
     for name, options in datasets.items():
@@ -204,7 +204,7 @@ def _digests(plugin: Any, options: ChatDatasetOptions) -> list[str]:
 
 
 def _count(plugin: Any, options: ChatDatasetOptions, max_left_out: float) -> tuple[int, int]:
-    """Return the number of rows that can be used as far as their texts say, and of those that cannot.
+    """Return the number of rows that can be used as far as their texts say, and of rows that cannot.
 
     Raises :class:`ConfigError` if there is none, or if more than a share ``max_left_out`` cannot be used.
     """

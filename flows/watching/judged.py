@@ -59,7 +59,7 @@ def _mean_of(scores: Manifest, label: str, error: float | None) -> str:
 
 
 def _ends(run: AnyRun) -> tuple[Best, Best] | None:
-    """Return the numbers that rank the base policy and the final one; None without both."""
+    """Return the numbers that rank the base policy and the final one; None unless both exist."""
     before, after = (judged(run, k) for k in (0, run.recipe.train.num_iterations))
     return None if before is None or after is None else (before, after)
 
@@ -74,7 +74,7 @@ def _held_out_scores(run: AnyRun) -> Iterator[tuple[str, list[Manifest]]]:
 
 
 def _made(run: AnyRun, stage: str) -> list[Manifest]:
-    """Return what a stage that judges policies made of the base policy and of the final one; nothing without both."""
+    """Return what a stage that judges policies made of the base and the final policy; nothing unless both exist."""
     slots = (run.slots.version(k, stage) for k in (0, run.recipe.train.num_iterations))
     found = [manifest for slot in slots if (manifest := current_of(slot)[1]) is not None]
     return found if len(found) == 2 else []

@@ -250,8 +250,9 @@ def _rewarded(weights: Mapping[str, float], manifest: Manifest) -> Any:
 def _as_scored(weights: Mapping[str, float], table: Any) -> Any:
     """Return advantages whose rewards are weighted scores, where a mixing stored normalised ones in their place.
 
-    The sum of those, whose mean is 0 whatever the policy does, becomes the column ``normalized``. Samples that gates
-    hold back have the scores of the lowest of their prompt that passes, as if nothing had been normalised.
+    The sum of the normalised scores, whose mean is 0 whatever the policy does, becomes the column ``normalized``.
+    Samples that gates hold back have the scores of the lowest of their prompt that passes, as if nothing had been
+    normalised.
     """
     if f"score.{next(iter(weights), '')}" not in table:
         return table
@@ -266,7 +267,7 @@ def _as_scored(weights: Mapping[str, float], table: Any) -> Any:
 
 
 def _held(table: Any) -> Any:
-    """Return which samples take the lowest place of their prompt; no sample that is not finite does."""
+    """Return which samples take the lowest place of their prompt. All of them are finite."""
     return table[HELD].eq(other=True) if HELD in table else pd.Series(data=False, index=table.index)
 
 

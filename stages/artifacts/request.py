@@ -93,7 +93,7 @@ class Request(Section):
     config: SerializeAsAny[StageConfig]
     inputs: dict[str, tuple[Input, ...]] = {}
     plugins: tuple[Pin, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
-    """The run's plugins from outside the package: those that the settings name, and those that made the inputs."""
+    """The run's plugins from outside the package: the plugins that the settings name or that made the inputs."""
 
     @model_validator(mode="before")
     @classmethod

@@ -46,7 +46,7 @@ class Execution(Section):
     units: str | None = None
     """Folder of the socket at which the launcher hands out units. None: the ranks share all units."""
     worker: int = 0
-    """Number of this worker among those that get units there."""
+    """Number of this worker among the workers that get units there."""
     halve: bool = False
     """Whether to hold half as many samples in memory at once as in the last attempt."""
 

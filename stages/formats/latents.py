@@ -45,7 +45,7 @@ def write_shards(
 ) -> list[list[str]]:
     """Write the shards of all ids, and return the ids of each. ``encode`` gives the tensors of each id of a shard.
 
-    Every rank makes its own shards and adopts those that an earlier attempt finished.
+    Every rank makes its own shards and adopts the shards that an earlier attempt finished.
     """
     layout: list[list[str]] = context.layout({"shards": cut(ids, per_shard)})["shards"]
     done, total = 0, sum(len(layout[number]) for number in context.own(len(layout)))

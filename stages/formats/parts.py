@@ -109,10 +109,10 @@ class Parts:
 
     @cached_property
     def all_items(self) -> Any:
-        """Return the items of all parts, those too that a later part removes. ``part`` is the number of the part.
+        """Return the items of all parts, also the items that a later part removes. ``part`` is the number of the part.
 
         ``captioner`` is the digest of what wrote the caption; it is absent for a caption of the dataset's files.
-        ``references`` are those that :func:`references_in` takes.
+        ``references`` are what :func:`references_in` takes.
         ``new_medium`` and ``new_prompt`` say which items are the first with their medium and with their caption.
         """
         tables = [read_table(one, Index.ITEMS).assign(part=number) for number, one in enumerate(self.artifacts)]

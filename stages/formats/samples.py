@@ -70,7 +70,7 @@ class StoredSample:
 
     @property
     def finite(self) -> bool:
-        """Return whether there is a picture to score."""
+        """Return whether latents and pixels are finite and no guardrail refused them."""
         return self.row["finite"]
 
     @property

@@ -50,7 +50,7 @@ def without_media(plan: SamplePlan, tensors: bytes, facts: dict[str, Any], *, is
 class UnitWriter:
     """Threads that encode the samples of units, and write each unit when its last sample is encoded, one at a time.
 
-    Memory holds the pixels of at most :data:`TILES_AHEAD` tiles, besides those that the caller makes, and the encoded
+    Memory holds the pixels of at most :data:`TILES_AHEAD` tiles, besides tiles that the caller makes, and the encoded
     samples of :data:`UNITS_AHEAD` units and one more. An error of a thread is raised by a later call. Use it in a
     ``with`` block, whose end waits until everything is written.
     """

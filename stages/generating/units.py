@@ -77,7 +77,7 @@ def write_samples(
 ) -> dict[str, float]:
     """Write the units of all samples and return their number and mean size. Collective.
 
-    Each rank decodes and writes its own units and adopts those that an earlier attempt finished. Context-parallel peers
+    Each rank decodes and writes its own units and adopts units that an earlier attempt finished. Context-parallel peers
     sample the units of all of them together. With ``tensors`` each sample has tensors. Under sharded weights every rank
     must do the same number of forward passes: a rank with fewer tiles samples one again for the rest. Raises
     :class:`DivergenceError` if no sample is finite, and :class:`ConfigError` if a guardrail refuses all that are.
@@ -140,7 +140,7 @@ class _Making:
         self._context.attempt.finish(number, unit_files(number, made), self._checks[number])
 
     def make(self, together: list[int], writer: UnitWriter) -> None:
-        """Make units, or adopt those that an earlier attempt finished. Collective."""
+        """Make units, or adopt units that an earlier attempt finished. Collective."""
         context, ranks, tiles = self._context, self._context.ranks, self._tiles
         num_groups, num_peers = ranks.data_world_size, ranks.world_size // ranks.data_world_size
         dealt_to = dealt([len(tiles[n]) for n in together], num_groups, num_peers)

@@ -1,4 +1,4 @@
-"""Choice of the samples that a report shows: fixed and typical ones, extremes, failed ones, those that changed most."""
+"""Choice of the samples that a report shows: fixed, typical, extreme and failed ones, and the most changed."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar

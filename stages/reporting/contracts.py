@@ -28,7 +28,8 @@ class Fragment(StageConfig):
     FULL: ClassVar[str] = "full"
     """The part with the same pictures in full size, and with videos that browsers play."""
     held_out: bool
-    """Whether the samples are a judged policy version's, compared with version 0's, the inputs ``first``."""
+    """Whether the samples are held-out samples of a judged policy version. They are compared with version 0's, the
+    inputs ``first``."""
     rewards: tuple[str, ...] = ()
     """The reward of each of the inputs ``scores`` and ``first_scores``, in their order."""
     headline: str = ""

@@ -112,9 +112,9 @@ def framed(frames: Any) -> list[Image.Image]:
 
 
 def within(strips: dict[str, list[Image.Image]], most_bytes: int) -> dict[str, Thumb]:
-    """Return small pictures by name, of the largest size at which all of them take at most so many characters.
+    """Return small pictures by name, of the largest size at which all data URLs have at most ``most_bytes``.
 
-    The smallest size is taken even if they take more.
+    The smallest size is taken even if they have more.
     """
     found: dict[str, Thumb] = {}
     for side in SIDES:

@@ -76,7 +76,7 @@ NAMES = ["score", "role", "z over policies", "iteration 0", "newest", "z", "drif
 
 
 def moved(book: Book) -> list[Moved]:
-    """Return every score of iteration 0 as it has moved, those that train first."""
+    """Return every score of iteration 0 as it has moved, the scores that train first."""
     if (first := book.first) is None:
         return []
     rows = [_moved(book, score) for score in first.excerpt.scores if score.n]

@@ -62,7 +62,7 @@ def rewarded(request: Request, rollout: Artifact) -> pd.DataFrame:
 
 
 def _scores_of(request: Request, rollout: Artifact) -> dict[str, Artifact]:
-    """Return the scores of a rollout by label: those that were computed from its bytes."""
+    """Return the scores of a rollout by label, without scores of other bytes than its own."""
     found: dict[str, Artifact] = {}
     for artifact in map(Artifact, request.inputs["scores"]):
         (scored,) = artifact.manifest.inputs["samples"]
@@ -82,7 +82,7 @@ def label_of(scores: Manifest) -> str:
 
 
 def gated(samples: pd.DataFrame, gates: dict[str, Gate]) -> pd.DataFrame:
-    """Return the samples with the column ``gated``; only those that pass are valid and have a ``reward``.
+    """Return the samples with the column ``gated``; only samples that pass are valid and have a ``reward``.
 
     With a gate of ``on_fail = "worst"``, ``held`` marks the valid samples that wait for :func:`placed`.
     """

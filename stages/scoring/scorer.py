@@ -46,7 +46,7 @@ class Read(NamedTuple):
 
     stored: list[StoredSample]
     decoded: dict[str, Sample | LatentSample]
-    """The first of those that have a picture, by id, as they are scored."""
+    """The first samples that have a picture, by id, as they are scored."""
 
 
 class Made(NamedTuple):

@@ -32,7 +32,7 @@ class Spread:
         return self.estimate.mean
 
     def as_json(self) -> dict[str, Any]:
-        """Return the numbers; those that are not finite are None."""
+        """Return the numbers; a number that is not finite is None."""
         found = self.estimate
         numbers = {"mean": found.mean, "deviation": self.deviation, "error": found.error}
         return {"n": found.n, "prompts": found.clusters} | {name: finite(value) for name, value in numbers.items()}

@@ -35,7 +35,7 @@ def other_adapter(request: Request) -> LoraConfig | None:
 def drift(
     trainer: Trainer, draws: LatentDraws, units: Sequence[Unit], behaviours: Sequence[str], mini_batch: int
 ) -> float:
-    """Return how far the trained policy is from those that made the rollouts. Collective.
+    """Return how far the trained policy is from the policies that made the rollouts. Collective.
 
     It is the mean of ``(v_p - v_b)²`` over the mean of ``(v_b - (noise - x_0))²``, unitless, each over generated
     dimensions and over at most :data:`UNITS` units, drawn by their keys, at one keyed noise level each. ``v_p`` is the

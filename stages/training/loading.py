@@ -49,7 +49,7 @@ def load_model(ref: ModelRef, components: tuple[str, ...], device: torch.device)
 
 
 def read_model(adapter: str, path: str, components: Sequence[str], _stamp: str) -> Model:
-    """Read components on the CPU. ``_stamp`` tells files of another time from these."""
+    """Read components on the CPU. ``_stamp`` changes with their files, and a load with another stamp is another one."""
     return plugins.load_model(adapter).load(path, tuple(components), torch.device("cpu"))
 
 

@@ -36,7 +36,7 @@ def required(kind: str, name: str) -> set[str]:
 
 
 def runnable(kind: str) -> list[str]:
-    """Return the plugins of a kind that the suite has all settings of, and those that are not shipped."""
+    """Return the plugins of a kind that the suite has all settings of, and the plugins that are not shipped."""
     known = GIVEN.get(kind, ())
     return [name for name in plugins.known(kind) if name not in plugins.own(kind) or required(kind, name) <= {*known}]
 

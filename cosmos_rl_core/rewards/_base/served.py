@@ -61,7 +61,7 @@ def why_loading(told: Mapping[str, Any] | None, name: str) -> str | None:
 
 
 def named(told: Mapping[str, Any] | None, name: str) -> ServedScorer | None:
-    """Return the scorer of a name among those that a service tells of; None if it tells nothing.
+    """Return the scorer with a name from what a service tells of its scorers; None if it tells nothing.
 
     Raises :class:`ConfigError` if it tells of others only.
     """

@@ -21,7 +21,7 @@ AHEAD = 2
 
 
 class Prepared(Generic[Made]):
-    """Prepared samples: the next ones of those that are expected, in order.
+    """Prepared samples: the next of the expected samples, in order.
 
     ``prepare`` runs in a thread of its own, which ends when nothing is expected any more. It must not load a model.
     """
@@ -34,7 +34,7 @@ class Prepared(Generic[Made]):
         self._turn = threading.Lock()
 
     def expect(self, samples: Sequence[Sample]) -> None:
-        """Say which samples are asked for next, after those that were expected before. Any thread may say it."""
+        """Say which samples are asked for next, after the samples that were expected before. Any thread may say it."""
         with self._turn:
             self._expected.extend(samples)
             if self._thread is not None:

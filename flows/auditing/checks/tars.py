@@ -8,7 +8,7 @@ from typing import Any, cast
 from stages.artifacts.files import BLOCK_BYTES
 
 Members = dict[str, bytes]
-"""The members of a tar by name, with the bytes of those that are JSON; others are empty."""
+"""The members of a tar by name, with the bytes of members that are JSON; others are empty."""
 
 
 def look(blocks: Iterable[bytes]) -> tuple[str, Members | None]:

@@ -32,7 +32,7 @@ def runs(
 
 
 def show_runs(store: str, names: Sequence[str] = (), *, as_json: bool) -> None:
-    """Print runs, all or those that are named. End with the exit code for wrong data if one is damaged."""
+    """Print all runs, or the named ones. End with the exit code for wrong data if one is damaged."""
     found = all_runs(store, names)
     damaged = [line.run for line in found if line.state == "damaged"]
     if as_json:

@@ -134,15 +134,15 @@ class Bridge:
 
     @property
     def runs(self) -> bool:
-        """Return whether it runs, and so the nodes are there."""
+        """Return whether the process of the bridge runs, which holds the nodes."""
         return self._process.poll() is None and self._reader.is_alive()
 
     def say(self, **what: Any) -> None:
-        """Send a line."""
+        """Send the bridge a line."""
         self._write(line(**what))
 
     def _write(self, data: bytes) -> None:
-        # One that has ended is noticed when jobs are looked at.
+        # A bridge that has ended is noticed when its jobs are looked at.
         with self._guard, suppress(BrokenPipeError):
             self._orders.write(data)
 

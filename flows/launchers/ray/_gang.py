@@ -71,7 +71,7 @@ class Kind:
         return [node for node in nodes if node["Alive"] and self._fits(node)]
 
     def missing(self, nodes: Sequence[dict[str, Any]], has: str) -> CosmosRLError:
-        """Return the error of a cluster that has too few nodes of this kind. ``has`` describes those that it has.
+        """Return the error of a cluster that has too few nodes of this kind. ``has`` describes the nodes that it has.
 
         It is unavailable, so that the stage is tried again, where hosts that were lost may be the missing ones.
         """

@@ -196,7 +196,7 @@ class Bridge:
     def _has_nodes(self, work: Work) -> bool:
         """Return whether nodes are reserved for a job and passed their checks.
 
-        All nodes that the job may get are checked before it asks for some; then those that it got.
+        All nodes that the job may get are checked before it asks for some; then the nodes that it got.
         """
         if not work.gang.is_reserved() and not self._takes_idle(work):
             if work.gang.is_asked_for:

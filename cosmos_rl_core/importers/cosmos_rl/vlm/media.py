@@ -33,7 +33,7 @@ TOKENS_OF_CLIPS = (
 
 
 def settings(upstream: Upstream) -> dict[str, Any]:
-    """Return the settings of media; those that depend on an unknown model are None. Without a script there are none."""
+    """Return the settings of media; what depends on an unknown model is None. Without a script there are none."""
     if not has_chats(upstream):
         return {}
     video = _sampling(upstream)
