@@ -51,7 +51,7 @@ def test_the_default_frequency_is_cosmos_rls_in_whatever_order_the_keys_are():
     assert recipe.validation.freq == 1
 
 
-def test_disabled_it_changes_nothing():
+def test_a_disabled_validation_changes_nothing():
     values = read(SFT, validation__enable=False)
     recipe = checked(values)
     assert recipe.validation is None

@@ -102,7 +102,7 @@ def test_weights_are_handed_over_without_a_copy_where_nobody_else_has_them(kept:
     assert kept.tensors == []
 
 
-def test_weights_that_were_cast_are_kept_so_apart_from_others(kept: KeptModules, folder: Path):
+def test_cast_weights_are_kept_as_cast_and_apart_from_the_original_ones(kept: KeptModules, folder: Path):
     source = Source(Tied, folder, {})
     with kept.form("half"):
         cast = kept.get(source, lambda: Tied(0.5))

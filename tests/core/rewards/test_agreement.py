@@ -37,7 +37,7 @@ def test_labels_are_a_number_a_line(tmp_path: Path):
         labels_of(file, 4)
 
 
-def test_a_file_counts_for_the_scorer_that_it_was_written_of(tmp_path: Path):
+def test_a_file_of_agreement_counts_only_for_the_scorer_that_it_is_about(tmp_path: Path):
     file = tmp_path / "agreement.json"
     file.write_text(agreement("judge", "v1", [*range(20)], [*range(20)]).model_dump_json())
     assert read(str(file), "judge", "v1").words() == (

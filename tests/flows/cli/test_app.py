@@ -354,7 +354,7 @@ def test_a_place_that_cannot_be_written_is_a_wrong_setting(recipe, tmp_path):
     assert f"cannot write {tmp_path / 'file'}" in ended.stderr
 
 
-def test_a_damaged_lease_is_nobodys(recipe, tmp_path):
+def test_a_damaged_lease_has_no_owner(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
     store.write(store.join(run.url, "lease", "1.json"), b"{")
     ended = invoke("status", "hand", "--store", run.store_url, "--json")

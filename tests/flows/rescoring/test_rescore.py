@@ -188,7 +188,7 @@ def test_mistakes_are_told(recipe: Any, tmp_path: Path, reward: str, iterations:
     assert told in str(error.value)
 
 
-def test_rewards_of_which_none_counts_or_two_are_one_are_refused(recipe: Any, tmp_path: Path) -> None:
+def test_rewards_that_are_all_monitors_or_have_one_name_twice_are_refused(recipe: Any, tmp_path: Path) -> None:
     run, _ = stored_run(recipe, tmp_path)
     with pytest.raises(ConfigError, match="no reward with role = 'train'"):
         wanted(run, rewards_file(tmp_path, '[[rewards]]\nrole = "monitor"\nfn = { name = "jpeg" }\n'))

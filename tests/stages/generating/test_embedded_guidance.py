@@ -55,7 +55,9 @@ def prepared(run: Run, tmp_path: Path) -> None:
     make(run.prepared.embed, tmp_path)
 
 
-def test_supervised_training_and_held_out_losses_have_their_own(tmp_path: Path, asked: list[tuple[bool, float]]):
+def test_supervised_training_and_held_out_losses_embed_a_guidance_scale_of_1(
+    tmp_path: Path, asked: list[tuple[bool, float]]
+):
     model = str(tiny_pipelines.save("flux", tmp_path / "flux"))
     run = make_run(tmp_path, values_of(model, {"type": "sft", "steps_per_iteration": 1, "dataset": MEDIA}))
     prepared(run, tmp_path)

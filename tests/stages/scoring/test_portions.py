@@ -148,7 +148,7 @@ def test_the_next_unit_is_read_and_its_samples_are_told_while_one_is_scored(tmp_
     assert [found[:2] for _, found in made] == [found[:2] for found in alone]
 
 
-def test_no_more_of_a_unit_is_decoded_ahead_than_memory_is_for(tmp_path):
+def test_no_more_of_a_unit_is_decoded_ahead_than_the_memory_for_it_holds(tmp_path):
     one = Statistics(tmp_path, 3)
     scorer, first = Scorer(one.request), one.stored[0].pixels.nbytes
     portion = portions_of(all_rows(Artifact(one.source)), scorer.part, groupwise=False).all[0]
