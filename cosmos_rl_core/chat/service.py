@@ -54,11 +54,13 @@ class ChatSettings(Section):
         try:
             parsed = httpx.URL(url)
         except httpx.InvalidURL as error:
-            raise ValueError(f"is no http(s) URL ({error})") from error
+            raise ValueError(f"this is no http(s) URL ({error}); expected one such as http://host:8000/v1") from error
         if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise ValueError("is no http(s) URL")
+            raise ValueError("this is no http(s) URL; expected one such as http://host:8000/v1")
         if parsed.userinfo or parsed.query:
-            raise ValueError("holds a user, a password or a query; name a token by token_variable")
+            raise ValueError(
+                "the URL holds a user, a password or a query; take it out, and name a token by token_variable"
+            )
         return url.rstrip("/")
 
 

@@ -155,8 +155,8 @@ class LaunchConfig(Section):
     def _stages_have_room(self) -> "LaunchConfig":
         if self.forks and self.stage_gpus:
             raise ValueError(
-                "stage_gpus is given, and mode = 'warm' with device = 'cpu' forks stages, which use no GPU; leave it "
-                "out, or rehearse it with mode = 'cold' or resident_gb = 1"
+                "stage_gpus is given, and mode = 'warm' with device = 'cpu' forks stages, which use no GPU; leave "
+                "stage_gpus out, or rehearse those GPUs with mode = 'cold' or resident_gb = 1"
             )
         if self.device == "cpu" and self.attention in ("efficient", "cudnn"):
             raise ValueError(f"attention = {self.attention!r} is for GPUs; device = 'cpu' has 'flash' and 'math'")

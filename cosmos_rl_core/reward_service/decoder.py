@@ -46,17 +46,17 @@ def folders_of(settings: DecodeArgs) -> dict[str, Path]:
 def _folder(place: Path, channels: int) -> Path:
     folder = next((path for path in (place, place / "vae") if (path / CONFIG).is_file()), None)
     if folder is None:
-        raise DecoderError("no folder of diffusers with the config.json of a VAE")
+        raise DecoderError("there is no folder of diffusers with the config.json of a VAE")
     try:
         config = from_json((folder / CONFIG).read_bytes())
         name, vaes = str(config["_class_name"]), plugins.load("models", "wan").SPEC.vaes
         if name not in vaes:
-            raise DecoderError(f"a {name}; expected {', '.join(vaes)}")
+            raise DecoderError(f"the VAE is a {name}; expected {', '.join(vaes)}")
         geometry = vaes[name].geometry(vaes[name].defaults | config)
     except (ValueError, KeyError, TypeError) as error:
         raise DecoderError(f"its config.json cannot be used: {error}") from error
     if geometry is None or geometry.channels != channels:
-        raise DecoderError(f"a VAE of {geometry and geometry.channels} channels; expected {channels}")
+        raise DecoderError(f"the VAE has {geometry and geometry.channels} channels; expected {channels}")
     return folder
 
 

@@ -89,9 +89,11 @@ class Process:
         try:
             told = await asyncio.wait_for(self.ask(self._start.setup), LOAD_TIMEOUT_S)
         except TimeoutError as error:
-            raise ScorerError(f"it did not load within {LOAD_TIMEOUT_S:g} s") from error
+            raise ScorerError(
+                f"its process was not ready within {LOAD_TIMEOUT_S:g} s; see {self._start.log.name}"
+            ) from error
         except _EndedError as error:
-            raise ScorerError(f"it {error} while it loaded") from error
+            raise ScorerError(f"its process {error} while it loaded") from error
         if not isinstance(told, dict) or "ready" not in told:
             raise ScorerError(told.get("failed", brief(told)) if isinstance(told, dict) else brief(told))
         return told["ready"]

@@ -69,7 +69,8 @@ def pinned_scorers(record: str, label: str) -> list[Pinned]:
             return every
         found = parsed(Pinned, unseal(data, KIND, url), url)
         if (found.reward, found.number) != (label, number):
-            raise ArtifactError(f"{url} was written as number {found.number} of {found.reward}; {RESTORE}")
+            written = f"number {found.number} of {found.reward}"
+            raise ArtifactError(f"{url} was written as {written}, expected number {number} of {label}; {RESTORE}")
         every.append(found)
     raise AssertionError("the numbers do not end")
 

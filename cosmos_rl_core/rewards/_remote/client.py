@@ -328,7 +328,7 @@ class Client:
         timeout = httpx.Timeout(timeout_s, connect=self._service.connect_timeout_s)
         try:
             with TRAFFIC.waiting(), self._http.stream(method, url, timeout=timeout, **request) as answer:
-                body = _body(answer, min(deadline_s, time.monotonic() + timeout_s))
+                body = _body(answer, min(deadline_s - time.monotonic(), timeout_s))
                 return Response(answer.status_code, content=body)
         except httpx.DecodingError as error:
             raise RefusedError(f"{_ANSWER} cannot be decompressed: {error}") from error
@@ -374,16 +374,16 @@ def _place(url: str) -> str:
     return f"the reward service at {without_secrets(url)}"
 
 
-def _body(answer: Response, deadline_s: float) -> bytes:
+def _body(answer: Response, limit_s: float) -> bytes:
     """Return the reply, decompressed.
 
-    Raises :class:`RefusedError` for a reply that is too large, and ``httpx.ReadTimeout`` for one that has not ended at
-    ``deadline_s``, on the monotonic clock.
+    Raises :class:`RefusedError` for a reply that is too large, and ``httpx.ReadTimeout`` for one that has not ended in
+    ``limit_s`` seconds.
     """
-    body = bytearray()
+    body, deadline_s = bytearray(), time.monotonic() + limit_s
     for i, block in enumerate(answer.iter_bytes()):
         if i > 0 and time.monotonic() > deadline_s:
-            raise httpx.ReadTimeout("the answer began and did not end in time")
+            raise httpx.ReadTimeout(f"the answer began and did not end within {max(limit_s, 0.0):.3g} s")
         body += block
         if len(body) > MAX_REPLY_BYTES:
             raise RefusedError(f"{_ANSWER} is larger than {MAX_REPLY_BYTES} bytes")

@@ -119,8 +119,8 @@ def test_folders_that_hold_no_such_vae_are_named(folders: dict[int, Path], tmp_p
     args = DecodeArgs(model_path=str(folders[48]), wan2pt2_model_path="https://somewhere/Wan2.1_VAE.pth")
     with pytest.raises(ConfigError) as refused:
         decoder.folders_of(args)
-    assert f"decode_args.model_path = {str(folders[48])!r}: a VAE of 48 channels; expected 16" in str(refused.value)
-    assert "Wan2.1_VAE.pth': no folder of diffusers" in str(refused.value)
+    assert f"decode_args.model_path = {str(folders[48])!r}: the VAE has 48 channels; expected 16" in str(refused.value)
+    assert "Wan2.1_VAE.pth': there is no folder of diffusers" in str(refused.value)
 
 
 @pytest.fixture(scope="module")
