@@ -230,7 +230,7 @@ def _copies(config: contracts.Update) -> list[str]:
 
 
 def _check_rollouts(rollouts: list[Artifact], request: Request) -> None:
-    """Check that the sampler and the behaviours are the ones that made the rollouts: the loss compares with these.
+    """Check that the sampler and the behaviours made the rollouts: the loss compares with these.
 
     Raises :class:`ConfigError`, also if rollouts differ in size or one is given twice.
     """

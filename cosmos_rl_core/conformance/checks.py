@@ -51,7 +51,7 @@ def plugin_of(parameters: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def sentence(item: pytest.Item, parameters: Mapping[str, Any]) -> str:
-    """Return what a test states, in words, with its parameters, without the ones that name the plugin."""
+    """Return what a test states, in words, with its parameters, without parameters that name the plugin."""
     words = getattr(item, "originalname", item.name).removeprefix("test_").replace("_", " ")
     plugin = {*KIND_OF, *(FILE if parameters.keys() >= FILE else ())}
     left = [value for key, value in parameters.items() if key not in plugin]

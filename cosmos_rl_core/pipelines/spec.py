@@ -125,7 +125,7 @@ class ModelSpec:
     """The facts of a family of pipelines. The ``__init__.py`` of a model plugin assigns one to ``SPEC``.
 
     Give ``pipeline_classes``, ``vaes``, ``transformer_class`` and ``text_width``. Every other field has a default for a
-    pipeline that does nothing special; read each field and set the ones that differ. Functions of a component's
+    pipeline that does nothing special; read each field and set fields that differ. Functions of a component's
     settings read them by name and import no torch. The suite compares the facts with the classes in diffusers and with
     the stock pipeline.
     """

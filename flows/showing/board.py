@@ -89,7 +89,7 @@ class Board:
         self._complained = True
 
     def _send(self, taken: dict[str, Shown]) -> None:
-        """Create or replace artifacts, and remove the ones that arrived from ``taken``."""
+        """Create or replace artifacts, and remove artifacts that arrived from ``taken``."""
         # A client of its own each time: one that a fork or a lost connection broke would stay broken.
         with (
             temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),

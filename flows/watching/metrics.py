@@ -26,7 +26,7 @@ name                                            meaning                         
 ``train/pairs``, ``train/pairs_dropped``        pairs that were trained on, and that were left out  no
 ``train/pairs_elsewhere``                       pairs of a file that are of other rollouts          no
 ``train/lost_to_floor``                         share of advantages lost to the floor, from 0.05    no
-``train/prompts_held_back``                     prompts without a sample that passes the gates     no
+``train/prompts_held_back``                     prompts without a sample that passes the gates      no
 ``rollout/samples``, ``rollout/<number>``       the summary of a rollout                            no
 ``reward/<reward>_{mean,standard_error}``       scores of a rollout by one reward                   no
 ``reward/<reward>_{scored,failed}``             number of samples with and without a score          no

@@ -1,4 +1,4 @@
-"""Samples whose pictures lie in artifacts of the stage ``decode``: all of them, or the ones that a rollout left out."""
+"""Samples whose pictures lie in artifacts of the stage ``decode``: all, or the samples that a rollout left out."""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache

@@ -32,7 +32,7 @@ _SCHEMA = pa.schema(
     ]
 )
 SHARDS_IN_MEMORY = 8
-"""Shards that a reader keeps: the last ones that it used."""
+"""Shards that a reader keeps: the shards of its last reads."""
 
 
 class Medium(NamedTuple):

@@ -1,4 +1,4 @@
-"""Check of ``metrics.jsonl``: its lines are the ones that the artifacts give.
+"""Check of ``metrics.jsonl``: its lines are what the artifacts give.
 
 A run writes the file after each wave that trains or judges, before it begins the next wave. So a wave that has begun
 proves that all lines up to the last such wave before it were written. Lines after these may be missing: the run is at
