@@ -134,7 +134,7 @@ class Bridge:
 
     @property
     def runs(self) -> bool:
-        """Return whether the process of the bridge runs, which holds the nodes."""
+        """Return whether the bridge runs and is listened to; then the nodes are there."""
         return self._process.poll() is None and self._reader.is_alive()
 
     def say(self, **what: Any) -> None:
