@@ -27,7 +27,7 @@ nitpick_ignore_regex = [
     (
         "py:.*",
         r"(Tensor|device|(dict|tuple)\[str.*|typing\.Literal.*|"
-        r"(torch|numpy|np|pd|collections|contextlib|diffusers|pathlib|annotated_types|_Pydantic).*|"
+        r"(torch|numpy|np|pd|collections|contextlib|diffusers|pathlib|annotated_types|pydantic|_Pydantic).*|"
         r"ConfigError|ArtifactError|UnavailableError|Coefficients|types\.Annotated|[A-Za-z]*(Options|Config))",
     ),
     ("py:class", r"cosmos_rl_core\.rewards\._batches\.(Item|Found)"),

@@ -71,7 +71,7 @@ def media_of(messages: Sequence[Message]) -> list[tuple[str, str]]:
 def part_of(value: Any) -> dict[str, str]:
     """Return a part of a message as written in a file; keys that are null count as absent.
 
-    Raises :class:`ItemError` if it is none.
+    Raises :class:`~cosmos_rl_core.datasets._base.ItemError` if it is none.
     """
     if not isinstance(value, Mapping):
         raise ItemError(f"a part is {type(value).__name__}, expected an object")
