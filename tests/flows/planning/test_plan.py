@@ -120,7 +120,7 @@ def test_a_stage_has_a_gpu_for_each_of_its_processes_and_warm_forks_have_none(re
         recipe(), overrides=few
     )
     warm = ("launch.mode=warm", "launch.device=cpu", "launch.stage_gpus.update=[0]")
-    assert "rehearse it with mode = 'cold' or resident_gb = 1" in mistakes_of(recipe(), overrides=warm)
+    assert "rehearse those GPUs with mode = 'cold' or resident_gb = 1" in mistakes_of(recipe(), overrides=warm)
 
 
 def test_a_bound_of_infinity_is_no_bound(recipe):
