@@ -4,6 +4,22 @@ from pathlib import Path
 
 import pytest
 
+ONCE = """
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def once(name):
+    try:
+        (HERE / name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+"""
+"""Beginning of such code: its folder, and a function that is true for the first process that calls it with a name."""
+
 
 def python_path(folder: Path) -> str:
     """Where processes find the code that they run first, then this project."""

@@ -1,6 +1,7 @@
 """Reward services for tests: in a thread of this process, or as the command in a process of its own."""
 
 import asyncio
+import http.client
 import os
 import re
 import socket
@@ -53,6 +54,17 @@ def images(count: int = 2, size: int = 4, first: int = 0) -> np.ndarray:
 
 def image_frame(*prompts: str, reward: str = "probe", first: int = 0, size: int = 4, **more: Any) -> bytes:
     return frame(prompts, {reward: 1.0}, images(len(prompts), size, first), media_type="image", **more)
+
+
+def unfinished_upload(client: UpstreamClient) -> http.client.HTTPConnection:
+    """Send half of a body, whose other half never comes."""
+    body = image_frame("a", size=64)
+    connection = http.client.HTTPConnection(client.url.removeprefix("http://"), timeout=30)
+    connection.putrequest("POST", "/api/reward/enqueue")
+    connection.putheader("Authorization", f"Bearer {client.token}")
+    connection.putheader("Content-Length", str(len(body)))
+    connection.endheaders(body[: len(body) // 2])
+    return connection
 
 
 def free_port() -> int:

@@ -50,7 +50,7 @@ class Shards:
         return first, min(each, length - first)
 
     def shape(self, name: str, local: Tensor) -> tuple[int, ...]:
-        """Return the whole shape of a tensor of which this rank has ``local``."""
+        """Return the whole shape of a tensor; ``local`` is this rank's part of it."""
         return self.shapes.get(name, tuple(local.shape))
 
     def local(self, name: str, whole: Tensor) -> Tensor:

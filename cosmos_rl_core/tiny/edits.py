@@ -31,7 +31,7 @@ COLOURS = (
     (160, 60, 200),
 )  # fmt: skip
 HELD_OUT = 8
-"""Number of pairs of colours of which one is held out."""
+"""One of so many pairs of colours is held out."""
 SIDE, HEIGHT = 64, 32
 """Pixels of a side of a reference, and of the height of its edit."""
 PROMPT = "keep the middle"

@@ -86,7 +86,7 @@ class Trained:
 
     @property
     def held_back_prompts(self) -> int:
-        """Return the number of prompts of which no sample passed the gates."""
+        """Return the number of prompts without a sample that passed the gates."""
         return int(self.made.summary.get(Update.HELD_BACK) or 0)
 
     @property

@@ -16,7 +16,7 @@ TEXT_PIXELS = 384 * 384
 VAE_PIXELS = 1024 * 1024
 """Pixels to which a reference is scaled for the VAE."""
 _MULTIPLE = 32
-"""Number of pixels of which each side of both scaled pictures is a multiple."""
+"""Number of pixels that divides each side of both scaled pictures."""
 _MAX_RATIO = 200
 """Largest ratio of the longer side of a reference to its shorter side that the text encoder's processor takes."""
 

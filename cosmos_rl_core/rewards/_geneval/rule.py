@@ -65,7 +65,7 @@ class Tags(BaseModel):
     tag: Literal["single_object", "two_object", "counting", "colors", "position", "color_attr"]
     include: list[Wanted] = Field(min_length=1)
     exclude: list[Wanted] = []
-    """Objects of which there must be fewer than their count."""
+    """Objects that must be there fewer times than their count."""
 
     @model_validator(mode="after")
     def _check_positions(self) -> "Tags":

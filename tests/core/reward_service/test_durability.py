@@ -1,6 +1,5 @@
 """What was acknowledged outlives kills of the service: every uuid ends in its scores, none is lost or invented."""
 
-import http.client
 import os
 import resource
 import signal
@@ -23,8 +22,7 @@ from cosmos_rl_core.reward_service.index import Index
 from cosmos_rl_core.reward_service.spool import Spool
 from cosmos_rl_core.rewards._base import Sample
 from tests import running_service as running
-from tests.running_service import Command, image_frame
-from tests.upstream_client import UpstreamClient
+from tests.running_service import Command, image_frame, unfinished_upload
 
 pytestmark = pytest.mark.processes
 
@@ -42,17 +40,6 @@ def command(tmp_path: Path) -> Iterator[Command]:
 
 def workers(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
-
-
-def unfinished_upload(client: UpstreamClient) -> http.client.HTTPConnection:
-    """A body of which the second half never comes."""
-    body = image_frame("a", size=64)
-    connection = http.client.HTTPConnection(client.url.removeprefix("http://"), timeout=30)
-    connection.putrequest("POST", "/api/reward/enqueue")
-    connection.putheader("Authorization", f"Bearer {client.token}")
-    connection.putheader("Content-Length", str(len(body)))
-    connection.endheaders(body[: len(body) // 2])
-    return connection
 
 
 def test_a_killed_service_goes_on_with_every_accepted_request(command: Command, tmp_path: Path):

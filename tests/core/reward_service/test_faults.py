@@ -1,6 +1,5 @@
 """Scorers that die, hang, lie, do not load: each accepted request ends in its scores or in an error that says why."""
 
-import http.client
 import json
 import os
 import signal
@@ -17,7 +16,7 @@ import pytest
 
 from cosmos_rl_core.reward_service import pool
 from tests import running_service as running
-from tests.running_service import image_frame
+from tests.running_service import image_frame, unfinished_upload
 from tests.uneven import ULP
 from tests.upstream_client import UpstreamClient
 
@@ -224,12 +223,7 @@ def test_a_full_queue_asks_clients_to_come_again(tmp_path: Path):
 
 def test_a_body_that_stops_arriving_is_given_up(tmp_path: Path):
     with serving(tmp_path, probe(), body_timeout_s=0.3) as client:
-        body = image_frame("a", size=64)
-        connection = http.client.HTTPConnection(client.url.removeprefix("http://"), timeout=30)
-        connection.putrequest("POST", "/api/reward/enqueue")
-        connection.putheader("Authorization", f"Bearer {client.token}")
-        connection.putheader("Content-Length", str(len(body)))
-        connection.endheaders(body[: len(body) // 2])
+        connection = unfinished_upload(client)
         assert connection.getresponse().status == 408
         connection.close()
         assert [*(tmp_path / "spool" / "incoming").iterdir()] == []

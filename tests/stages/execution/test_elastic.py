@@ -23,30 +23,23 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.contracts import Embed, ModelRef
 from tests.flows.allocated import wait_until
-from tests.run_first import run_first
+from tests.run_first import ONCE, run_first
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("elastic")]
 
 COUNT = 6
 TOLD = ("done", "go on", "unlike")
 """Files by which tests and workers tell each other something."""
-STAGE = """
+STAGE = (
+    ONCE
+    + """
 import json, os, signal, sys, time, types
-from pathlib import Path
 
-HERE, LAST = Path(__file__).parent, Path(sys.orig_argv[-1])
+LAST = Path(sys.orig_argv[-1])
 if (HERE / "unlike").exists() and LAST.name == "request.json":
     if json.loads((LAST.parent / "execution.json").read_text())["worker"] == 1:
         # PyTorch computes with other instructions then, which the numerics name.
         os.environ["ATEN_CPU_CAPABILITY"] = "default"
-
-
-def once(name):
-    try:
-        (HERE / name).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
 
 
 def run(request, context):
@@ -78,6 +71,7 @@ stage = types.ModuleType("stage")
 stage.run = run
 sys.modules["stages.embed"] = stage
 """
+)
 
 
 class Notes(Display):

@@ -17,24 +17,16 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import input_of
 from stages.contracts import Embed, ModelRef
 from tests.flows.launchers.ray.cluster import HEAD, Cluster, running
+from tests.run_first import ONCE
 
 ROOT = Path(__file__).parents[4]
 COUNT = 6
 PATIENCE_S = 300.0
 """On a busy machine, where eight ranks take more than two minutes to start."""
-STAGE = """
+STAGE = (
+    ONCE
+    + """
 import json, os, signal, sys, time, types
-from pathlib import Path
-
-HERE = Path(__file__).parent
-
-
-def once(name):
-    try:
-        (HERE / name).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
 
 
 def run(request, context):
@@ -71,6 +63,7 @@ stage = types.ModuleType("stage")
 stage.run = run
 sys.modules["stages.embed"] = stage
 """
+)
 
 HOLD = f"""
 import sys
