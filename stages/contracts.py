@@ -129,7 +129,7 @@ class Rollout(OnPolicy, Samples):
 
     name = "rollout"
     elastic = True
-    version = 3
+    version = 4
     distributed = True
     inputs = {"policy": "one", "init": "many", **_DATA}
     sample: SolverConfig
@@ -285,7 +285,7 @@ class Evaluate(Samples):
 
     name = "evaluate"
     elastic = True
-    version = 3
+    version = 4
     distributed = True
     inputs = {"export": "one"}
     param_dtype: Literal["float32", "bfloat16"] = "float32"

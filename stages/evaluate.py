@@ -23,7 +23,9 @@ from cosmos_rl_core import seeds
 from cosmos_rl_core.models._loading import stock_arguments
 from cosmos_rl_core.models._refusals import refused
 from cosmos_rl_core.parallel.distributed import Group
+from cosmos_rl_core.parallel.precision import half
 from cosmos_rl_core.pipelines import directories, guidance
+from cosmos_rl_core.weights.policy_weights import merge_adapters
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input, Request
@@ -94,6 +96,8 @@ def _load(request: Request, config: contracts.Evaluate, ranks: Group) -> Any:
         pipeline = load_stock(config.model, path, config.param_dtype, ranks.device, references=references)
         if not full.is_dir():
             pipeline.load_lora_weights(lora, weight_name="model.safetensors", adapter_name="default")
+            if half(config.param_dtype) is None:
+                merge_adapters(pipeline.transformer)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline.to(ranks.device)
 

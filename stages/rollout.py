@@ -40,7 +40,9 @@ class _Generator:
     def __init__(self, request: Request, config: contracts.Rollout, context: Context[Group]) -> None:
         self.config, policy, self.device = config, request.one("policy"), context.ranks.device
         components = ("vae", *config.model.guardrail)
-        self.model, _ = load_policy(request, config, components=components, context=context, reference=False)
+        self.model, _ = load_policy(
+            request, config, components=components, context=context, reference=False, merged=not config.train_on
+        )
         size, num_steps = (config.media.size, config.media.frames), config.sample.num_steps
         self.shape = self.model.latent_shape(*size)
         self.kernel = kernel_of(config.sample, lambda: self.model.schedule(num_steps, *size))

@@ -7,12 +7,13 @@ for a forward pass and out again. Tensors have the names of the module tree with
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import peft
 import torch
+from peft.tuners.lora import Linear as LoraLinear
 from safetensors import torch as safetensors_torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -40,7 +41,7 @@ class PolicyWeights:
 
     This rank has only its rows of a sharded tensor: in ``parameters``, in every part and in the optimizer. A frozen
     adapter ``below``, if there is one, adds to the base under every part that is not bare. An adapter ``other`` has the
-    parts that :meth:`create_other` makes, and is zero under all other parts.
+    parts that :meth:`create_other` makes, and is zero under all other parts. ``adapted`` are the modules with adapters.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class PolicyWeights:
         shards: Shards = WHOLE,
         below: Mapping[str, nn.Parameter] | None = None,
         other: Mapping[str, nn.Parameter] | None = None,
+        adapted: Sequence[LoraLinear] = (),
     ) -> None:
         self.shards = shards
         self.below = dict(below or {})
@@ -57,6 +59,9 @@ class PolicyWeights:
         """The tensors of the other adapter by name: zero while none of its parts is in use."""
         self._others: dict[str, dict[str, Tensor]] = {}
         self._bare: set[str] = set()
+        self._adapted = adapted
+        self._unadapted: set[str] = set()
+        """Parts under which the transformer is the base."""
         self._cut = {name: p for name, p in sorted(parameters.items()) if isinstance(p, DTensor)}
         self.parameters = {name: _local(parameters[name]) for name in sorted(parameters)}
         """The trainable parameters by name, sorted, for the optimizer."""
@@ -74,37 +79,15 @@ class PolicyWeights:
 
         Raises ``ValueError`` if the part does not exist, ``RuntimeError`` inside another ``use``.
         """
-        live = self.here(CURRENT)
-        other = self._others.get(part, {})
-        tensors = live if other else self.here(part)
-        off = _outputs(self.below) if part in self._bare else {}
-        off |= _outputs(self.parameters) if other else {}
-        zeros = {parameter: parameter.data for parameter in self.other.values()} if other else {}
+        tensors = self.here(CURRENT) if part in self._others else self.here(part)
         self._in_use = part
+        # Autocast caches casts by the identity of a parameter, which stays the same when its data changes.
+        torch.clear_autocast_cache()
         try:
-            if part == CURRENT:
+            with self._swapped(part, tensors), torch.set_grad_enabled(part == CURRENT and torch.is_grad_enabled()):
                 yield
-            elif other:
-                torch.clear_autocast_cache()
-                for parameter in off:
-                    parameter.data = torch.zeros_like(parameter)
-                for name, parameter in self.other.items():
-                    parameter.data = other[name]
-                with torch.no_grad():
-                    yield
-            else:
-                for parameter in off:
-                    parameter.data = torch.zeros_like(parameter)
-                self._point_at(tensors)
-                self._swap_cut(tensors)
-                with torch.no_grad():
-                    yield
         finally:
-            for parameter, data in (off | zeros).items():
-                parameter.data = data
-            self._point_at(live)
-            if part != CURRENT and not other:
-                self._swap_cut(tensors)
+            torch.clear_autocast_cache()
             self._in_use = None
 
     def create(self, part: str, tensors: Mapping[str, Tensor] | None = None, *, bare: bool = False) -> None:
@@ -114,6 +97,7 @@ class PolicyWeights:
         Raises :class:`ArtifactError` on other names, shapes or types.
         """
         (self._bare.add if bare else self._bare.discard)(part)
+        self._unadapted.discard(part)
         source = self.here(CURRENT) if tensors is None else self._checked(tensors)
         self._parts[part] = {
             name: source[name].detach().to(parameter.device, copy=True) for name, parameter in self.parameters.items()
@@ -122,10 +106,20 @@ class PolicyWeights:
     def create_other(self, part: str, tensors: Mapping[str, Tensor], *, bare: bool = False) -> None:
         """Add a part of the other adapter, under which the trained one is off, as :meth:`create` does."""
         (self._bare.add if bare else self._bare.discard)(part)
+        self._unadapted.discard(part)
         checked = check_tensors(tensors, self.other, "an adapter of another shape")
         self._others[part] = {
             name: checked[name].detach().to(parameter.device, copy=True) for name, parameter in self.other.items()
         }
+
+    def create_reference(self) -> None:
+        """Add the part ``reference``, equal to the base: ``current`` as it is before anything is loaded.
+
+        It takes no time for adapters, which would add nothing.
+        """
+        self.create(REFERENCE, bare=bool(self.below))
+        if self._adapted:
+            self._unadapted.add(REFERENCE)
 
     def remove(self, part: str) -> None:
         """Remove a part, and free its memory unless another part shares it. Unknown ones are ignored."""
@@ -138,11 +132,12 @@ class PolicyWeights:
             self._others[part] = self._others[other]
         else:
             self._parts[part] = self.here(other)
-        (self._bare.add if other in self._bare else self._bare.discard)(part)
+        for some in (self._bare, self._unadapted):
+            (some.add if other in some else some.discard)(part)
 
     def load(self, part: str, tensors: Mapping[str, Tensor]) -> None:
         """Copy ``tensors`` into an existing part. Raises :class:`ArtifactError` on other names, shapes or types."""
-        own = self.here(part)
+        own = self._changing(part)
         for name, tensor in self._checked(tensors).items():
             own[name].copy_(tensor)
 
@@ -155,7 +150,7 @@ class PolicyWeights:
     @torch.no_grad()
     def lerp_(self, part: str, decay: float) -> None:
         """Move a part towards ``current``: ``part <- decay * part + (1 - decay) * current``."""
-        for name, tensor in self.here(part).items():
+        for name, tensor in self._changing(part).items():
             tensor.mul_(decay).add_(self.parameters[name].data, alpha=1 - decay)
 
     def here(self, part: str) -> dict[str, Tensor]:
@@ -175,9 +170,43 @@ class PolicyWeights:
             self.parameters[name].grad = gradient.to_local() if isinstance(gradient, DTensor) else None
             parameter.grad = None
 
+    def _changing(self, part: str) -> dict[str, Tensor]:
+        """Return a part's tensors to write to. What shares them is no longer the base either."""
+        tensors = self.here(part)
+        self._unadapted -= {name for name in self._unadapted if self._parts[name] is tensors}
+        return tensors
+
+    @contextmanager
+    def _swapped(self, part: str, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Give the transformer the weights of a part. Under another adapter the trained one keeps its ``tensors``."""
+        if part == CURRENT:
+            yield
+            return
+        if part in self._unadapted:
+            with _base_alone(self._adapted):
+                yield
+            return
+        live, other = {name: parameter.data for name, parameter in self.parameters.items()}, self._others.get(part, {})
+        off = _outputs(self.below) if part in self._bare else {}
+        off |= _outputs(self.parameters) if other else {}
+        zeros = {parameter: parameter.data for parameter in self.other.values()} if other else {}
+        try:
+            for parameter in off:
+                parameter.data = torch.zeros_like(parameter)
+            for name in other:
+                self.other[name].data = other[name]
+            if not other:
+                self._point_at(tensors)
+                self._swap_cut(tensors)
+            yield
+        finally:
+            for parameter, data in (off | zeros).items():
+                parameter.data = data
+            if not other:
+                self._point_at(live)
+                self._swap_cut(tensors)
+
     def _point_at(self, tensors: Mapping[str, Tensor]) -> None:
-        # Autocast caches casts by the identity of a parameter, which stays the same when its data changes.
-        torch.clear_autocast_cache()
         for name, parameter in self.parameters.items():
             if name not in self._cut:
                 parameter.data = tensors[name]
@@ -227,9 +256,10 @@ def prepare(
     every = dict(transformer.named_parameters())
     frozen, replacing = ({_plain(name): p for name, p in every.items() if _is_lora(name, a)} for a in (BELOW, OTHER))
     trained = {_plain(name): p for name, p in every.items() if p.requires_grad}
-    weights = PolicyWeights(trained, shards, frozen, replacing)
+    layers = [module for module in transformer.modules() if isinstance(module, LoraLinear)]
+    weights = PolicyWeights(trained, shards, frozen, replacing, layers)
     if reference:
-        weights.create(REFERENCE, bare=below is not None)
+        weights.create_reference()
     return weights
 
 
@@ -268,6 +298,21 @@ def add_lora(
             layer.lora_dropout[ADAPTER] = KeyedDropout(name, config.lora_dropout)
 
 
+@torch.no_grad()
+def merge_adapters(transformer: nn.Module) -> None:
+    """Add all active adapters to the weights that they adapt, in new tensors, and remove them.
+
+    The velocity is the same up to rounding, and costs what the base's costs. Exact for float32 weights: a half type
+    would round small adapters away. An adapter of zeros changes no bit.
+    """
+    for layer in transformer.modules():
+        if isinstance(layer, LoraLinear):
+            weight: Any = layer.get_base_layer().weight
+            # Not in place: other modules share the memory of a kept base.
+            weight.data = sum((layer.get_delta_weight(name) for name in layer.active_adapters), weight.data)
+    transformer.unload_lora()  # pyright: ignore[reportCallIssue]
+
+
 def initial_lora(shapes: Mapping[str, tuple[int, ...]], config: LoraConfig, seed: int) -> dict[str, Tensor]:
     """Return initial adapter tensors, float32 on the CPU: A drawn from (seed, name, shape), B zero."""
     return {name: _initial_tensor(name, tuple(shapes[name]), config, seed) for name in sorted(shapes)}
@@ -286,6 +331,20 @@ def _initial_tensor(name: str, shape: tuple[int, ...], config: LoraConfig, seed:
     # Kaiming-uniform with a = sqrt(5) has the bound sqrt(6 / (1 + a^2) / fan_in) = 1 / sqrt(fan_in).
     uniform = torch.from_numpy(seeds.generator(seed, "lora", name).random(shape, dtype="float32"))
     return (2 * uniform - 1) / math.sqrt(math.prod(shape[1:]))
+
+
+@contextmanager
+def _base_alone(adapted: Sequence[LoraLinear]) -> Iterator[None]:
+    """Let modules compute without their adapters."""
+    for layer in adapted:
+        base: Callable[..., Tensor] = layer.get_base_layer()
+        # The module itself would become a submodule under this name.
+        vars(layer)["forward"] = base.__call__
+    try:
+        yield
+    finally:
+        for layer in adapted:
+            del vars(layer)["forward"]
 
 
 def _outputs(adapter: Mapping[str, nn.Parameter]) -> dict[nn.Parameter, Tensor]:

@@ -24,7 +24,7 @@ from cosmos_rl_core.parallel.sharding import WHOLE, Shards
 from cosmos_rl_core.pipelines import directories, guidance
 from cosmos_rl_core.weights import half_weights
 from cosmos_rl_core.weights.parts import CURRENT, INIT
-from cosmos_rl_core.weights.policy_weights import PolicyWeights, prepare
+from cosmos_rl_core.weights.policy_weights import PolicyWeights, merge_adapters, prepare
 from stages.artifacts.request import Request
 from stages.contracts import ModelRef, OnPolicy
 from stages.execution.context import Context
@@ -109,11 +109,15 @@ def load_policy(
     context: Context[Group],
     reference: bool,
     other: LoraConfig | None = None,
+    merged: bool = False,
 ) -> tuple[Model, PolicyWeights]:
     """Load the model with ``components`` and its transformer, with the weights of the Request's input ``policy``.
 
     They are the part that the input names first. A frozen adapter below them is the input ``init``. ``other`` are the
     settings of an adapter of another shape, which has no weights yet.
+
+    With ``merged`` adapters are added to whole weights in float32 and removed, so that no other part can be used. Then
+    velocities differ by rounding from those of the update, which must replay no step of them.
 
     With sharded weights each rank reads and keeps its own rows; context-parallel peers then share the tokens of every
     forward pass.
@@ -149,6 +153,8 @@ def load_policy(
     if mesh is None:
         half_weights.cast_frozen(model.transformer, config.param_dtype)
         KEPT.adopt(base)
+        if merged and config.lora is not None and half(config.param_dtype) is None:
+            merge_adapters(base)
     if group.peers is not None:
         model.split_sequence(group.peers)
     return model, weights
