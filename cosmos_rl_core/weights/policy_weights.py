@@ -299,17 +299,23 @@ def add_lora(
 
 
 @torch.no_grad()
-def merge_adapters(transformer: nn.Module) -> None:
-    """Add all active adapters to the weights that they adapt, in new tensors, and remove them.
+def merge_adapters(transformer: nn.Module, shards: Shards = WHOLE) -> None:
+    """Add all active adapters to the weights that they adapt, and remove them.
 
     The velocity is the same up to rounding, and costs what the base's costs. Exact for float32 weights: a half type
-    would round small adapters away. An adapter of zeros changes no bit.
+    would round small adapters away. An adapter of zeros changes no bit. Each rank changes its rows of a sharded weight.
     """
     for layer in transformer.modules():
         if isinstance(layer, LoraLinear):
             weight: Any = layer.get_base_layer().weight
-            # Not in place: other modules share the memory of a kept base.
-            weight.data = sum((layer.get_delta_weight(name) for name in layer.active_adapters), weight.data)
+            # Not in place, unless the rows are its own: other modules share the memory of a kept base.
+            merged = weight.to_local() if isinstance(weight, DTensor) else weight.detach().clone()
+            for name in layer.active_adapters:
+                delta = layer.get_delta_weight(name)
+                first, count = shards.rows(len(delta)) if isinstance(weight, DTensor) else (0, len(delta))
+                merged += delta[first : first + count].to(merged.device)
+            if not isinstance(weight, DTensor):
+                weight.data = merged
     transformer.unload_lora()  # pyright: ignore[reportCallIssue]
 
 

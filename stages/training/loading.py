@@ -116,8 +116,8 @@ def load_policy(
     They are the part that the input names first. A frozen adapter below them is the input ``init``. ``other`` are the
     settings of an adapter of another shape, which has no weights yet.
 
-    With ``merged`` adapters are added to whole weights in float32 and removed, so that no other part can be used. Then
-    velocities differ by rounding from those of the update, which must replay no step of them.
+    With ``merged`` adapters are added to weights that rest in float32, and removed, so that no other part can be used.
+    Velocities then differ by rounding from those of the update, which must replay no step of the samples.
 
     With sharded weights each rank reads and keeps its own rows; context-parallel peers then share the tokens of every
     forward pass.
@@ -153,8 +153,8 @@ def load_policy(
     if mesh is None:
         half_weights.cast_frozen(model.transformer, config.param_dtype)
         KEPT.adopt(base)
-        if merged and config.lora is not None and half(config.param_dtype) is None:
-            merge_adapters(base)
+    if merged and config.lora is not None and half(config.param_dtype) is None:
+        merge_adapters(base, weights.shards)
     if group.peers is not None:
         model.split_sequence(group.peers)
     return model, weights

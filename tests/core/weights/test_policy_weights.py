@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 import torch
+from peft.tuners.lora import Linear
 from safetensors.torch import load as load_tensors
 
 from cosmos_rl_core.config.policy import LoraConfig
@@ -14,7 +15,7 @@ from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.parallel import compiling, sharding
 from cosmos_rl_core.weights import parts, policy_weights
-from cosmos_rl_core.weights.policy_weights import initial_lora, prepare
+from cosmos_rl_core.weights.policy_weights import initial_lora, merge_adapters, prepare
 from tests import other_device
 
 CPU = torch.device("cpu")
@@ -71,6 +72,63 @@ def test_reference_is_the_base_model_exactly(model, conditioning, lora):
     with weights.use("reference"):
         assert torch.equal(output(model, conditioning), base)
     assert not torch.equal(output(model, conditioning), base)
+
+
+def test_the_base_as_a_reference_computes_no_adapter(model, conditioning):
+    weights = prepare(model.transformer, LORA)
+    layers = [module for module in model.transformer.modules() if isinstance(module, Linear)]
+    ran: list[str] = []
+    for layer in layers:
+        layer.lora_A["default"].register_forward_hook(lambda *_: ran.append("adapter"))
+    with weights.use("reference"):
+        output(model, conditioning)
+    assert not ran
+    output(model, conditioning)
+    assert len(ran) == len(layers) > 0
+
+
+@pytest.mark.parametrize("change", ["load", "lerp", "create", "alias"])
+def test_a_reference_that_changes_is_the_base_no_longer(model, conditioning, change):
+    weights = prepare(model.transformer, LORA)
+    weights.load("current", noisy(weights, 1))
+    part = "reference"
+    if change == "load":
+        weights.load("reference", weights.here("current"))
+    elif change == "lerp":
+        weights.lerp_("reference", 0.0)
+    elif change == "create":
+        weights.create("reference")
+    else:
+        part = "behaviour"
+        weights.share(part, "reference")
+        weights.lerp_("reference", 0.0)
+    with weights.use(part):
+        found = output(model, conditioning)
+    assert torch.equal(found, output(model, conditioning))
+
+
+def test_merged_adapters_give_the_velocity_of_the_adapters(model, conditioning):
+    weights = prepare(model.transformer, LORA, below=LORA, reference=False)
+    weights.load("current", noisy(weights, 1))
+    weights.load_below(noisy(weights, 2))
+    base = {name: weight.data for name, weight in model.transformer.named_parameters() if "lora_" not in name}
+    bytes_before = {name: weight.clone() for name, weight in base.items()}
+    with torch.no_grad():
+        expected = output(model, conditioning)
+        merge_adapters(model.transformer)
+        found = output(model, conditioning)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert not any(isinstance(module, Linear) for module in model.transformer.modules())
+    # Whoever shares the memory of the base still has the base.
+    assert all(torch.equal(base[name], weight) for name, weight in bytes_before.items())
+
+
+def test_merged_adapters_of_zeros_change_no_bit(model, conditioning):
+    with torch.no_grad():
+        base = output(model, conditioning)
+        prepare(model.transformer, LORA)
+        merge_adapters(model.transformer)
+        assert torch.equal(output(model, conditioning), base)
 
 
 def test_a_fresh_policy_is_the_base_model_exactly(model, conditioning):

@@ -90,6 +90,10 @@ def test_samples_are_the_same_bytes_and_policies_the_same_but_for_rounding(
     make_on_ranks(copies, tmp_path, 4, dp_shard_size=2)
     require_close(update, copies, PARTS)
     sampled(run, 1, tmp_path)
+    # Of a policy that has moved: adapters are merged into the rows of each rank.
+    moved = aside(requests.rollout(run, 1), "shared")
+    make_on_ranks(moved, tmp_path, 2, dp_shard_size=2)
+    assert input_of(moved.slot).content == input_of(requests.rollout(run, 1).slot).content
     make(requests.update(run, 1), tmp_path)
     inputs = requests.update(run, 1).inputs | {"policy": (input_of(copies.slot),)}
     goes_on = aside(requests.update(run, 1), "goes-on").model_copy(update={"inputs": inputs})
