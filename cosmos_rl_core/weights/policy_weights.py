@@ -310,7 +310,7 @@ def merge_adapters(transformer: nn.Module, shards: Shards = WHOLE) -> None:
             weight: Any = layer.get_base_layer().weight
             # Not in place, unless the rows are its own: other modules share the memory of a kept base.
             merged = weight.to_local() if isinstance(weight, DTensor) else weight.detach().clone()
-            for name in layer.active_adapters:
+            for name in filter(layer.lora_A.__contains__, layer.active_adapters):
                 delta = layer.get_delta_weight(name)
                 first, count = shards.rows(len(delta)) if isinstance(weight, DTensor) else (0, len(delta))
                 merged += delta[first : first + count].to(merged.device)
