@@ -226,7 +226,7 @@ class Update(Training):
     """Policy k to policy k + 1 from rollouts and their scores, with every schedule resolved to this range of steps."""
 
     name = "update"
-    version = 2
+    version = 3
     distributed = True
     inputs = {"policy": "one", "init": "many", "rollouts": "many", "behaviours": "many", "scores": "many", **_DATA}
     ADVANTAGES: ClassVar[str] = "advantages.parquet"
@@ -256,7 +256,7 @@ class Finetune(Training):
     """Policy k to policy k + 1 by a range of supervised steps on a media set."""
 
     name = "finetune"
-    version = 3
+    version = 4
     distributed = True
     inputs = {"policy": "one", "init": "many", **_DATA}
     algorithm: AnySupervised
@@ -301,7 +301,7 @@ class Validate(OnPolicy):
 
     name = "validate"
     elastic = True
-    version = 2
+    version = 3
     distributed = True
     measures = "formats.losses"
     inputs = {"policy": "one", "init": "many", **_DATA}

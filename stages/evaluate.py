@@ -25,7 +25,7 @@ from cosmos_rl_core.models._refusals import refused
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import half
 from cosmos_rl_core.pipelines import directories, guidance
-from cosmos_rl_core.weights.policy_weights import merge_adapters
+from cosmos_rl_core.weights.lora_layers import merge_adapters
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input, Request

@@ -17,7 +17,7 @@ from cosmos_rl_core.storage import cache
 from cosmos_rl_core.weights import counting
 
 COUNTER = "cosmos_rl_core.footprint.counter"
-VERSION = 1
+VERSION = 2
 """Raised by every change of the numbers that equal passes give, so that older answers on disk are not read."""
 PACKAGES = ("torch", "diffusers", "peft", "accelerate")
 

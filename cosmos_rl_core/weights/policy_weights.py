@@ -13,7 +13,6 @@ from typing import Any
 
 import peft
 import torch
-from peft.tuners.lora import Linear as LoraLinear
 from safetensors import torch as safetensors_torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -23,7 +22,7 @@ from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
 from cosmos_rl_core.storage.tensor_files import check_tensors
 from cosmos_rl_core.weights import lora as adapters
-from cosmos_rl_core.weights.lora_dropout import KeyedDropout
+from cosmos_rl_core.weights.lora_layers import AdaptedLinear, KeyedDropout, adapted_in, base_alone
 from cosmos_rl_core.weights.parts import CURRENT, REFERENCE
 
 ADAPTER = "default"
@@ -50,7 +49,7 @@ class PolicyWeights:
         shards: Shards = WHOLE,
         below: Mapping[str, nn.Parameter] | None = None,
         other: Mapping[str, nn.Parameter] | None = None,
-        adapted: Sequence[LoraLinear] = (),
+        adapted: Sequence[AdaptedLinear] = (),
     ) -> None:
         self.shards = shards
         self.below = dict(below or {})
@@ -183,7 +182,7 @@ class PolicyWeights:
             yield
             return
         if part in self._unadapted:
-            with _base_alone(self._adapted):
+            with base_alone(self._adapted):
                 yield
             return
         live, other = {name: parameter.data for name, parameter in self.parameters.items()}, self._others.get(part, {})
@@ -247,17 +246,17 @@ def prepare(
     the settings of an adapter that replaces it under some parts. In full fine-tuning ``trains`` says by the name which
     parameters train.
     """
+    adapted: list[AdaptedLinear] = []
     if lora is None:
         for name, parameter in transformer.named_parameters():
             parameter.requires_grad_(trains(name))
     else:
-        add_lora(transformer, lora, below, other)
+        adapted = add_lora(transformer, lora, below, other)
     shards = shard(transformer)
     every = dict(transformer.named_parameters())
     frozen, replacing = ({_plain(name): p for name, p in every.items() if _is_lora(name, a)} for a in (BELOW, OTHER))
     trained = {_plain(name): p for name, p in every.items() if p.requires_grad}
-    layers = [module for module in transformer.modules() if isinstance(module, LoraLinear)]
-    weights = PolicyWeights(trained, shards, frozen, replacing, layers)
+    weights = PolicyWeights(trained, shards, frozen, replacing, adapted)
     if reference:
         weights.create_reference()
     return weights
@@ -265,10 +264,10 @@ def prepare(
 
 def add_lora(
     transformer: nn.Module, config: LoraConfig, below: LoraConfig | None = None, other: LoraConfig | None = None
-) -> None:
+) -> list[AdaptedLinear]:
     """Add an adapter of zeros, and frozen ones of zeros for ``below`` and ``other``; freeze all other weights.
 
-    Raises like :func:`cosmos_rl_core.weights.lora.adapted`.
+    Returns the modules that have any. Raises like :func:`cosmos_rl_core.weights.lora.adapted`.
     """
     modules = dict(transformer.named_modules())
     linear = {name: tuple(module.weight.shape) for name, module in modules.items() if isinstance(module, nn.Linear)}
@@ -296,27 +295,7 @@ def add_lora(
         for name in adapted[ADAPTER]:
             layer: Any = transformer.get_submodule(name)
             layer.lora_dropout[ADAPTER] = KeyedDropout(name, config.lora_dropout)
-
-
-@torch.no_grad()
-def merge_adapters(transformer: nn.Module, shards: Shards = WHOLE) -> None:
-    """Add all active adapters to the weights that they adapt, and remove them.
-
-    The velocity is the same up to rounding, and costs what the base's costs. Exact for float32 weights: a half type
-    would round small adapters away. An adapter of zeros changes no bit. Each rank changes its rows of a sharded weight.
-    """
-    for layer in transformer.modules():
-        if isinstance(layer, LoraLinear):
-            weight: Any = layer.get_base_layer().weight
-            # Not in place, unless the rows are its own: other modules share the memory of a kept base.
-            merged = weight.to_local() if isinstance(weight, DTensor) else weight.detach().clone()
-            for name in filter(layer.lora_A.__contains__, layer.active_adapters):
-                delta = layer.get_delta_weight(name)
-                first, count = shards.rows(len(delta)) if isinstance(weight, DTensor) else (0, len(delta))
-                merged += delta[first : first + count].to(merged.device)
-            if not isinstance(weight, DTensor):
-                weight.data = merged
-    transformer.unload_lora()  # pyright: ignore[reportCallIssue]
+    return adapted_in(transformer)
 
 
 def initial_lora(shapes: Mapping[str, tuple[int, ...]], config: LoraConfig, seed: int) -> dict[str, Tensor]:
@@ -337,20 +316,6 @@ def _initial_tensor(name: str, shape: tuple[int, ...], config: LoraConfig, seed:
     # Kaiming-uniform with a = sqrt(5) has the bound sqrt(6 / (1 + a^2) / fan_in) = 1 / sqrt(fan_in).
     uniform = torch.from_numpy(seeds.generator(seed, "lora", name).random(shape, dtype="float32"))
     return (2 * uniform - 1) / math.sqrt(math.prod(shape[1:]))
-
-
-@contextmanager
-def _base_alone(adapted: Sequence[LoraLinear]) -> Iterator[None]:
-    """Let modules compute without their adapters."""
-    for layer in adapted:
-        base: Callable[..., Tensor] = layer.get_base_layer()
-        # The module itself would become a submodule under this name.
-        vars(layer)["forward"] = base.__call__
-    try:
-        yield
-    finally:
-        for layer in adapted:
-            del vars(layer)["forward"]
 
 
 def _outputs(adapter: Mapping[str, nn.Parameter]) -> dict[nn.Parameter, Tensor]:

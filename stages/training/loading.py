@@ -23,8 +23,9 @@ from cosmos_rl_core.parallel.precision import ParamDtype, half
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
 from cosmos_rl_core.pipelines import directories, guidance
 from cosmos_rl_core.weights import half_weights
+from cosmos_rl_core.weights.lora_layers import merge_adapters
 from cosmos_rl_core.weights.parts import CURRENT, INIT
-from cosmos_rl_core.weights.policy_weights import PolicyWeights, merge_adapters, prepare
+from cosmos_rl_core.weights.policy_weights import PolicyWeights, prepare
 from stages.artifacts.request import Request
 from stages.contracts import ModelRef, OnPolicy
 from stages.execution.context import Context

@@ -17,7 +17,7 @@ from cosmos_rl_core.models._conditioning import Conditioning
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import ParamDtype, computes_in
 from cosmos_rl_core.training.optimizer import loss_share
-from cosmos_rl_core.weights.lora_dropout import DropoutKey, dropouts_of, dropping
+from cosmos_rl_core.weights.lora_layers import DropoutKey, dropouts_of, dropping
 from cosmos_rl_core.weights.parts import BEHAVIOUR, CURRENT, REFERENCE
 from cosmos_rl_core.weights.policy_weights import PolicyWeights
 from stages.artifacts.request import Request

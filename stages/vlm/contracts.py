@@ -117,7 +117,7 @@ class VlmFinetune(OfVlm, Trains):
 
     name = "vlm_finetune"
     package = PACKAGE
-    version = 3
+    version = 4
     distributed = True
     inputs = {"policy": "one", "tokens": "one"}
     param_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -140,7 +140,7 @@ class VlmEvaluate(OfVlm):
     name = "vlm_evaluate"
     elastic = True
     package = PACKAGE
-    version = 4
+    version = 5
     distributed = True
     inputs = {"policy": "one", "tokens": "one"}
     reader = measures = "evaluated"

@@ -28,7 +28,7 @@ from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.schedule import schedule_of
 from cosmos_rl_core.weights import export
 from cosmos_rl_core.weights.lora import differences
-from cosmos_rl_core.weights.lora_dropout import KeyedDropout, dropouts_of, dropping
+from cosmos_rl_core.weights.lora_layers import KeyedDropout, dropouts_of, dropping
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import add_lora, initial_lora, prepare
 from cosmos_rl_core.weights.shapes import trainable_elements, weight_shapes

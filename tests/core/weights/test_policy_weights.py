@@ -15,7 +15,8 @@ from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.parallel import compiling, sharding
 from cosmos_rl_core.weights import parts, policy_weights
-from cosmos_rl_core.weights.policy_weights import initial_lora, merge_adapters, prepare
+from cosmos_rl_core.weights.lora_layers import merge_adapters
+from cosmos_rl_core.weights.policy_weights import initial_lora, prepare
 from tests import other_device
 
 CPU = torch.device("cpu")
@@ -79,7 +80,7 @@ def test_the_base_as_a_reference_computes_no_adapter(model, conditioning):
     layers = [module for module in model.transformer.modules() if isinstance(module, Linear)]
     ran: list[str] = []
     for layer in layers:
-        layer.lora_A["default"].register_forward_hook(lambda *_: ran.append("adapter"))
+        layer.lora_dropout["default"].register_forward_hook(lambda *_: ran.append("adapter"))
     with weights.use("reference"):
         output(model, conditioning)
     assert not ran

@@ -31,7 +31,7 @@ from cosmos_rl_core.parallel import compiling, sharding
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
 from cosmos_rl_core.training.optimizer import optimizer_state
-from cosmos_rl_core.weights.lora_dropout import dropouts_of, dropping
+from cosmos_rl_core.weights.lora_layers import dropouts_of, dropping
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import prepare
 from flows.planning import requests
