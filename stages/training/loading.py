@@ -118,7 +118,7 @@ def load_policy(
     settings of an adapter of another shape, which has no weights yet.
 
     With ``merged`` adapters are added to weights that rest in float32, and removed, so that no other part can be used.
-    Velocities then differ by rounding from those of the update, which must replay no step of the samples.
+    Velocities then differ by rounding from the update's, which must replay no step of the samples.
 
     With sharded weights each rank reads and keeps its own rows; context-parallel peers then share the tokens of every
     forward pass.
