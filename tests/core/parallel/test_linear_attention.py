@@ -14,6 +14,7 @@ from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.conformance.models.families import CPU, Family, family_of
 from cosmos_rl_core.parallel.precision import computes_in
 from cosmos_rl_core.weights import half_weights
+from cosmos_rl_core.weights.lora_layers import AdaptedLinear
 from cosmos_rl_core.weights.policy_weights import prepare
 
 T = torch.tensor([0.3, 0.9], device="cpu")
@@ -53,7 +54,9 @@ def products_of(transformer: nn.Module) -> Iterator[Products]:
         if name.endswith("attn1"):
             hooks.append(module.register_forward_pre_hook(lambda *_: products.__enter__() and None))
             hooks.append(module.register_forward_hook(lambda *_: products.__exit__(None, None, None)))
-            for part in (one for one in module.modules() if type(one) is nn.Linear):
+            adapted = [one for one in module.modules() if isinstance(one, AdaptedLinear)]
+            inside = {part for one in adapted for part in one.modules()}
+            for part in (*adapted, *(one for one in module.modules() if type(one) is nn.Linear and one not in inside)):
                 hooks.append(part.register_forward_pre_hook(projects(True)))
                 hooks.append(part.register_forward_hook(projects(False)))
     assert hooks
