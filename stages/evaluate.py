@@ -25,7 +25,7 @@ from cosmos_rl_core.models._refusals import refused
 from cosmos_rl_core.parallel.distributed import Group
 from cosmos_rl_core.parallel.precision import half
 from cosmos_rl_core.pipelines import directories, guidance
-from cosmos_rl_core.weights.lora_layers import merge_adapters
+from cosmos_rl_core.weights.lora_layers import adapt, merge
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input, Request
@@ -88,7 +88,7 @@ class _Stock:
 
 
 def _load(request: Request, config: contracts.Evaluate, ranks: Group) -> Any:
-    """Return the stock pipeline: the base with the exported LoRA loaded, or the exported pipeline itself."""
+    """Return the stock pipeline: the base with the exported LoRA, merged in float32, or the exported one itself."""
     with _brought(request.one("export"), ranks) as folder:
         full, lora = folder / "pipeline", str(folder / "lora")
         path = str(full) if full.is_dir() else directories.resolve_path(config.model.path)
@@ -96,8 +96,9 @@ def _load(request: Request, config: contracts.Evaluate, ranks: Group) -> Any:
         pipeline = load_stock(config.model, path, config.param_dtype, ranks.device, references=references)
         if not full.is_dir():
             pipeline.load_lora_weights(lora, weight_name="model.safetensors", adapter_name="default")
+            adapted = adapt(pipeline.transformer)
             if half(config.param_dtype) is None:
-                merge_adapters(pipeline.transformer)
+                merge(adapted)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline.to(ranks.device)
 

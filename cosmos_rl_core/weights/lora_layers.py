@@ -27,34 +27,47 @@ multiple of 1 / 65536."""
 
 
 class AdaptedLinear(Linear):
-    """peft's module with adapters, with two operations for each adapter in place of peft's four, casts aside.
+    """peft's module with adapters, whose results it has up to rounding, in fewer operations.
 
-    A GPU often waits for its host to start operations. Results are peft's up to rounding.
+    An adapter is two matrix products here, the second one added to the base's result. peft also copies the input,
+    scales and adds. A GPU often waits for its host to start operations.
     """
 
-    is_off = False
+    is_off: bool
     """Whether the base computes alone."""
 
     def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return what the base makes of ``x`` plus what each active adapter adds."""
+        """Return what the base makes of ``x`` plus what each active adapter adds, in the type of the base's result."""
         result = self.base_layer(x)
-        if self.is_off:
+        if self.is_off or self.disable_adapters or self.merged:
             return result
         rows = result.reshape(-1, result.shape[-1])
         for name in self.active_adapters:
             if name in self.lora_A:
                 a: Any = self.lora_A[name].weight
                 b: Any = self.lora_B[name].weight
-                low = functional.linear(self.lora_dropout[name](x), a)
-                rows = rows.addmm(low.reshape(-1, low.shape[-1]), b.T, alpha=self.scaling[name])
+                rows = _plus(rows, functional.linear(self.lora_dropout[name](x), a), b, self.scaling[name])
         return rows.view(result.shape)
 
 
-def adapted_in(model: nn.Module) -> list[AdaptedLinear]:
-    """Return the modules with adapters, which become :class:`AdaptedLinear` if they are peft's."""
+def _plus(rows: Tensor, low: Tensor, b: Tensor, scale: float) -> Tensor:
+    """Return ``rows + scale low b^T``; without gradients in the memory of ``rows``."""
+    low = low.reshape(-1, low.shape[-1])
+    if rows.dtype != low.dtype:
+        # The base stays float32 where all else computes in a half type.
+        return rows + (low @ b.T) * scale
+    # Autocast would not cast for an operation in place.
+    add = rows.addmm if torch.is_grad_enabled() else rows.addmm_
+    return add(low, b.to(low.dtype).T, alpha=scale)
+
+
+def adapt(model: nn.Module) -> list[AdaptedLinear]:
+    """Make peft's modules with adapters :class:`AdaptedLinear`, and return them. Call it before FSDP."""
     found: list[Any] = [module for module in model.modules() if isinstance(module, Linear)]
     for module in found:
         module.__class__ = AdaptedLinear
+        # Of each module itself from the start, since compiled code depends on where it is.
+        module.is_off = False
     return found
 
 
@@ -71,24 +84,24 @@ def base_alone(adapted: Sequence[AdaptedLinear]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def merge_adapters(transformer: nn.Module, shards: Shards = WHOLE) -> None:
-    """Add all active adapters to the weights that they adapt, and remove them.
+def merge(adapted: Sequence[AdaptedLinear], shards: Shards = WHOLE) -> None:
+    """Add all active adapters to the weights that they adapt, and turn them off for good.
 
-    The velocity is the same up to rounding, and costs what the base's costs. Exact for float32 weights: a half type
-    would round small adapters away. An adapter of zeros changes no bit. Each rank changes its rows of a sharded weight.
+    Results are the same up to rounding, and cost what the base's cost. For float32 weights: a half type would round
+    small adapters away. An adapter of zeros changes no bit. Each rank changes its rows of a sharded weight.
     """
-    for layer in transformer.modules():
-        if isinstance(layer, Linear):
-            weight: Any = layer.get_base_layer().weight
-            # Not in place, unless the rows are its own: other modules share the memory of a kept base.
-            merged = weight.to_local() if isinstance(weight, DTensor) else weight.detach().clone()
-            for name in filter(layer.lora_A.__contains__, layer.active_adapters):
-                delta = layer.get_delta_weight(name)
-                first, count = shards.rows(len(delta)) if isinstance(weight, DTensor) else (0, len(delta))
-                merged += delta[first : first + count].to(merged.device)
-            if not isinstance(weight, DTensor):
-                weight.data = merged
-    transformer.unload_lora()  # pyright: ignore[reportCallIssue]
+    for module in adapted:
+        weight: Any = module.get_base_layer().weight
+        is_cut = isinstance(weight, DTensor)
+        # Not in place, unless the rows are its own: other modules share the memory of a kept base.
+        merged = weight.to_local() if is_cut else weight.detach().clone()
+        for name in filter(module.lora_A.__contains__, module.active_adapters):
+            delta = module.get_delta_weight(name)
+            first, count = shards.rows(len(delta)) if is_cut else (0, len(delta))
+            merged += delta[first : first + count].to(merged.device)
+        if not is_cut:
+            weight.data = merged
+        module.is_off = True
 
 
 class KeyedDropout(nn.Module):

@@ -22,7 +22,7 @@ from cosmos_rl_core.config.policy import LoraConfig
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
 from cosmos_rl_core.storage.tensor_files import check_tensors
 from cosmos_rl_core.weights import lora as adapters
-from cosmos_rl_core.weights.lora_layers import AdaptedLinear, KeyedDropout, adapted_in, base_alone
+from cosmos_rl_core.weights.lora_layers import AdaptedLinear, KeyedDropout, adapt, base_alone, merge
 from cosmos_rl_core.weights.parts import CURRENT, REFERENCE
 
 ADAPTER = "default"
@@ -122,6 +122,7 @@ class PolicyWeights:
 
     def remove(self, part: str) -> None:
         """Remove a part, and free its memory unless another part shares it. Unknown ones are ignored."""
+        self._unadapted.discard(part)
         for parts in (self._parts, self._others):
             parts.pop(part, None)
 
@@ -139,6 +140,14 @@ class PolicyWeights:
         own = self._changing(part)
         for name, tensor in self._checked(tensors).items():
             own[name].copy_(tensor)
+
+    def merge(self) -> None:
+        """Add the adapters to the base for good (:func:`cosmos_rl_core.weights.lora_layers.merge`).
+
+        ``current`` then is what the transformer computes with outside of :meth:`use`, which raises from now on.
+        """
+        merge(self._adapted, self.shards)
+        self._in_use = f"{CURRENT}, merged"
 
     def load_below(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy ``tensors`` into the frozen adapter. Raises :class:`ArtifactError` on other names, shapes or types."""
@@ -295,7 +304,7 @@ def add_lora(
         for name in adapted[ADAPTER]:
             layer: Any = transformer.get_submodule(name)
             layer.lora_dropout[ADAPTER] = KeyedDropout(name, config.lora_dropout)
-    return adapted_in(transformer)
+    return adapt(transformer)
 
 
 def initial_lora(shapes: Mapping[str, tuple[int, ...]], config: LoraConfig, seed: int) -> dict[str, Tensor]:

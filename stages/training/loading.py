@@ -23,7 +23,6 @@ from cosmos_rl_core.parallel.precision import ParamDtype, half
 from cosmos_rl_core.parallel.sharding import WHOLE, Shards
 from cosmos_rl_core.pipelines import directories, guidance
 from cosmos_rl_core.weights import half_weights
-from cosmos_rl_core.weights.lora_layers import merge_adapters
 from cosmos_rl_core.weights.parts import CURRENT, INIT
 from cosmos_rl_core.weights.policy_weights import PolicyWeights, prepare
 from stages.artifacts.request import Request
@@ -117,8 +116,8 @@ def load_policy(
     They are the part that the input names first. A frozen adapter below them is the input ``init``. ``other`` are the
     settings of an adapter of another shape, which has no weights yet.
 
-    With ``merged`` adapters are added to weights that rest in float32, and removed, so that no other part can be used.
-    Velocities then differ by rounding from the update's, which must replay no step of the samples.
+    With ``merged`` adapters are added to the base where it rests in float32, and no part can be used. Velocities then
+    differ by rounding from the update's, which must replay no step of the samples.
 
     With sharded weights each rank reads and keeps its own rows; context-parallel peers then share the tokens of every
     forward pass.
@@ -154,8 +153,9 @@ def load_policy(
     if mesh is None:
         half_weights.cast_frozen(model.transformer, config.param_dtype)
         KEPT.adopt(base)
-    if merged and config.lora is not None and half(config.param_dtype) is None:
-        merge_adapters(base, weights.shards)
+    if merged and half(config.param_dtype) is None:
+        # After what is kept for other stages.
+        weights.merge()
     if group.peers is not None:
         model.split_sequence(group.peers)
     return model, weights

@@ -28,6 +28,7 @@ from cosmos_rl_core.parallel.precision import ParamDtype, computes_in, keep_floa
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.pipelines.memory import in_half, is_matrix
 from cosmos_rl_core.weights.export import full_pipeline, lora_files
+from cosmos_rl_core.weights.lora_layers import adapt
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import prepare
 from cosmos_rl_core.weights.shapes import trainable_shapes, weight_shapes
@@ -90,6 +91,7 @@ def test_pictures_in_bfloat16_are_close_to_float32(
         if lora:
             folder = tmp_path / "export/lora"
             pipeline.load_lora_weights(folder, weight_name="model.safetensors", adapter_name="default")
+            adapt(pipeline.transformer)
         return pipeline
 
     whole, halved = loaded("float32"), loaded("bfloat16")

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cosmos_rl_core.parallel.precision import computes_in
-from cosmos_rl_core.weights.lora_layers import KeyedDropout, adapted_in, dropping
+from cosmos_rl_core.weights.lora_layers import KeyedDropout, adapt, dropping
 
 CPU = torch.device("cpu")
 SCALE = 3 / 7
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations that a device runs: views and casts of weights are not among them."""
+    """Counts operations by name: neither views nor casts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def test_results_and_gradients_equal_peft_up_to_rounding(
     shape: tuple[int, ...], adapters: int, param_dtype: str, bound: float
 ):
     stock, ours = of_peft(adapters), of_peft(adapters)
-    assert len(adapted_in(ours)) == 1
+    assert len(adapt(ours)) == 1
     of_both = [result_and_gradients(module, drawn(*shape), param_dtype) for module in (stock, ours)]
     assert len(of_both[0]) == 4 + 2 * adapters
     for expected, found in zip(*of_both, strict=True):
@@ -74,21 +74,51 @@ def test_results_and_gradients_equal_peft_up_to_rounding(
 
 def test_an_adapter_takes_two_operations_and_none_if_it_is_off():
     module, x = of_peft(), drawn(3, 5, 24)
-    (layer,) = adapted_in(module)
+    (layer,) = adapt(module)
 
     def operations() -> Counter[str]:
         with torch.no_grad(), computes_in("bfloat16", CPU), Operations() as run:
             module(x)
         return run.counts
 
-    assert operations() == {"addmm": 2, "mm": 1}
+    assert operations() == {"addmm": 1, "mm": 1, "addmm_": 1}
     layer.is_off = True
     assert operations() == {"addmm": 1}
 
 
+def test_a_base_that_stays_float32_gives_float32():
+    module, x = of_peft(), drawn(3, 5, 24)
+    (layer,) = adapt(module)
+    base: Any = layer.base_layer
+    forward = base.forward
+
+    def in_float32(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return forward(x.float())
+
+    base.forward = in_float32
+    with torch.no_grad(), computes_in("bfloat16", CPU):
+        found, alone = module(x), base(x)
+    assert (found.dtype, alone.dtype) == (torch.float32, torch.float32)
+    (name,) = layer.lora_A
+    delta = x @ layer.get_delta_weight(name).T
+    torch.testing.assert_close(found, alone + delta, rtol=0.0, atol=0.03 * float(delta.detach().abs().max()))
+
+
+def test_the_switches_of_peft_have_their_effect():
+    module, x = of_peft(), drawn(3, 5, 24)
+    (layer,) = adapt(module)
+    expected = module(x)
+    layer.merge()
+    torch.testing.assert_close(module(x), expected)
+    layer.unmerge()
+    layer.enable_adapters(enabled=False)
+    torch.testing.assert_close(module(x), layer.base_layer(x))
+
+
 def test_dropout_reaches_the_adapter_alone():
     module, x = of_peft(), drawn(2, 5, 24)
-    (layer,) = adapted_in(module)
+    (layer,) = adapt(module)
     dropout = KeyedDropout("0", 0.5)
     (name,) = layer.lora_A
     layer.lora_dropout[name] = dropout

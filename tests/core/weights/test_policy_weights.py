@@ -4,7 +4,6 @@ import hashlib
 
 import pytest
 import torch
-from peft.tuners.lora import Linear
 from safetensors.torch import load as load_tensors
 
 from cosmos_rl_core.config.policy import LoraConfig
@@ -15,7 +14,7 @@ from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.parallel import compiling, sharding
 from cosmos_rl_core.weights import parts, policy_weights
-from cosmos_rl_core.weights.lora_layers import merge_adapters
+from cosmos_rl_core.weights.lora_layers import AdaptedLinear
 from cosmos_rl_core.weights.policy_weights import initial_lora, prepare
 from tests import other_device
 
@@ -75,20 +74,37 @@ def test_reference_is_the_base_model_exactly(model, conditioning, lora):
     assert not torch.equal(output(model, conditioning), base)
 
 
+def adapters_run(model, conditioning):
+    """The number of modules whose adapters compute in a forward pass."""
+    layers = [module for module in model.transformer.modules() if isinstance(module, AdaptedLinear)]
+    ran: list[str] = []
+    hooks = [one.lora_dropout["default"].register_forward_hook(lambda *_: ran.append("adapter")) for one in layers]
+    output(model, conditioning)
+    for hook in hooks:
+        hook.remove()
+    assert len(ran) in (0, len(layers))
+    return len(ran)
+
+
 def test_the_base_as_a_reference_computes_no_adapter(model, conditioning):
     weights = prepare(model.transformer, LORA)
-    layers = [module for module in model.transformer.modules() if isinstance(module, Linear)]
-    ran: list[str] = []
-    for layer in layers:
-        layer.lora_dropout["default"].register_forward_hook(lambda *_: ran.append("adapter"))
     with weights.use("reference"):
-        output(model, conditioning)
-    assert not ran
-    output(model, conditioning)
-    assert len(ran) == len(layers) > 0
+        assert adapters_run(model, conditioning) == 0
+    assert adapters_run(model, conditioning) > 0
 
 
-@pytest.mark.parametrize("change", ["load", "lerp", "create", "alias"])
+def test_a_reference_below_which_an_adapter_is_frozen_is_the_base(model, conditioning):
+    with torch.no_grad():
+        base = output(model, conditioning)
+    weights = prepare(model.transformer, LORA, below=LORA)
+    weights.load_below(noisy(weights, 1))
+    with weights.use("reference"):
+        assert torch.equal(output(model, conditioning), base)
+        assert adapters_run(model, conditioning) == 0
+    assert not torch.equal(output(model, conditioning), base)
+
+
+@pytest.mark.parametrize("change", ["load", "lerp", "create", "alias", "remove"])
 def test_a_reference_that_changes_is_the_base_no_longer(model, conditioning, change):
     weights = prepare(model.transformer, LORA)
     weights.load("current", noisy(weights, 1))
@@ -99,10 +115,14 @@ def test_a_reference_that_changes_is_the_base_no_longer(model, conditioning, cha
         weights.lerp_("reference", 0.0)
     elif change == "create":
         weights.create("reference")
-    else:
+    elif change == "alias":
         part = "behaviour"
         weights.share(part, "reference")
         weights.lerp_("reference", 0.0)
+    else:
+        weights.remove("reference")
+        weights.create("reference")
+        weights.lerp_("reference", 0.5)
     with weights.use(part):
         found = output(model, conditioning)
     assert torch.equal(found, output(model, conditioning))
@@ -116,19 +136,20 @@ def test_merged_adapters_give_the_velocity_of_the_adapters(model, conditioning):
     bytes_before = {name: weight.clone() for name, weight in base.items()}
     with torch.no_grad():
         expected = output(model, conditioning)
-        merge_adapters(model.transformer)
+        weights.merge()
         found = output(model, conditioning)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    assert not any(isinstance(module, Linear) for module in model.transformer.modules())
+    assert adapters_run(model, conditioning) == 0
     # Whoever shares the memory of the base still has the base.
     assert all(torch.equal(base[name], weight) for name, weight in bytes_before.items())
+    with pytest.raises(RuntimeError, match="merged"), weights.use("current"):
+        pass
 
 
 def test_merged_adapters_of_zeros_change_no_bit(model, conditioning):
     with torch.no_grad():
         base = output(model, conditioning)
-        prepare(model.transformer, LORA)
-        merge_adapters(model.transformer)
+        prepare(model.transformer, LORA).merge()
         assert torch.equal(output(model, conditioning), base)
 
 
@@ -350,7 +371,11 @@ def test_compiled_blocks_run_with_the_part_in_use(model, folder, conditioning, l
     for each in (weights, compiled_weights):
         each.create("old", old)
         each.load("current", current)
-    for part in ("old", "current", "reference", "old"):
+    graphs: list[int] = []
+    for part in ("old", "reference", "current", "old", "reference", "current"):
         with weights.use(part), compiled_weights.use(part):
             assert torch.equal(output(compiled, conditioning), output(model, conditioning)), part
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    # No part makes code anew that was made for it before.
+    assert graphs[2] == graphs[-1]
     torch._dynamo.reset()

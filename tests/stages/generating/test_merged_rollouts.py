@@ -9,6 +9,7 @@ import pytest
 from peft.tuners.lora import Linear
 from torch.nn.modules.module import register_module_forward_hook
 
+from cosmos_rl_core.weights.lora_layers import AdaptedLinear
 from flows.planning import requests
 from tests.stages.conftest import FEW_PROMPTS, make
 from tests.stages.training.test_transitions import SDE, recipe, started, tensors_of
@@ -19,9 +20,15 @@ EULER = {"num_steps": 4, "solver": "euler"}
 
 @contextmanager
 def counting_adapters() -> Iterator[list[str]]:
-    """Yield a list that grows with every forward pass of a module that has an adapter."""
+    """Yield a list that grows with every forward pass of a module whose adapters compute."""
     ran: list[str] = []
-    hook = register_module_forward_hook(lambda module, *_: ran.append("pass") if isinstance(module, Linear) else None)
+
+    def note(module: Any, *_: Any) -> None:
+        if isinstance(module, Linear):
+            assert isinstance(module, AdaptedLinear), "peft's own module takes more operations"
+            ran.extend([] if module.is_off else ["pass"])
+
+    hook = register_module_forward_hook(note)
     try:
         yield ran
     finally:
@@ -52,3 +59,14 @@ def test_adapters_are_merged_in_float32_where_nothing_is_replayed(
         make(requests.rollout(run, 0), tmp_path)
     assert len(tensors_of(run)) == 8
     assert (not ran) is merged
+
+
+@pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
+def test_evaluations_merge_adapters_in_float32(param_dtype: str, tmp_path: Path):
+    values = values_of({}, SDE, param_dtype)
+    values["validation"] = {"n_generation": 1, "dataset": {"name": "ocr", "split": "test"}}
+    run = started(tmp_path, values)
+    make(requests.export(run, 0), tmp_path)
+    with counting_adapters() as ran:
+        make(requests.evaluate(run, 0), tmp_path)
+    assert (not ran) is (param_dtype == "float32")
