@@ -37,7 +37,8 @@ TENSOR_FACTORIES = {
 
 UNPICKLES = (
     "cosmos_rl_core/importers/pickled_tensors.py",
-    "tests/core/weights/test_native_weights.py",
+    "tests/core/importers/test_native_weights.py",
+    "tests/core/rewards/test_image_reward.py",
     "tests/core/rewards/test_prepared_scorers.py",
     "tests/core/rewards/test_video_align.py",
     "tests/flows/operations/test_score_command.py",

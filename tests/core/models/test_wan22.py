@@ -43,7 +43,7 @@ from tests.core.footprint.test_footprint import (  # noqa: F401
     test_the_vae_takes_the_memory_that_is_counted,
     test_training_takes_the_memory_that_is_counted,
 )
-from tests.core.models.test_buckets import (
+from tests.core.pipelines.test_buckets import (
     test_every_model_predicts_on_its_buckets_as_the_stock_pipeline_does,  # noqa: F401
 )
 

@@ -16,14 +16,13 @@ from torch import nn
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers import open_clip
-from cosmos_rl_core.rewards import aesthetic, clip_score, hpsv2, image_reward, pickscore
+from cosmos_rl_core.rewards import aesthetic, clip_score, hpsv2, pickscore
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._clip import model as clip_model
 from tests import tiny_scorers
 from tests.core.rewards import original_clip
 from tests.test_torch_scorers import frames, samples_of
 from tests.tiny_scorers import _clip
-from tests.tiny_scorers import image_reward as tiny_image_reward
 
 ROOT = Path(__file__).parents[3]
 WHEELS = "OPEN_CLIP_WHEELS"
@@ -246,30 +245,3 @@ def test_scores_have_the_scales_of_others(tmp_path: Path):
     wide = Sample("w", "p", "a &amp;  dog", frames(np.random.default_rng(0), 24, 32, 1))
     same = Sample("w", "p", "a & dog", hpsv2.padded(wide.pixels[0], _clip.SIDE)[None])
     assert theirs.score([wide]) == theirs.score([same])
-
-
-def test_image_reward_is_prepared_from_its_published_names(tmp_path: Path):
-    settings = tiny_scorers.settings("image_reward", tmp_path)
-    torch.save(tiny_image_reward.published(), tmp_path / "ImageReward.pt")
-    image_reward.prepare(tmp_path / "ImageReward.pt", tmp_path / "made")
-    samples, long = samples_of("image", 2), Sample("l", "p", "red " * 40, samples_of("image", 1)[0].pixels)
-    cut = Sample("c", "p", "red " * 33, long.pixels)
-    one, other = (
-        image_reward.Reward(image_reward.Options.model_validate(settings | {"model": str(folder)}))
-        for folder in (tmp_path / "made", settings["model"])
-    )
-    assert one.score(samples) == other.score(samples)
-    assert one.version == other.version
-    assert one.score([long]) == one.score([cut])
-
-
-def test_other_tensors_are_not_image_reward(tmp_path: Path):
-    tensors = tiny_image_reward.published()
-    torch.save(tensors | {"blip.itm_head.weight": tensors["mlp.layers.0.bias"]}, tmp_path / "other.pt")
-    with pytest.raises(ConfigError, match=r"unknown tensor 'blip\.itm_head\.weight'"):
-        image_reward.prepare(tmp_path / "other.pt", tmp_path / "made")
-    del tensors["mlp.layers.4.bias"]
-    torch.save(tensors, tmp_path / "few.pt")
-    with pytest.raises(ConfigError, match=r"(?s)few\.pt.*mlp\.layers\.4\.bias"):
-        image_reward.prepare(tmp_path / "few.pt", tmp_path / "made")
-    assert not (tmp_path / "made").exists()

@@ -25,7 +25,7 @@ from stages.formats.latents import Latents
 from stages.formats.policies import read_part
 from stages.formats.tables import read_table
 from stages.training.loading import load_media, load_model
-from tests.core.importers.test_recipe_rows import SFT, read, setting
+from tests.core.importers.cosmos_rl.test_recipe_rows import SFT, read, setting
 from tests.stages.conftest import make, make_on_ranks, make_run
 
 CPU = torch.device("cpu")

@@ -13,12 +13,12 @@ from cosmos_rl_core.conformance.kinds import hf_folder
 from cosmos_rl_core.importers.translation import Entry, schema_of, translate
 from cosmos_rl_core.recipes.reading import read_values
 from cosmos_rl_core.vlms._base import processor_of
-from tests.core.importers.recipes import changed
+from tests.core.importers.cosmos_rl.recipes import changed
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3, QWEN25
 
-FOLDER = Path(__file__).parents[1] / "upstream_vlm_recipes"
-ROOT = Path(__file__).parents[3]
+FOLDER = Path(__file__).parents[3] / "upstream_vlm_recipes"
+ROOT = Path(__file__).parents[5]
 LLAVA, HF, REASON1, EVERY = "reason2-llava-sft", "reason2-hf-sft", "reason1-sft", "every-key"
 NAMES = (LLAVA, HF, REASON1, EVERY)
 CUSTOM = "train.train_policy.datasets.custom"

@@ -12,7 +12,7 @@ from cosmos_rl_core.config.train import SupervisedOptions
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers.translation import translate, translated
 from cosmos_rl_core.recipes.reading import check
-from tests.core.importers.test_recipe_rows import SFT, entry, read
+from tests.core.importers.cosmos_rl.test_recipe_rows import SFT, entry, read
 
 SAMPLE = "policy.diffusers.sample"
 

@@ -13,9 +13,9 @@ from cosmos_rl_core.datasets import prompt_set
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers.translation import Entry, translate, translated
 from cosmos_rl_core.training.schedules import ema_decay, lr_factor
-from tests.core.importers.recipes import changed
+from tests.core.importers.cosmos_rl.recipes import changed
 
-FOLDER = Path(__file__).parents[1] / "upstream_recipes"
+FOLDER = Path(__file__).parents[2] / "upstream_recipes"
 SD3, SANA_VIDEO, COSMOS_NFT = "stable-diffusion-3-5-medium-nft", "sana-video-nft", "cosmos-predict2-5-2b-720-nft"
 SFT, DDRL, GRPO = (
     "sana-video-sft-lora",

@@ -15,7 +15,7 @@ from cosmos_rl_core.importers.translation import translate
 from cosmos_rl_core.recipes.reading import check
 from cosmos_rl_core.training.optimizer import make_optimizer, optimizer_step
 from cosmos_rl_core.training.schedules import ema_decay, lr_factor
-from tests.core.importers.test_recipe_rows import DDRL, SD3, read, setting
+from tests.core.importers.cosmos_rl.test_recipe_rows import DDRL, SD3, read, setting
 
 SD3_SFT = "stable-diffusion-3-5-image-sft"
 CPU = torch.device("cpu")
