@@ -13,7 +13,6 @@ from PIL import Image
 from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from cosmos_rl_core import plugins
-from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._batches.exact import why_not_exact
 from tests import tiny_scorers
@@ -136,16 +135,3 @@ def test_a_picture_has_no_consistency(tmp_path: Path):
     assert [scored] == reward.score([video])
     assert isinstance(failed, ValueError)
     assert "sample s0 has 1 frame; frame_consistency compares the frames of a video" in str(failed)
-
-
-def test_files_that_dino_lacks_are_named(tmp_path: Path):
-    settings = tiny_scorers.settings("dino_similarity", tmp_path)
-    processor = tmp_path / "preprocessor_config.json"
-    text = processor.read_text()
-    processor.write_text(text.replace('"do_center_crop": true', '"do_center_crop": false'))
-    assert processor.read_text() != text
-    with pytest.raises(ConfigError, match=r"makes images of several sizes.*set do_resize and do_center_crop there"):
-        made("dino_similarity", settings).score(several())
-    processor.unlink()
-    with pytest.raises(ConfigError, match=r"a DINOv2 model needs .*preprocessor_config\.json; fetch it"):
-        _ = made("dino_similarity", settings).version
