@@ -33,7 +33,7 @@ CHUNKS: dict[str, tuple[str, ...]] = {
         "core/models/test_every_model_conforms.py",
         "core/models/test_conformance_clips.py",
         "core/models/test_conformance_references.py",
-        "core/models/test_wan22.py",
+        "core/models/test_wan.py",
         "core/models/test_z_image.py",
         "core/pipelines/test_buckets.py",
     ),

@@ -1,5 +1,7 @@
 """The Cosmos-Predict2.5 plugin against the stock pipeline of the same directory, with and without given frames."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from cosmos_rl_core.models._loading import COMPONENTS
 from cosmos_rl_core.models.cosmos_predict2_5 import SPEC
 from cosmos_rl_core.models.cosmos_predict2_5 import model as cosmos_predict2_5
 from cosmos_rl_core.models.cosmos_predict2_5.tiny import LetsPass
+from cosmos_rl_core.pipelines import sizes
 from cosmos_rl_core.sampling.flow import euler, flow_sde
 from cosmos_rl_core.sampling.rollout import sample
 from cosmos_rl_core.sampling.schedule import schedule_of
@@ -335,3 +338,14 @@ def test_the_real_transformers_take_what_they_are_fed(folder, num_layers, num_he
     with torch.no_grad():
         velocity = model.velocity(latents, torch.empty(1, device="meta"), batch)
     assert (velocity.shape, velocity.dtype, velocity.device.type) == (latents.shape, torch.float32, "meta")
+
+
+def test_cosmos_compression_is_reckoned_as_the_stock_pipeline_does(tmp_path: Path):
+    """By how often the VAE halves, not by the factors that its settings name."""
+    folder = Path(tiny_pipelines.save("cosmos_predict2_5", tmp_path))
+    file = folder / "vae/config.json"
+    changed = {"temperal_downsample": [False, True], "dim_mult": [1, 1, 1]}
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+    stock = load_model(str(folder), (), CPU).pipeline
+    assert (stock.vae_scale_factor_spatial, stock.vae_scale_factor_temporal) == (4, 2)
+    assert sizes.latent_shape(str(folder), (32, 64), 5) == (4, 3, 8, 16)

@@ -21,9 +21,9 @@ from stages.artifacts.slots import input_of
 from stages.contracts import Embed
 from stages.registry import STAGES
 from tests.run_first import run_first
+from tests.stages import small_video
 from tests.stages.conftest import make, make_run
 from tests.stages.every_stage import made_once
-from tests.stages.generating import test_wan as wan
 from tests.stages.generating.test_context_parallel_stages import longer
 from tests.stages.test_index import Dataset, caption, image
 
@@ -183,7 +183,7 @@ def test_a_group_is_one_worker_whichever_rank_of_it_ends(made: dict[str, Request
 def test_so_is_a_group_whose_ranks_share_each_video(
     workers: Workers, wan_path: str, prompt_dir: str, tmp_path: Path
 ) -> None:
-    run = make_run(tmp_path, longer(wan.recipe(wan_path, prompt_dir, wan.LORA)))
+    run = make_run(tmp_path, longer(small_video.recipe(wan_path, prompt_dir, small_video.LORA)))
     for request in (requests.policy(run), run.prepared.embed):
         make(request, tmp_path)
     # Updates, which have no workers, must have as many ranks.

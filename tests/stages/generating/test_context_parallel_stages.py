@@ -25,8 +25,8 @@ from stages.contracts import METRICS
 from stages.formats.samples import read_samples
 from stages.formats.tables import read_table
 from tests.stages.conftest import make, make_on_ranks, make_run
-from tests.stages.generating.test_wan import LORA, ddrl_recipe, recipe
 from tests.stages.ranks import RanksFailed
+from tests.stages.small_video import LORA, ddrl_recipe, recipe
 from tests.stages.training.test_given_rollouts import values as given_frames_recipe
 from tests.stages.training.test_sharding import PARTS, aside, begun, require_close, sampled
 

@@ -18,7 +18,7 @@ from stages.formats.embeddings import EMPTY, NEGATIVE, Embeddings
 from stages.formats.policies import read_part
 from stages.formats.samples import read_unit
 from tests.stages.conftest import make, make_evaluated_iteration, make_run
-from tests.stages.generating.test_wan import LORA, recipe
+from tests.stages.small_video import LORA, recipe
 
 CPU = torch.device("cpu")
 LENGTH = 200

@@ -14,7 +14,7 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import input_of
 from stages.formats.samples import read_unit
 from tests.stages.conftest import make_evaluated_iteration, make_run
-from tests.stages.generating.test_wan import LORA
+from tests.stages.small_video import LORA
 from tests.stages.training.test_every_model import recipe_of
 
 STEPS, PROMPT = 2, 'x "y" z'

@@ -20,7 +20,7 @@ from stages.artifacts.slots import input_of
 from stages.formats.embeddings import Embeddings
 from stages.formats.samples import read_unit
 from tests.stages.conftest import make, make_run
-from tests.stages.generating.test_wan import LORA, recipe
+from tests.stages.small_video import LORA, recipe
 
 CPU = torch.device("cpu")
 INSTRUCTION = ["Make it bright.", "Prompt: "]

@@ -30,7 +30,7 @@ from stages.formats.tables import read_table
 from stages.reporting.contracts import Fragment
 from tests.hand_made import rewards
 from tests.stages.conftest import make, make_run
-from tests.stages.generating.test_wan import LORA, recipe
+from tests.stages.small_video import LORA, recipe
 
 REASON = "refused by the guardrail"
 

@@ -17,7 +17,7 @@ from stages.formats.policies import read_part
 from stages.formats.samples import read_unit
 from stages.formats.tables import read_table
 from tests.stages.conftest import make, make_evaluated_iteration, make_on_ranks, make_run
-from tests.stages.generating.test_wan import LORA, recipe
+from tests.stages.small_video import LORA, recipe
 from tests.stages.training.test_sharding import PARTS, aside, begun, require_close
 
 

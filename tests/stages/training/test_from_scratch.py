@@ -11,7 +11,7 @@ from stages.contracts import METRICS
 from stages.formats.policies import read_part
 from stages.formats.tables import read_table
 from tests.stages.conftest import make, make_run
-from tests.stages.generating.test_wan import one_iteration, recipe
+from tests.stages.small_video import one_iteration, recipe
 
 
 def test_the_reference_of_a_policy_from_scratch_is_where_it_began(wan_path: str, prompt_dir: str, tmp_path: Path):

@@ -29,7 +29,7 @@ from stages.formats.latents import Latents
 from stages.formats.samples import key_of
 from stages.training.draws import DataDraws, Stored, TransitionDraws
 from tests.stages.conftest import make, make_iteration, make_run
-from tests.stages.generating.test_wan import LORA, recipe
+from tests.stages.small_video import LORA, recipe
 from tests.stages.training.test_transitions import table_of, tensors_of
 
 CPU = torch.device("cpu")

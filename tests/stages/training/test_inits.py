@@ -25,8 +25,8 @@ from stages.contracts import METRICS
 from stages.formats.policies import read_part
 from stages.formats.tables import read_table
 from tests.hand_made import rewards
+from tests.stages import small_video
 from tests.stages.conftest import FEW_PROMPTS, make, make_on_ranks, make_run
-from tests.stages.generating import test_wan
 
 CPU = torch.device("cpu")
 BASE = "package:tiny-sd3"
@@ -284,9 +284,9 @@ def test_a_folder_gives_what_the_run_gives_that_exported_it(store: Path, stated:
 @pytest.mark.slow
 @pytest.mark.processes
 def test_ranks_that_share_weights_stack_like_one(store: Path, wan_path: str, prompt_dir: str, tmp_path: Path):
-    first = make_run(tmp_path, test_wan.recipe(wan_path, prompt_dir, test_wan.LORA), "first")
-    test_wan.one_iteration(first, tmp_path, 1)
-    values = test_wan.recipe(wan_path, prompt_dir, {"r": 2, "target_modules": ["to_q", "to_k"]})
+    first = make_run(tmp_path, small_video.recipe(wan_path, prompt_dir, small_video.LORA), "first")
+    small_video.one_iteration(first, tmp_path, 1)
+    values = small_video.recipe(wan_path, prompt_dir, {"r": 2, "target_modules": ["to_q", "to_k"]})
     values["policy"] |= {"init_from": "first", "init_mode": "stack"}
     run = make_run(tmp_path, values, "second")
     iteration(run, tmp_path, update=False)

@@ -23,7 +23,7 @@ from stages.formats.embeddings import Embeddings
 from stages.formats.policies import read_part
 from stages.training import trainer
 from tests.stages.conftest import make, make_on_ranks
-from tests.stages.generating.test_wan import LORA, recipe
+from tests.stages.small_video import LORA, recipe
 from tests.stages.training.test_sharding import aside, begun
 
 FOLDER = "MEASURED_BYTES_FOLDER"

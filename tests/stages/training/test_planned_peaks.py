@@ -17,7 +17,7 @@ from flows.sizes.memory import ACTIVATIONS, GRADIENTS, VAE
 from stages.artifacts.slots import input_of
 from stages.training import trainer
 from tests.stages.conftest import make_on_ranks
-from tests.stages.generating.test_wan import LORA, recipe
+from tests.stages.small_video import LORA, recipe
 from tests.stages.training.test_sharding import aside, begun
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]

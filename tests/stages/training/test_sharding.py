@@ -20,8 +20,8 @@ from stages.formats.tables import read_table
 from stages.training import trainer
 from tests.hand_made import rewards
 from tests.stages.conftest import make, make_on_ranks, make_run
-from tests.stages.generating.test_wan import LORA, recipe
 from tests.stages.ranks import RanksFailed
+from tests.stages.small_video import LORA, recipe
 
 pytestmark = pytest.mark.processes
 

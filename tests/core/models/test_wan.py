@@ -1,13 +1,16 @@
-"""The suite on the 5B model of Wan 2.2, of the same class as Wan 2.1: each token has its own time."""
+"""The suite on the 5B model of Wan 2.2, whose tokens have times of their own; old and refused checkpoints of Wan."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from cosmos_rl_core.conformance.models import tiny_pipelines
-from cosmos_rl_core.conformance.models.families import SIZE, Family, fed_to, load_family
+from cosmos_rl_core.conformance.models.adapters import load_model
+from cosmos_rl_core.conformance.models.families import CPU, SIZE, Family, fed_to, load_family
 from cosmos_rl_core.conformance.models.test_against_stock import (  # noqa: F401
     test_a_velocity_does_not_depend_on_its_batch,
     test_guidance_trains_both_predictions_or_the_conditional_one_alone,
@@ -33,6 +36,7 @@ from cosmos_rl_core.conformance.models.test_training import (  # noqa: F401
     test_supervised_training_lowers_the_error_on_what_it_saw,
     x_0,
 )
+from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.pipelines import checkpoints, directories, sizes
 from cosmos_rl_core.pipelines.spec import CONDITIONAL_MASK
@@ -108,3 +112,31 @@ def test_wan_2_1_takes_no_picture(family: Family, tmp_path: Path):
     once = tiny_pipelines.save("wan", tmp_path / "wan")
     assert directories.spec(once).references is None
     assert directories.spec(family.folder).references is not None
+
+
+def change(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def load(folder: Path | str, *components: str) -> Any:
+    return load_model(folder, components, CPU)
+
+
+def test_a_vae_with_an_old_checkpoints_settings_is_read_as_by_the_stock_pipeline(tmp_path: Path):
+    """Wan 2.1's own do not say by how much it compresses."""
+    folder = Path(tiny_pipelines.save("wan", tmp_path))
+    file = folder / "vae/config.json"
+    late = ("scale_factor_spatial", "scale_factor_temporal", "patch_size", "in_channels", "out_channels")
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k not in late}))
+    assert load(folder).latent_shape((32, 64), 9) == (4, 3, 4, 8)
+    assert sizes.latent_shape(str(folder), (32, 64), 9) == (4, 3, 4, 8)
+
+
+def test_wan_two_stage_and_image_to_video_pipelines_are_refused(tmp_path: Path):
+    folder = Path(tiny_pipelines.save("wan", tmp_path / "wan"))
+    change(folder / "transformer/config.json", in_channels=36)
+    with pytest.raises(ConfigError, match="takes 36 channels and the VAE makes 4: not a model"):
+        load(folder)
+    change(folder / "model_index.json", boundary_ratio=0.9)
+    with pytest.raises(ConfigError, match=r"Wan 2\.2"):
+        load(folder)
