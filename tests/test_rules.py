@@ -41,7 +41,7 @@ UNPICKLES = (
     "tests/core/rewards/test_image_reward.py",
     "tests/core/rewards/test_prepared_scorers.py",
     "tests/core/rewards/test_video_align.py",
-    "tests/flows/operations/test_score_command.py",
+    "tests/flows/cli/rewards/test_score_command.py",
     "tests/tiny_scorers/video_align.py",
 )
 """What reads the files of others that are pickles, and the tests that write such files."""

@@ -5,12 +5,12 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import typer
 from typer.testing import CliRunner, Result
@@ -20,14 +20,12 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal
 from flows.cli import app as cli
 from flows.planning.plan import Settings, plan_of
-from flows.running.server import not_answering
 from stages.artifacts.generations import invalidate
 from tests.flows.by_hand import whole_run
 from tests.hand_made import make_run, planned
 
 ROOT = Path(__file__).parents[3]
 SD3 = ROOT / "tests" / "core" / "upstream_recipes" / "stable-diffusion-3-5-medium-nft.toml"
-NO_SERVER = "http://127.0.0.1:9/api"
 
 
 def invoke(*words: object) -> Result:
@@ -252,49 +250,11 @@ def test_a_shell_completes_commands_and_can_be_taught_to(main, monkeypatch, tmp_
     assert main()[:2] == (0, "status\n")
 
 
-def imported(*names: str) -> set[str]:
-    """Return everything that a new process has imported after these modules."""
-    code = f"import sys, {', '.join(names)}; print(*sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    return set(ended.stdout.split())
-
-
-LITTLE = {"numpy", "httpx", "fsspec", "flows.planning", "flows.cli.looking.status"}
-
-
-@pytest.mark.parametrize("words", ["--help", "data --help", "reward-service --help", "--version"])
-def test_the_help_imports_no_command(words):
-    """Help is printed by the process that tells what it has imported."""
-    code = (
-        f"import sys; from flows.cli.app import app; app({words.split()}, standalone_mode=False); print(*sys.modules)"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert not set(ended.stdout.splitlines()[-1].split()) & LITTLE
-
-
-def test_completion_imports_little():
-    assert not imported("flows.cli.app") & {*LITTLE, "pydantic", "rich.markdown"}
-
-
 def test_the_help_of_all_commands_has_the_line_of_each_command():
     for names, group in EVERY.items():
         context = typer.Context(group)
         for name in getattr(group, "commands", {}):
             assert group.get_command(context, name).help == EVERY[(*names, name)].help
-
-
-def test_no_command_imports_at_its_start_what_takes_seconds():
-    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "flows/cli").glob("*/*.py")]
-    assert len(modules) > len(LEAVES)
-    heavy = {"torch", "prefect", "pandas", "pyarrow", "matplotlib", "fastapi", "transformers", "huggingface_hub.hf_api"}
-    assert not imported(*modules) & heavy
-
-
-def test_status_imports_neither_torch_nor_what_takes_long():
-    """pandas and the client of the hub took half of its time."""
-    plugins = ("cosmos_rl_core.algorithms.nft", "cosmos_rl_core.algorithms.ddrl")
-    found = imported("flows.cli.looking.status", *plugins)
-    assert not found & {"torch", "pandas", "pyarrow", "huggingface_hub.hf_api", "prefect"}
 
 
 WRONG = {
@@ -362,35 +322,16 @@ def test_a_damaged_lease_has_no_owner(recipe, tmp_path):
     assert json.loads(ended.stdout)["state"] == "idle"
 
 
-def test_no_server_is_named(monkeypatch, tmp_path):
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    ended = invoke("infra", "init")
-    assert ended.exit_code == 64
-    assert "no Prefect server is named: start one with `prefect server start`" in ended.stderr
+def test_the_commands_are_listed_in_groups():
+    shown = invoke("--help").stdout
+    for title in ("Make and end runs", "Look at runs", "Prove and compare", "Data and rewards", "Keep the house"):
+        assert f"─ {title} ─" in shown
+    assert "─ Commands ─" not in shown
 
 
-def test_an_error_that_comes_of_no_answer_is_told_from_others():
-    error = RuntimeError("as Prefect says it")
-    error.__cause__ = httpx.ConnectError("Connection refused")
-    found = not_answering(error)
-    assert found is not None
-    assert "does not answer (Connection refused); start it with `prefect server start`" in str(found)
-    assert not_answering(LookupError("another")) is None
-
-
-@pytest.mark.slow
-def test_a_server_that_does_not_answer_is_said_so():
-    # A process of its own, because Prefect reads its settings once.
-    ended = subprocess.run(
-        [sys.executable, "-m", "flows", "infra", "init"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env={"PATH": "", "PREFECT_API_URL": NO_SERVER, "PREFECT_CLIENT_MAX_RETRIES": "0"},
-    )
-    assert ended.returncode == 75
-    assert ended.stderr.startswith(f"Prefect's server at {NO_SERVER} does not answer")
-    assert ended.stdout == ""
-    assert "Traceback" not in ended.stderr
+def test_every_package_tells_type_checkers_that_it_is_typed():
+    root = Path(cli.__file__).parents[2]
+    data = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["package-data"]
+    for package in ("flows", "stages", "cosmos_rl_core"):
+        assert (root / package / "py.typed").read_bytes() == b""
+        assert "py.typed" in data[package]

@@ -6,14 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from typer.testing import CliRunner
 
-from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.storage import store
 from flows.cli import app as cli
-from flows.heads.heads import url_of
 from flows.operations.pools import Objects
 from tests.flows.by_hand import SECONDS, whole_run
 from tests.flows.cli.test_app import EVERY, LEAVES
@@ -107,18 +103,6 @@ def test_the_runs_of_a_store_have_the_keys_of_the_page(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     (line,) = asked("runs", "--store", run.store_url)
     require_keys(line, "runs")
-
-
-def test_a_signature_is_named_with_the_digest_to_keep(recipe, tmp_path):
-    run = whole_run(recipe, tmp_path)
-    key = tmp_path / "key.pem"
-    private = Ed25519PrivateKey.generate()
-    key.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    words = ("sign", "hand", "--key", key, "--store", run.store_url)
-    found = asked(*words)
-    require_keys(found, "sign")
-    assert found["sha256"] == sha256(store.read(url_of(run.url, found["head"])))
-    assert store.size(found["url"]) == 64
 
 
 def test_a_dataset_is_told_with_what_is_new_in_it(pictures, tmp_path):

@@ -16,8 +16,8 @@ from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
 from tests.little_room import little_room
 
-FOLDER = Path(__file__).parents[2] / "core/upstream_recipes"
-VLMS = Path(__file__).parents[2] / "core/upstream_vlm_recipes"
+FOLDER = Path(__file__).parents[3] / "core/upstream_recipes"
+VLMS = Path(__file__).parents[3] / "core/upstream_vlm_recipes"
 SD3 = FOLDER / "stable-diffusion-3-5-medium-nft.toml"
 
 

@@ -14,7 +14,7 @@ from flows.stage import run as run_stage
 from tests.flows.by_hand import whole_run
 from tests.flows.cli.test_app import EVERY, LEAVES, invoke
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def with_store() -> dict[tuple[str, ...], Any]:
