@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 CHUNKS: dict[str, tuple[str, ...]] = {
     "stages": (
         "stages/execution/test_first_device.py",
-        "stages/execution/test_leftovers.py",
+        "stages/execution/warm/test_leftovers.py",
         "stages/training/test_transitions.py",
         "stages/training/test_sharding.py",
         "stages/training/test_every_model.py",

@@ -292,12 +292,6 @@ def test_a_video_of_an_unknown_rate_may_be_too_long(tmp_path: Path):
     ]
 
 
-def test_bounds_that_are_not_set_have_no_part_in_the_recipe():
-    plain = contracts.Index(sources={}, stamps="")
-    assert plain.identity().keys().isdisjoint({"max_frames", "max_seconds"})
-    assert contracts.Index(sources={}, stamps="", max_seconds=2).identity()["max_seconds"] == 2.0
-
-
 def test_pictures_are_as_large_as_they_are_shown(folder: Path, tmp_path: Path):
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -324,13 +318,6 @@ def test_files_that_change_while_a_part_is_made_are_refused(folder: Path, tmp_pa
     caption(folder, "0000", "changed")
     with pytest.raises(DatasetError, match="have changed since this index was planned"):
         make(request, tmp_path)
-
-
-def test_the_place_of_the_files_is_no_part_of_the_recipe(folder: Path, tmp_path: Path):
-    moved = tmp_path / "moved"
-    shutil.copytree(folder, moved, copy_function=shutil.copy2)
-    ours, theirs = (Dataset(place, tmp_path).request() for place in (folder, moved))
-    assert ours.recipe == theirs.recipe
 
 
 def test_a_killed_part_goes_on_with_its_finished_shards(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -22,7 +22,7 @@ from tests import tiny_scorers
 from tests.hand_made import rewards
 from tests.run_first import run_first
 from tests.stages.conftest import FEW_PROMPTS, make, make_run
-from tests.stages.execution.test_warm import run_in
+from tests.stages.execution.warm.test_warm import run_in
 from tests.stages.test_reward import RIGHT, scoring, write_samples
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("residents")]

@@ -17,7 +17,7 @@ from stages.formats.tables import to_parquet
 from stages.reporting.book import Trained
 from stages.reporting.training import MAX_POINTS, losses
 from tests.stages.made_up import MODEL, TEST, ask, commit, evaluation, fragment, page_of, policy, update_config
-from tests.stages.reporting.test_report import rows_of, section
+from tests.stages.test_report import rows_of, section
 
 LOSSES = {0: [[4.0, 2.0], [1.0, 3.0]], 1: [[2.0, 1.0], [1.0, 0.0]], 2: [[2.0, 1.0], [0.5, 0.5]]}
 """Two items at two noise levels: means of 2.5, 1 and 1, so that versions 1 and 2 are equal."""

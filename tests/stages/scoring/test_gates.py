@@ -12,9 +12,7 @@ from cosmos_rl_core.algorithms._advantages import decoupled, floor_share
 from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.config.train import Gate, RewardConfig
 from cosmos_rl_core.errors import GateError
-from stages import contracts
-from stages.artifacts.manifest import Manifest
-from stages.scoring.rewards import gated, held_back_prompts, label_of, placed
+from stages.scoring.rewards import gated, held_back_prompts, placed
 
 PROMPTS = {"type": "nft", "dataset": {"name": "mock"}}
 
@@ -189,20 +187,3 @@ def test_settings_that_are_not_used_change_no_identity():
     plain = RewardConfig.model_validate({"fn": {"name": "jpeg"}}).identity()
     assert {*plain} == {"fn", "weight", "role", "max_attempts", "max_failed_fraction"}
     assert "mixing" not in nft.Options.model_validate(PROMPTS).identity()
-
-
-@pytest.mark.parametrize(
-    ("reward", "label"),
-    [
-        ({"name": "hpsv2", "model": "/weights"}, "hpsv2"),
-        ({"name": "aesthetic", "head": "/weights"}, "aesthetic"),
-        ({"name": "remote", "reward_fn": "dance_grpo", "score_key": "x"}, "remote-dance_grpo-x"),
-    ],
-)
-def test_scores_are_known_by_the_reward_whatever_folder_its_weights_were_in(reward: dict[str, str], label: str):
-    """A manifest does not hold where weights lie, so that the same weights elsewhere give the same scores."""
-    config = contracts.Reward.model_validate(
-        {"reward": reward, "scorer": "s", "max_attempts": 1, "max_failed_fraction": 0.5}
-    )
-    assert config.reward.label == label
-    assert label_of(Manifest.model_construct(config=config.identity())) == label

@@ -15,10 +15,9 @@ from PIL import Image
 from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.datasets import _clips
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.models._conditioning import stack
 from cosmos_rl_core.pipelines.buckets import nearest
 from cosmos_rl_core.recipes.reading import check
-from cosmos_rl_core.training.noise_levels import FINE_GRID, DrawKey, sft_time, training_noise
+from cosmos_rl_core.training.noise_levels import DrawKey
 from flows.describing.describe import describe_plan
 from flows.planning import requests
 from flows.planning.plan import freeze, make_plan
@@ -27,14 +26,12 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.layouts import cut_alike, difference
 from stages.artifacts.slots import input_of
 from stages.contracts import METRICS, Validate
-from stages.formats.embeddings import Embeddings
 from stages.formats.latents import Latents
 from stages.formats.parts import Parts
-from stages.formats.policies import read_part
 from stages.formats.tables import read_table
 from stages.training.loading import load_model
 from tests.stages.artifacts.test_snapshots import make_prepared, prepare, recipe
-from tests.stages.conftest import make, make_on_ranks
+from tests.stages.conftest import make
 
 CPU = torch.device("cpu")
 SIZES = ((40, 40), (40, 48), (48, 40), (32, 48), (48, 32), (32, 64), (64, 32))
@@ -166,62 +163,6 @@ def test_a_micro_batch_holds_one_kind_and_the_order_does_not_depend_on_its_size(
         assert difference({"tiles": found}, {"tiles": cuts[0]}) is None
     assert cut_alike([*range(5)], 2, lambda _: None) == [[0, 1], [2, 3], [4]]
     assert cut_alike([], 2, str) == []
-
-
-def test_supervised_steps_take_every_item_once_at_the_levels_of_its_size(pictures: Path, shifting: str, tmp_path: Path):
-    """The mean loss of one pass by hand, each item alone."""
-    run = started(pictures, shifting, tmp_path, train_batch_per_replica=2 * len(SHAPES))
-    request = requests.finetune(run, 0)
-    steps = request.config.steps.model_copy(update={"lrs": (1e-3,), "ema_decays": (None,)})  # pyright: ignore[reportAttributeAccessIssue]
-    config = request.config.model_copy(update={"steps": steps})
-    make(request.model_copy(update={"config": config}), tmp_path)
-    latents, model = latents_of(run), load_model(run.plan.model, ("transformer",), CPU)
-    texts = Embeddings(request.inputs["embeddings"], latents.prompt_ids)
-    levels = {size: model.schedule(FINE_GRID, size, 1).sigmas for size in SIZES}
-    assert levels[48, 32] != levels[32, 64] == levels[64, 32]
-    losses: list[float] = []
-    for epoch in (0, 1):
-        for item, prompt in zip(latents.index["item_id"], latents.index["prompt_id"], strict=True):
-            key, x_0, size = DrawKey(0, 0, epoch, item), latents[item], latents.size(item)
-            assert size is not None
-            t = sft_time(levels[size], run.recipe.policy.diffusers.density, key)
-            noise = training_noise(tuple(x_0.shape), key, 0)
-            with torch.no_grad():
-                velocity = model.velocity(
-                    ((1 - t) * x_0 + t * noise)[None], torch.tensor([t]), stack([texts[prompt]], CPU)
-                )
-            losses.append(float((velocity[0] - (noise - x_0)).square().mean()))
-    assert metrics(request.slot)["loss"].tolist() == [pytest.approx(np.mean(losses), rel=1e-5)]
-
-
-def test_a_retry_and_another_micro_batch_train_on_the_same(pictures: Path, tmp_path: Path):
-    run = started(pictures, "package:tiny-sd3", tmp_path)
-    request = requests.finetune(run, 0)
-    first = make(request, tmp_path)
-    again = make(request.model_copy(update={"slot": f"{run.url}/again"}), tmp_path)
-    assert again.content == first.content
-    alone = request.config.model_copy(
-        update={"algorithm": request.config.algorithm.model_copy(update={"mini_batch": 1})}  # pyright: ignore[reportAttributeAccessIssue]
-    )
-    make(request.model_copy(update={"slot": f"{run.url}/alone", "config": alone}), tmp_path)
-    assert metrics(f"{run.url}/alone")["loss"].tolist() == pytest.approx(metrics(request.slot)["loss"], rel=1e-5)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("shard", [1, 2])
-def test_two_ranks_train_on_what_one_trains_on(shard: int, pictures: Path, tmp_path: Path):
-    """At the same time on other sizes, with weights of their own and with shared ones.
-
-    If the number of micro-batches is odd, one of the ranks repeats one without weight.
-    """
-    run = started(pictures, "package:tiny-sd3", tmp_path, train_batch_per_replica=7)
-    request = requests.finetune(run, 0)
-    make(request, tmp_path)
-    both = request.model_copy(update={"slot": f"{run.url}/both"})
-    make_on_ranks(both, tmp_path, 2, dp_shard_size=shard)
-    assert metrics(both.slot)["loss"].tolist() == pytest.approx(metrics(request.slot)["loss"], rel=1e-6)
-    parts = [read_part(input_of(slot), "current") for slot in (request.slot, both.slot)]
-    assert all(torch.allclose(parts[0][name], parts[1][name], atol=1e-6) for name in parts[0])
 
 
 def test_held_out_losses_are_of_each_item_at_its_own_size(pictures: Path, tmp_path: Path):

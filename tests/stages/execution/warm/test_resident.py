@@ -118,7 +118,7 @@ sys.modules["stages.embed"] = stage
 FLOW = """
 import sys, time
 from pathlib import Path
-from tests.stages.execution.test_resident import Work
+from tests.stages.execution.warm.test_resident import Work
 
 work = Work(Path(sys.argv[1]))
 work.make("put")
@@ -300,7 +300,7 @@ def test_ranks_meet_again_with_a_new_one_and_say_where_they_hang(folder: Path) -
 
 @pytest.mark.slow
 def test_a_killed_flow_leaves_no_process(folder: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", FLOW, str(folder)], cwd=Path(__file__).parents[3]) as flow:
+    with subprocess.Popen([sys.executable, "-c", FLOW, str(folder)], cwd=Path(__file__).parents[4]) as flow:
         assert eventually((folder / "made").exists, STARTUP_S)
         started = [child.pid for child in psutil.Process(flow.pid).children(recursive=True)]
         assert len(started) == 1

@@ -282,4 +282,4 @@ def test_an_estimate_has_as_many_digits_as_its_error_allows(mean: float, error: 
 
 def test_the_stages_start_without_torch():
     program = "import stages.report, stages.fragment, sys; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
