@@ -19,14 +19,7 @@ from stages.reporting.contracts import WEIGHTED
 from stages.reporting.excerpt import HELD_OUT_LOSS, Change, Excerpt, Failure, Loss, Score, Tripped
 from stages.reporting.page import report_page
 from stages.reporting.scores import moved, signs
-from tests.stages.made_up import (
-    EVALUATION_SCORES,
-    ROLLOUT_SCORES,
-    fragment,
-    inputs_of_run,
-    iteration,
-    page_of,
-)
+from tests.stages.made_up import EVALUATION_SCORES, ROLLOUT_SCORES, fragment, inputs_of_run, iteration, page_of
 
 
 @pytest.fixture(scope="module")
