@@ -1,6 +1,5 @@
 """Latents of media sets through the real stage: images by SD3's VAE, videos by Wan's, on one rank and on two."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -235,19 +234,3 @@ def test_a_frame_that_is_found_damaged_when_it_is_decoded_is_an_error(
         DatasetError, match=r"a medium of the dataset 'local' cannot be used; [^\n]+\n    clip-2\.mp4: "
     ):
         make(asked(config_of(wan_path, videos, (16, 16), 5), tmp_path), tmp_path)
-
-
-def test_where_the_folder_lies_is_no_part_of_what_is_asked(wan_path: str, videos: local.Options, tmp_path: Path):
-    before = asked(config_of(wan_path, videos, (16, 16), 5), tmp_path)
-    moved = Path(videos.local_dir).rename(tmp_path / "moved")
-    there = videos.model_copy(update={"local_dir": str(moved)})
-    assert asked(config_of(wan_path, there, (16, 16), 5), tmp_path).fingerprint == before.fingerprint
-    (moved / "metas" / "clip-0.txt").write_text("other", encoding="utf-8")
-    assert asked(config_of(wan_path, there, (16, 16), 5), tmp_path).fingerprint != before.fingerprint
-
-
-def test_a_request_survives_the_way_through_its_file(wan_path: str, videos: local.Options, tmp_path: Path):
-    request = asked(config_of(wan_path, videos, (16, 16), 5), tmp_path)
-    again = Request.model_validate_json(json.dumps(json.loads(request.model_dump_json())))
-    assert again == request
-    assert again.fingerprint == request.fingerprint

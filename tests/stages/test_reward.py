@@ -1,7 +1,5 @@
 import io
 import json
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -21,11 +19,10 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.attempt import Attempt
 from stages.artifacts.layouts import cut
 from stages.artifacts.manifest import content_of
-from stages.artifacts.records import Pinned
 from stages.artifacts.request import Request
 from stages.artifacts.slots import current_of, input_of, why_stale
 from stages.execution.execution import Execution
-from stages.execution.outcome import Outcome, read_failures, read_status
+from stages.execution.outcome import Outcome, read_status
 from stages.execution.runner import execute
 from stages.formats import samples
 from stages.generating.encoding import with_media
@@ -177,24 +174,6 @@ def test_too_many_failures_fail_the_stage_and_name_the_samples(slot, samples_slo
     assert current_of(slot) == (1, None)
 
 
-def test_the_process_leaves_its_words_and_exits_with_75_without_loading_torch(slot, samples_slot, tmp_path):
-    request = scoring(slot, write_samples(samples_slot, [UNSCORABLE]))
-    path = tmp_path / "process" / "request.json"
-    path.parent.mkdir()
-    path.write_text(request.model_dump_json(), encoding="utf-8")
-    code = (
-        "import sys; from stages.execution.runner import main\n"
-        "exit_code = main(sys.argv[1:])\n"
-        "sys.exit(1 if 'torch' in sys.modules else exit_code)"
-    )
-    ended = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
-    assert ended.returncode == 75, ended.stderr
-    (failure,) = read_failures(path.parent)
-    assert (failure.kind, failure.retryable) == ("unavailable", True)
-    assert "p0-000" in failure.message
-    assert current_of(slot) == (1, None)
-
-
 def test_a_retry_scores_only_the_shards_that_were_not_whole(slot, samples_slot, tmp_path):
     source = write_samples(samples_slot, [RIGHT, CLOSE, UNSCORABLE, RIGHT])
     request = scoring(slot, source, max_failed_fraction=0.1)
@@ -316,31 +295,3 @@ def test_scores_do_not_depend_on_how_the_samples_were_cut(slot, samples_slot, tm
 def consume(slot, scores):
     config = Report(title="consumer", reward="ocr")
     return Request(stage="report", slot=slot, seed=0, config=config, inputs={"judged": (scores,)})
-
-
-def test_a_run_goes_on_under_other_packages_only_if_that_is_allowed(slot, samples_slot, tmp_path):
-    source = write_samples(samples_slot, [RIGHT])
-    record = str(tmp_path / "numerics" / "reward.json")
-    older = numerics() | {"packages": numerics()["packages"] | {"onnxruntime": "1.0"}}
-    store.write(record, Pinned(stage="reward", numerics=older).sealed())
-    with pytest.raises(ConfigError, match=r"began reward under other numerics \(packages\.onnxruntime: '1\.0' ->"):
-        run(scoring(slot, source), tmp_path, numerics_record=record)
-    assert current_of(slot) == (1, None)
-    manifest, notes = run(scoring(slot, source), tmp_path, numerics_record=record, allow_numerics_change=True)
-    assert len(notes) == 1
-    assert notes[0].startswith("allowed change of numerics: packages")
-    assert (manifest.generation, manifest.numerics) == (1, numerics())
-    # What is already made is current under any.
-    run(scoring(slot, source), tmp_path, numerics_record=record)
-
-
-def test_a_light_stage_is_made_by_any_node_and_with_any_threads(slot, samples_slot, tmp_path):
-    source = write_samples(samples_slot, [RIGHT])
-    record = str(tmp_path / "numerics" / "reward.json")
-    manifest, _ = run(scoring(slot, source), tmp_path, numerics_record=record)
-    assert manifest.numerics.keys() == {"python", "packages"}
-    assert "torch" not in manifest.numerics["packages"]
-    # What other stages of the run began under holds for them alone.
-    store.write(str(tmp_path / "numerics" / "policy.json"), Pinned(stage="policy", numerics={"python": "3.0"}).sealed())
-    other, notes = run(scoring(str(tmp_path / "next"), source), tmp_path, threads=2, numerics_record=record)
-    assert (other.numerics, notes) == (manifest.numerics, [])

@@ -7,7 +7,6 @@ from typing import cast
 
 import pytest
 
-from cosmos_rl_core import command
 from cosmos_rl_core.errors import ConfigError, StageError, StoppedError
 from cosmos_rl_core.importers import native_weights
 from flows.cli.base.printing import print_json
@@ -62,18 +61,6 @@ def test_the_message_of_a_completed_state_is_escaped():
         return f"{HIDDEN} 0.1 -> 0.2"
 
     assert completed().message == f"{SHOWN} 0.1 -> 0.2"
-
-
-def test_errors_before_the_command_line_is_loaded_are_escaped(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    def refuse() -> None:
-        raise ConfigError(f"found {HIDDEN}")
-
-    monkeypatch.setattr(command, "check_packages", refuse)
-    with pytest.raises(SystemExit):
-        command.main()
-    assert capsys.readouterr().err == f"found {SHOWN}\n"
 
 
 def test_the_conversion_of_weights_escapes_names(

@@ -15,7 +15,6 @@ import pytest
 from rich.table import Table
 from typer.testing import CliRunner
 
-from cosmos_rl_core.errors import counted, visible
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import seal
 from flows.cli import app as cli
@@ -118,20 +117,6 @@ def test_cells_titles_and_lines_of_a_run_are_escaped(capsys):
     assert not set("\x1b\u202e\x9b\x07") & set(shown)
     for text in (r"a\x1b", r"b\u202e", r"c\x9b31m", r"d\x1b]0;e\x07"):
         assert text in shown
-
-
-def test_what_people_can_see_stays():
-    assert visible("Ä中 ± é\n\tb") == "Ä中 ± é\n\tb"
-    assert visible("\ud800") == r"\ud800"
-
-
-def test_a_noun_has_the_number_of_what_is_counted():
-    assert [counted(n, noun) for n, noun in ((1, "run"), (0, "run"), (2, "policy"), (2, "key"))] == [
-        "1 run",
-        "0 runs",
-        "2 policies",
-        "2 keys",
-    ]
 
 
 def test_what_ships_is_found_by_its_nearest_name():

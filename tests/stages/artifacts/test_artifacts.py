@@ -32,11 +32,6 @@ def policy(slot, path="/base", from_scratch=False):
     return Request(stage="policy", slot=slot, seed=0, config=config)
 
 
-def export(slot, source):
-    config = contracts.Export(model=MODEL, lora=None)
-    return Request(stage="export", slot=slot, seed=0, config=config, inputs={"policy": (source,)})
-
-
 def already(request):
     """The manifest that an attempt finds current, or None."""
     generation, manifest = current_of(request.slot)
@@ -243,18 +238,6 @@ def test_an_input_made_again_with_equal_bytes_leaves_its_consumer_current(slot, 
     assert already(report(slot, fragments=(input_of(source),))) is None
 
 
-def test_inputs_are_told_apart_by_role_and_order(slot, store_url):
-    one, two = (store.join(store_url, name) for name in ("one", "two"))
-    make(report(one), {"a": b"1"})
-    make(report(two), {"a": b"2"})
-    sources = input_of(one), input_of(two)
-    manifest = make(report(slot, fragments=sources))
-    assert why_stale(manifest, report(slot, fragments=sources)) is None
-    assert why_stale(manifest, report(slot, fragments=sources[::-1])) == "fragments changed since report was made"
-    swapped = why_stale(manifest, report(slot, updates=sources))
-    assert swapped == "fragments, updates changed since report was made"
-
-
 def test_content_ignores_records_and_attempts(slot, store_url):
     manifests = []
     for number in range(2):
@@ -266,19 +249,6 @@ def test_content_ignores_records_and_attempts(slot, store_url):
     assert manifests[0].files["records/log"] != manifests[1].files["records/log"]
     assert manifests[0].content == manifests[1].content == make_content(b"1")
     assert make(report(slot), {"b": b"1"}).content != manifests[0].content
-
-
-def test_a_consumer_of_one_part_does_not_depend_on_the_others(slot, store_url):
-    source = store.join(store_url, "policy")
-    make(policy(source), {"current/w": b"c", "old/w": b"o", "optimizer/m": b"1"})
-    manifest = make(export(slot, input_of(source, "old")))
-    make(policy(source, from_scratch=True), {"current/w": b"c2", "old/w": b"o", "optimizer/m": b"2"})
-    assert already(export(slot, input_of(source, "old"))) == manifest
-    # Of all parts together it is another artifact.
-    assert why_stale(manifest, export(slot, input_of(source))) == "policy changed since export was made"
-    invalidate(source, 2, "old moves")
-    make(policy(source), {"current/w": b"c2", "old/w": b"o2", "optimizer/m": b"2"})
-    assert already(export(slot, input_of(source, "old"))) is None
 
 
 def test_a_part_that_version_0_does_not_have_is_its_current_one(slot):
@@ -306,11 +276,6 @@ def test_a_part_is_a_folder_not_a_prefix(slot):
     assert not manifest.has_part("old")
     assert input_of(slot, "old").part == "current"
     assert manifest.part_content("current") == sha256(canonical_json({"current/w": sha256(b"c")}))
-
-
-def test_where_the_base_lies_does_not_make_an_artifact_stale(slot):
-    manifest = make(policy(slot, path="/here"))
-    assert already(policy(slot, path="/there")) == manifest
 
 
 def test_a_layout_that_did_not_fit_into_memory_gives_way_to_a_smaller_one_for_good(slot):

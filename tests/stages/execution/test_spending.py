@@ -1,11 +1,10 @@
 """The clock of a stage's process: every second has one cause, and bytes are counted where they pass."""
 
-import threading
 import time
 
 import pytest
 
-from cosmos_rl_core.processes import TRAFFIC, Traffic, age_s
+from cosmos_rl_core.processes import TRAFFIC, age_s
 from cosmos_rl_core.storage import store
 from stages.execution.spending import Clock
 
@@ -47,17 +46,3 @@ def test_a_stage_without_steps_is_busy_from_its_imports_on():
     spent = clock.spent()
     assert (spent.load_s, spent.first_step_s) == (0.0, 0.0)
     assert spent.busy_s > 0.99 * PAUSE_S
-
-
-def test_waits_inside_waits_and_in_other_threads_count_once():
-    traffic, began_s = Traffic(), time.monotonic()
-
-    def elsewhere() -> None:
-        with traffic.waiting():
-            time.sleep(PAUSE_S)
-
-    other = threading.Thread(target=elsewhere)
-    with traffic.waiting(), traffic.waiting():
-        other.start()
-        other.join()
-    assert 0.99 * PAUSE_S < traffic.waited_s <= time.monotonic() - began_s

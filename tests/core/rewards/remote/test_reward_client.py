@@ -174,15 +174,6 @@ def test_tls_to_a_server_without_it_is_a_mistake_at_once(server: RewardServer, m
     assert monotonic() - began_s < 5
 
 
-@pytest.mark.parametrize("proxy", ["ftp://localhost:1", "socks9://localhost:1"])
-def test_a_proxy_that_cannot_be_used_is_a_mistake_at_once(
-    server: RewardServer, monkeypatch: pytest.MonkeyPatch, proxy: str
-):
-    monkeypatch.setenv("ALL_PROXY", proxy)
-    with pytest.raises(ConfigError, match="environment's proxies or certificates"):
-        scores()
-
-
 def test_a_redirect_is_not_followed(server: RewardServer):
     server.enqueue_answers = [(302, Raw(b"", {"Location": server.enqueue_url}))]
     with pytest.raises(ConfigError, match="it redirects; set its final URL"):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_rl_core import outside_plugins, plugins
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.outside_plugins import find
 from flows.describing import describe
@@ -57,38 +56,6 @@ def test_a_plan_pins_the_files_of_every_kind(recipe: str, folder: Path):
     assert f"signs of datasets, {folder / 'signs.py'}\n" in describe.describe_plan(plan, "outputs")
 
 
-CHATS = """
-from typing import Literal
-
-from cosmos_rl_core.config.vlm.chat_datasets import ChatDatasetOptions
-
-
-class Options(ChatDatasetOptions):
-    name: Literal["chats"]
-
-
-def rows(options):
-    return []
-"""
-
-
-def test_a_dataset_of_conversations_from_outside_is_pinned(folder: Path):
-    (folder / "chats.py").write_text(CHATS, encoding="utf-8")
-    outside_plugins.find([str(folder / "chats.py")])
-    (pin,) = outside_plugins.pins("")
-    assert (pin.kind, pin.name, [*pin.files]) == ("chat_datasets", "chats", ["chats.py"])
-    outside_plugins.use([pin.model_dump(mode="json")], verify=True)
-
-
-def test_a_folder_laid_out_like_the_package_holds_plugins_too(recipe: str, folder: Path):
-    for kind, name in NAMES.items():
-        file = folder / name if kind == "models" else folder / f"{name}.py"
-        (folder / "all" / kind).mkdir(parents=True)
-        file.rename(folder / "all" / kind / file.name)
-    plan = plan_of(Settings(recipe, overrides=(f'plugins=["{folder / "all"}"]',)))
-    assert {pin.kind: pin.name for pin in plan.plugins} == NAMES
-
-
 def test_their_settings_are_validated_with_all_others(recipe: str):
     said = refused(
         recipe,
@@ -101,45 +68,6 @@ def test_their_settings_are_validated_with_all_others(recipe: str):
     assert "train.train_policy.dataset.cuont: unknown key; did you mean 'count'?" in said
     assert "rewards.0.fn.factor: Input should be greater than 0" in said
     assert "train.seed: Input should be greater than or equal to 0" in said
-
-
-def test_an_unknown_name_lists_those_from_outside(recipe: str):
-    said = refused(recipe, "train.train_policy.type=nft3", 'rewards=[{ fn = { name = "brigth" } }]')
-    assert "unknown algorithm 'nft3'; did you mean 'nft" in said
-    assert "known: ddrl, dpo, grpo, nft, nft2, rft, sft" in said
-    known = ", ".join(sorted(["bright", *plugins.own("rewards")]))
-    assert f"unknown reward 'brigth'; did you mean 'bright'? known: {known}" in said
-
-
-def test_plugins_of_one_recipe_are_not_known_to_the_next(recipe: str):
-    plan_of(Settings(recipe))
-    plan_of(Settings("configs/tiny/nft.toml"))
-    assert [plugins.loaded(kind) for kind in plugins.KINDS] == [{}] * len(plugins.KINDS)
-    assert "unknown algorithm 'nft2'; did you mean 'nft'?" in refused(recipe, "plugins=[]")
-
-
-def test_every_plugin_that_cannot_be_used_is_named_at_once(recipe: str, folder: Path):
-    sources = {
-        "broken.py": "import nothing_of_this_name",
-        "empty.py": "x = 1",
-        "ocr.py": (folder / "bright.py").read_text(encoding="utf-8"),
-        "copied.py": (folder / "bright.py").read_text(encoding="utf-8"),
-        "lone.py": (folder / "tiny2" / "__init__.py").read_text(encoding="utf-8"),
-    }
-    for name, source in sources.items():
-        (folder / name).write_text(source, encoding="utf-8")
-    paths = [str(folder / name) for name in ("nosuch.py", "nosuch", *sources)]
-    said = refused(recipe, f"plugins={json.dumps(paths)}", 'rewards=[{ fn = { name = "copied" } }]')
-    for mistake in (
-        "nosuch.py: there is no such file",
-        "nosuch holds no plugin; expected a .py file",
-        "broken.py cannot be imported: ModuleNotFoundError: No module named 'nothing_of_this_name'",
-        "empty.py defines the members of no plugin; expected SPEC (models); or Options and Algorithm (algorithms)",
-        "ocr.py: there is another plugin 'ocr' of rewards; rename one",
-        "lone.py: a model is a folder with __init__.py, which defines SPEC, and model.py",
-        "copied.py: Options.name must be Literal['copied'], found typing.Literal['bright']",
-    ):
-        assert mistake in said
 
 
 @pytest.mark.parametrize("edited", ["nft2.py", "bright.py", "signs.py", "tiny2/__init__.py", "tiny2/model.py"])
@@ -356,15 +284,3 @@ def test_options_that_no_plan_can_hold_are_told_with_the_plugin(recipe: str, fol
     file.write_text(source.replace(first, f"{first}    {wrong}\n"), encoding="utf-8")
     said = refused(recipe)
     assert f"reward plugin {file}: {WRONG_OPTIONS[wrong]}" in said
-
-
-def test_a_folder_with_a_helper_is_one_plugin(recipe: str, folder: Path):
-    (folder / "bright").mkdir()
-    text = (folder / "bright.py").read_text(encoding="utf-8")
-    (folder / "bright" / "__init__.py").write_text(f"{text}\nfrom .helper import HALF\n", encoding="utf-8")
-    (folder / "bright" / "helper.py").write_text("HALF = 0.5\n", encoding="utf-8")
-    (folder / "bright.py").unlink()
-    paths = json.dumps([str(folder / name) for name in ("nft2.py", "bright", "signs.py", "tiny2")])
-    plan = plan_of(Settings(recipe, overrides=(f"plugins={paths}",)))
-    (pin,) = (pin for pin in plan.plugins if pin.name == "bright")
-    assert [*pin.files] == ["bright/__init__.py", "bright/helper.py"]

@@ -2,9 +2,6 @@
 
 import errno
 import sqlite3
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -244,33 +241,3 @@ def test_a_full_disk_is_recognised_whatever_library_found_it(error: BaseExceptio
 def test_other_errors_with_such_words_are_no_full_disk(error: BaseException):
     failure = judge(error)
     assert (failure.kind, failure.message) == ("crash", f"{type(error).__name__}: {error}")
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        dist.DistBackendError(f"{NCCL}Error while creating shared memory segment {SHM}"),
-        RuntimeError("unable to write to file </torch_1_2_3>: No space left on device (28)"),
-        RuntimeError("unable to write to file </torch_1>: No space left on device"),
-        RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)"),
-        OSError(errno.ENOSPC, "No space left on device", "/dev/shm/psm_1"),
-    ],
-    ids=str,
-)
-def test_full_shared_memory_names_the_setting_that_enlarges_it(error: BaseException):
-    failure = judge(error)
-    assert (failure.kind, failure.collective) == ("unavailable", False)
-    assert failure.message == (
-        f"no space left: {error}; this is shared memory (/dev/shm), not a disk; give the container more: "
-        "`--shm-size` of Docker, or on Kubernetes an emptyDir of medium Memory mounted there; then run again"
-    )
-
-
-def test_the_exit_code_tells_the_kind_where_the_log_takes_no_text(tmp_path: Path):
-    """`/dev/full` is a device without room."""
-    command = [sys.executable, "-m", "stages.execution.runner", str(tmp_path / "request.json")]
-    (tmp_path / "request.json").write_text("{}", encoding="utf-8")
-    with Path("/dev/full").open("w", encoding="utf-8") as full:
-        ended = subprocess.run(command, stdout=full, stderr=full, timeout=120, check=False)
-    with_room = subprocess.run(command, capture_output=True, timeout=120, check=False)
-    assert ended.returncode == with_room.returncode != 1
