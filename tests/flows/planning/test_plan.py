@@ -260,16 +260,6 @@ def test_the_command_line_exits_with_64_and_writes_nothing(recipe, tmp_path, com
     assert list(place.iterdir()) == []
 
 
-def test_planning_says_what_would_run_and_writes_nothing(recipe, tmp_path):
-    place = tmp_path / "store"
-    place.mkdir()
-    ended = CliRunner().invoke(cli.app, ["plan", recipe(), "--store", str(place), "--run-id", "mine"])
-    assert ended.exit_code == 0, ended.stderr
-    assert "iteration  2 prompts x 4 samples, 10 euler steps, guidance 1" in ended.stdout
-    assert "prompts    4 to train on, 0 held out" in ended.stdout
-    assert list(place.iterdir()) == []
-
-
 def test_a_frozen_plan_refuses_a_changed_recipe_and_names_the_field(recipe, tmp_path):
     planned(recipe(), tmp_path, run_id="mine")
     data = store.read(store.join(run_url(str(tmp_path / "store"), "mine"), "plan.json"))
