@@ -84,9 +84,9 @@ def test_guidance_goes_on_from_the_negative_prediction_past_the_positive_one():
 @pytest.mark.parametrize(("trains", "slope"), [(True, -2.0), (False, 0.0)])
 def test_the_negative_prediction_has_a_gradient_only_where_it_trains(trains: bool, slope: float):
     positive, negative = (column(1).requires_grad_() for _ in range(2))
-    texts = (Conditioning({"text": one}) for one in (positive, negative))
+    text, other = (Conditioning({"text": one}) for one in (positive, negative))
     x, t = torch.zeros(1, 1, device=CPU), torch.ones(1, device=CPU)
-    guided_velocity(Line(), x, t, *texts, 3.0, trains_unconditional=trains).sum().backward()
+    guided_velocity(Line(), x, t, text, other, 3.0, trains_unconditional=trains).sum().backward()
     assert positive.grad is not None
     assert float(positive.grad) == 3
     assert (0.0 if negative.grad is None else float(negative.grad)) == slope

@@ -30,7 +30,7 @@ class Engine:
             def tried() -> Any:
                 for left in range(retries, -1, -1):
                     found = work()
-                    self.states.append(found.name if isinstance(found, State) else "Completed")
+                    self.states.append(str(found.name) if isinstance(found, State) else "Completed")
                     failed = isinstance(found, State) and found.is_failed()
                     if not (failed and left and retry_condition_fn(None, None, found)):
                         return found
