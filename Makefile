@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test test-all coverage test-gpu gpu-bundle twins bench kills lint format docs install lock wheel tiny-base replicate-ddrl clean
 
 demo: $(VENV)/runs
-	$(BIN)/cosmos-flows run configs/tiny/nft.toml
+	$(BIN)/cosmos-flows run configs/tiny/nft.toml --set launch.processes=2
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "$(TESTS)"
