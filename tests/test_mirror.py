@@ -21,6 +21,13 @@ DATA = ("tests/core/upstream_recipes", "tests/core/upstream_vlm_recipes", "tests
 """Folders of tests that mirror none: recipes of cosmos-rl, numbers of transformers."""
 
 
+ON_A_SERVER = {
+    "flows/infra.py": "tests/e2e/test_deployments.py",
+    "flows/running/launch.py": "tests/e2e/test_tried_again.py",
+}
+"""Files that do nothing without a Prefect server, which tests of whole runs share, and their tests."""
+
+
 def mirror_of(folder: Path) -> Path:
     """Return the folder of tests of a folder of code."""
     layer, *parts = folder.relative_to(ROOT).parts
@@ -48,6 +55,8 @@ def core_of_the_readme() -> list[Path]:
 def own_tests_of(path: Path) -> list[Path]:
     """Return the test files that a file may have. Its folder's name is in front if other tests have the file's name."""
     folder, name = mirror_of(path.parent), path.stem.lstrip("_")
+    if (tests := ON_A_SERVER.get(str(path.relative_to(ROOT)))) is not None:
+        return [ROOT / tests]
     return [folder / f"test_{name}.py", folder / f"test_{path.parent.name}_{name}.py"]
 
 
@@ -93,4 +102,5 @@ def test_every_folder_of_tests_mirrors_a_folder_of_code():
 def test_what_the_mirror_exempts_exists_and_needs_it():
     assert [name for name in TESTS_THEMSELVES if not any(map(has_bodies, sources(name)))] == []
     assert [name for name in TESTS_THEMSELVES if mirror_of(ROOT / name).exists()] == []
+    assert [name for name in ON_A_SERVER if not (ROOT / name).is_file()] == []
     assert [name for name in DATA if not any((ROOT / name).iterdir()) or any((ROOT / name).rglob("*.py"))] == []
