@@ -113,11 +113,11 @@ class LaunchConfig(Section):
     ``cosmos-flows infra init --gpus N``. Stages wait for as many free slots as they use GPUs, then for the devices.
     Default: wait for the devices only. Not for Ray and Slurm, which have their own queues."""
     mode: Literal["cold", "warm"] = Field(default_factory=_mode_of)
-    """``cold`` starts a new process for every stage, under torchrun if the stage is distributed. ``warm`` saves that
-    time, with the same bits; it is the default where this section names GPUs of this machine and no ``python``. On the
-    CPU it forks the ranks of stages from one process that has imported everything: a stage with almost no work takes
-    0.1 to 0.5 s instead of 5 s. On GPUs each one keeps a process between stages, which has imported everything and has
-    a CUDA context. Stages without torch are forks in both cases."""
+    """``cold`` starts a new process for every stage, several ranks under torchrun. ``warm`` saves that time, with the
+    same bits; it is the default where this section names GPUs of this machine and no ``python``. On the CPU it forks
+    the ranks of stages from one process that has imported everything: a stage with almost no work takes 0.1 to 0.5 s
+    instead of 5 s. On GPUs each one keeps a process between stages, which has imported everything and has a CUDA
+    context. Stages without torch are forks in both cases."""
     resident_gb: float | None = Field(default=None, ge=0)
     """GiB of frozen weights that a process of ``mode = "warm"`` may keep between stages, so that the next one does not
     read them again; the memory of ``plan`` has room for them. With 0 no process stays: stages on GPUs start cold. With

@@ -101,7 +101,7 @@ class StageConfig(Section):
     version: ClassVar[int]
     """Raised by every change of the bytes that equal settings and inputs give."""
     distributed: ClassVar[bool] = False
-    """Whether it runs under ``torch.distributed.run`` (True) or as one plain process (False)."""
+    """Whether it may have several ranks, under ``torch.distributed.run``; else it is one plain process."""
     torch: ClassVar[bool] = True
     """Whether it may import torch; a light stage starts in a second."""
     elastic: ClassVar[bool] = False

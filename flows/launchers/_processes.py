@@ -28,6 +28,9 @@ PROCESSES, TORCHRUN = "cosmos_rl_core.processes", "torch.distributed.run"
 OPTIONS = ("--rdzv-backend", "c10d", "--max-restarts", "0")
 """Options of torchrun without restarts: a retry is a new attempt."""
 
+ALONE = ("RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1")
+"""Variables of a rank alone. The flow may have others, of a job that started it as a rank."""
+
 
 def module(python: str, name: str) -> list[str]:
     """Return the command that runs a module. A folder ``stages`` in the working directory does not hide the package."""
@@ -55,7 +58,7 @@ def start(
 
 
 def start_cold(job: Job, request: Path, log: Path, launch: LaunchConfig, share: Share | None) -> Process:
-    """Start a new interpreter, under torchrun if the stage is distributed. Its processes keep the locks of a share."""
+    """Start a new interpreter, several ranks under torchrun. Its processes keep the locks of a share."""
     python = python_of(launch)
     command = stage_command(job.request.stage, str(request), python, launch)
     return start(command, python, log, environment_here(launch) | _shown(job, share), share)
@@ -87,8 +90,13 @@ def stage_command(
 def ranks_command(
     stage: str, command: list[str], python: str, launch: LaunchConfig, host: str = "", order: str = ""
 ) -> list[str]:
-    """Return the command by which torchrun starts a command as each rank of a stage; see :func:`stage_command`."""
+    """Return the command by which torchrun starts a command as each rank of a stage; see :func:`stage_command`.
+
+    A rank alone starts without it, because torchrun takes the time of another interpreter that imports torch.
+    """
     nodes = launch.nodes_of(stage)
+    if launch.processes_of(stage) == 1:
+        return ["env", *ALONE, *command]
     if nodes == 1:
         # Not --standalone, which resolves the host's name and listens on every interface.
         meeting = ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]

@@ -1,4 +1,4 @@
-"""Stages on this machine: new processes, under torchrun if they are distributed; forks; or processes that stay."""
+"""Stages on this machine: new processes, several ranks under torchrun; forks; or processes that stay."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

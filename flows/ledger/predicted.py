@@ -23,7 +23,7 @@ DEVICE_FLOPS = 10**14
 FLOAT32_FLOPS, TF32_FLOPS = 2.5e13, 10**14
 """Operations a second that every rank is assumed to sustain in the VAE, in float32 and with TF32."""
 COLD_S, COLD_ON_CPU_S, WARM_S = 20.0, 5.0, 0.3
-"""Seconds that a stage with torch takes to start: torchrun, imports, CUDA's context; without a GPU; by a fork."""
+"""Seconds that a stage with torch takes to start, with torchrun and CUDA's context; without a GPU; by a fork."""
 LIGHT_S = 1.0
 """Seconds that a cold stage without torch takes to start."""
 READ_BYTES_S = 8 * 10**9
