@@ -116,7 +116,8 @@ class ArtifactError(CosmosRLError):
 
 
 class UnreadableError(ArtifactError):
-    """Something in a local store that cannot be read however often it is tried: no permission, a file for a folder."""
+    """Something in a local store that cannot be read however often it is tried: no permission, a file where a folder
+    is expected."""
 
 
 class DatasetError(CosmosRLError):

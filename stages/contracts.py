@@ -31,7 +31,7 @@ METRICS = "metrics.parquet"
 class Embed(StageConfig):
     """Text embeddings of ``prompts``, or of the captions that the last of the input ``parts`` adds to a dataset.
 
-    A file a text, in a pool that all runs of a store share."""
+    Each text has a file, in a pool that all runs of a store share."""
 
     name = "embed"
     elastic = True

@@ -242,7 +242,7 @@ def _check_rollouts(rollouts: list[Artifact], request: Request) -> None:
         raise ConfigError(f"the rollouts were sampled by {other[0]}, the update would replay {sample}")
     first, *others = (manifest.config["media"] for manifest in manifests)
     if other := [media for media in others if media != first]:
-        raise ConfigError(f"rollouts of {first} and of {other[0]} cannot be trained on together")
+        raise ConfigError(f"rollouts of {first} and of {other[0]} do not train together; name rollouts of one size")
     init = [source.content for source in request.inputs.get(INIT, ())]
     if any([source.content for source in m.inputs[INIT]] != init for m in manifests if m.inputs.get(INIT)):
         raise ConfigError("a rollout was made on another frozen adapter than the one of this update")

@@ -115,7 +115,7 @@ def _name(medium: dict[str, Any], place: Place, file: str) -> str:
 
 
 def _nested(batch: Batch, values: Any, *fields: str) -> list[Place]:
-    """Return the places of the ``bytes`` below lists and some fields, of every element in order; [] if there are none.
+    """Return the place of each ``bytes`` value below lists and ``fields``, in order; [] if the type has none.
 
     Lists that are null have no elements.
     """

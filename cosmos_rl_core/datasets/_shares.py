@@ -22,7 +22,7 @@ class Share(Section):
 
 
 def most(shares: Sequence[Share], wanted: int) -> list[int]:
-    """Return the largest number of prompts that an iteration of ``wanted`` prompts takes of each set."""
+    """Return the most prompts that one iteration of ``wanted`` prompts takes from each set."""
     return [math.ceil((end - begin) / _UNIT) for begin, end in itertools.pairwise(_line(shares, wanted))]
 
 

@@ -70,7 +70,7 @@ class Options(DatasetOptions):
     @field_validator("urls", mode="before")
     @classmethod
     def _several(cls, urls: object) -> object:
-        """Take one URL for a list with it."""
+        """Make a list of a single URL."""
         return (urls,) if isinstance(urls, str) else tuple(urls) if isinstance(urls, list) else urls
 
     @field_validator("urls")

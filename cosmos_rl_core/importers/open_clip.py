@@ -112,7 +112,7 @@ def convert(tensors: Mapping[str, Tensor], target: Path, where: str) -> None:
             model = CLIPModel(config_of(found))
         model.load_state_dict(found, assign=True)
     except KeyError as error:
-        raise ConfigError(f"{where} lacks what is {error} in transformers; expected open_clip's CLIP") from error
+        raise ConfigError(f"{where} has no tensor for {error} of transformers; expected open_clip's CLIP") from error
     except (ConfigError, RuntimeError) as error:
         raise ConfigError(f"{where}: {str(error)[:1000]}") from error
     model.save_pretrained(target)

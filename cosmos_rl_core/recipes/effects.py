@@ -25,7 +25,7 @@ _OF_ROLLOUTS = " ".join(name for name in SolverConfig.model_fields if name != "g
 
 
 def without_effect(recipe: Recipe) -> Iterator[str]:
-    """Yield a sentence for each group of settings of a recipe that were written and that nothing reads."""
+    """Yield a sentence for each group of settings that a recipe sets and nothing reads."""
     yield from of_launch(recipe.launch)
     options = recipe.train.train_policy
     yield from (f"train.train_policy.{sentence}" for sentence in options.without_effect())

@@ -60,7 +60,7 @@ class Reward:
 
     @cached_property
     def version(self) -> str:
-        """Return the versions of the packages, the digest of the model file, and the arithmetic unless ``distance``."""
+        """Return the versions of the packages, the digest of the model file, and ``match`` unless ``distance``."""
         path, match = _model_path(), self._options.match
         digest = Remembered.of_user().sha256(path)[:16]
         return f"{_packages()}, {path.name} sha256:{digest}" + (f", {match}" if match != "distance" else "")

@@ -67,7 +67,7 @@ class Vlm:
 
     @torch.no_grad()
     def next_logits(self, batch: dict[str, Tensor], tokens: Sequence[int]) -> list[float]:
-        """Return the logits of some tokens as the next one after a batch of one conversation."""
+        """Return the logit of each of ``tokens`` as the next token of the one conversation in ``batch``."""
         there = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
         (row,) = self.model(**there, use_cache=False, logits_to_keep=1).logits[:, -1]
         return row[list(tokens)].double().tolist()

@@ -236,7 +236,7 @@ def _check_posterior(recipe: Recipe) -> None:
 
 
 def _check_version(reward: RewardConfig) -> None:
-    """Raise :class:`ConfigError` for a reward without its files, whose version is no string, or that may not train."""
+    """Raise :class:`ConfigError` if a reward's files are missing, its version is no string, or it may not train."""
     kind = plugins.load("rewards", reward.fn.name)
     with plugins.errors_of("rewards", reward.fn.name):
         plugin = kind.Reward(reward.fn)

@@ -12,7 +12,7 @@ from stages.reporting.excerpt import Picture
 from stages.reporting.samples import Samples
 
 CHOSEN = ("fixed", "typical")
-"""Why samples of judged policies and of rollouts were put into fragments: whatever their scores."""
+"""Why samples of evaluated policies and of rollouts were put into fragments: whatever their scores."""
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ def made_by(run: Run, k: int) -> Input:
 
 
 def foreign(run: Run, k: int, own: Input) -> Foreign | None:
-    """Return how update k treats a stored rollout; None if ``own`` weights of the run are the weights that made it.
+    """Return how update k treats a stored rollout; None if the run's weights ``own`` made it.
 
-    Raises :class:`ConfigError` if they are not, and the algorithm has no loss on rollouts of other policies.
+    Raises :class:`ConfigError` if others made it, and the algorithm has no loss on rollouts of other policies.
     """
     begins = run.plan.origin
     if begins is None or begins.stored is None or (source := made_by(run, k)).content == own.content:

@@ -60,7 +60,7 @@ class Deriving:
         """Number of artifacts that were looked at together, and the digest of what is made from them."""
 
     def look(self, told: Sequence[Told]) -> bool:
-        """Return whether a run is finished, and page and numbers are current. ``told`` are the artifacts before this.
+        """Return whether the run is finished, and its page and numbers are current. ``told`` are all its artifacts.
 
         Call it inside of ``one_look``, before anything is derived: what changes after this is seen at the next look.
         """
@@ -101,7 +101,7 @@ class Deriving:
         return store.join(self._run.url, FILE)
 
     def _read(self) -> Derived | None:
-        """Return the record; None without one, and for a damaged one or one of another run."""
+        """Return the record; None if it is missing, damaged or of another run."""
         if (data := store.read_if_exists(self._url)) is None:
             return None
         try:

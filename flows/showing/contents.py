@@ -126,7 +126,7 @@ def _tripped(pieces: Sequence[Piece]) -> str:
 
 
 def pictures(collected: Collected) -> str:
-    """Return a grid as Markdown: a row a judged policy, a column a fixed prompt and seed; "" without pictures.
+    """Return a grid as Markdown: a row an evaluated policy, a column a fixed prompt and seed; "" without pictures.
 
     In a run that evaluates nothing, rows are iterations, whose prompts differ: each has typical samples of its own.
     """

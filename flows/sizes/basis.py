@@ -36,7 +36,7 @@ def largest(pipeline: str, prompts: Iterable[Prompt], known: Iterable[Pictures] 
 
 
 def typical(pipeline: str, prompts: Iterable[Prompt]) -> Pictures:
-    """Return the sizes of the references of the prompt whose number of reference tokens is in the middle."""
+    """Return the sizes of the references of the prompt with the median number of reference tokens."""
     found, seen = _by_tokens(pipeline, prompts), 0
     middle = sum(count for _, count in found) / 2
     for pictures, count in found:

@@ -76,7 +76,7 @@ def screen(overview: Overview, width: int, height: int) -> list[str]:
 
 
 def fitted(first: Sequence[Row], others: Sequence[Row], groups: "_Groups", width: int, height: int) -> list[str]:
-    """Return the lines of rows and groups that fit."""
+    """Return the lines that fit ``height``: ``first``, then the other rows, then the newest groups."""
     lines = _lines(first, width)
     if len(lines) > height:
         lines = _lines([row for row in first if not row.may_go], width)

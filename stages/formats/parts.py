@@ -204,6 +204,6 @@ class Parts:
         return self.all_items[there].reset_index(drop=True)
 
     def _written(self, name: str, columns: dict[str, str]) -> Any:
-        """Return the rows of one table of all caption artifacts, the last of each item."""
+        """Return the rows of the table ``name`` of all caption artifacts; if an item has several, the latest."""
         tables = [table_of((), columns), *(read_table(one, name) for one in self.captions)]
         return pd.concat(tables, ignore_index=True).drop_duplicates("item", keep="last", ignore_index=True)

@@ -54,7 +54,7 @@ def read_model(adapter: str, path: str, components: Sequence[str], _stamp: str) 
 
 
 def prompt_options(ref: ModelRef) -> dict[str, list[str]]:
-    """Return the arguments about prompts, besides the prompts, for the stock pipeline's call."""
+    """Return the arguments of the stock pipeline's call that change how it reads prompts."""
     instruction = ref.complex_human_instruction
     return {} if instruction is None else {"complex_human_instruction": list(instruction)}
 

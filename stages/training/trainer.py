@@ -195,7 +195,7 @@ class Trainer(Stepper):
         if changed := [field for field, version in _versions(micro.batch).items() if version != before[field]]:
             raise ConfigError(f"{name} changes {', '.join(changed)} of its batch in place; make a new tensor")
         if wrong := [metric for metric, value in loss.metrics.items() if value.shape != micro.batch.t.shape]:
-            raise ConfigError(f"{name} must return one number a sample in each metric; others: {', '.join(wrong)}")
+            raise ConfigError(f"{name} must return one number a sample in each metric; change: {', '.join(wrong)}")
         return loss
 
     def velocities(self, micro: MicroBatch) -> Callable[[str], Tensor]:

@@ -61,9 +61,7 @@ def test_a_run_prints_as_json_what_its_status_says_and_its_progress_to_stderr(fl
     assert (found["state"], found["standing"]) == ("finished", len(found["stages"]))
 
 
-def test_a_rerun_is_made_again_shows_in_the_status_and_leaves_equal_artifacts_below_alone(
-    flows: Flows, reference: Flows
-) -> None:
+def test_a_rerun_stage_is_made_again_and_equal_artifacts_that_read_it_stay(flows: Flows, reference: Flows) -> None:
     before = flows.manifests()
     assert "iteration-0002/update" in flows.command("rerun", "--iteration", "2", "--stage", "reward-ocr")
     assert "invalidated" in flows.command("status")

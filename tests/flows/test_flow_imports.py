@@ -21,6 +21,6 @@ def test_status_is_imported_without_what_it_does_not_need():
 
 
 @pytest.mark.processes
-def test_a_flow_is_imported_without_what_reads_tables_and_media(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_flow_imports_no_package_that_reads_tables_or_media(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     assert modules_after("import flows.nft", *TABLES_AND_MEDIA) == "[]\n"

@@ -1,4 +1,4 @@
-"""Fragments: what of an iteration or of a judged policy outlives its samples."""
+"""Fragments: what of an iteration or of an evaluated policy outlives its samples."""
 
 from pathlib import Path
 

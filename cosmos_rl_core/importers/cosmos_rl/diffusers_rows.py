@@ -226,7 +226,7 @@ def folder_row(_: str, value: Any, upstream: Upstream) -> Answer:
 
 
 def validates_row(_: str, value: Any, upstream: Upstream) -> Answer:
-    """Return the first setting of ``[validation]`` if the file asks for evaluations."""
+    """Return ``validation.freq`` if the file asks for evaluations."""
     if not validates(upstream):
         return "there is no [validation]"
     freq = upstream["validation.freq"]

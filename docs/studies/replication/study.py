@@ -104,7 +104,7 @@ def _flows(*words: str) -> None:
 
 
 def measured(store_url: str, run_id: str) -> pd.DataFrame:
-    """Return a row for each judged policy version: ``version``, and a column for each of :data:`MEASURES`."""
+    """Return a row for each evaluated policy version: ``version``, and a column for each of :data:`MEASURES`."""
     run = read_run(store_url, run_id)
     versions = [k for k in range(run.recipe.train.num_iterations + 1) if run.is_due(k)]
     return pd.DataFrame([{"version": k, **_measures(run, k)} for k in versions])

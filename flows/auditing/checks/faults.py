@@ -94,7 +94,7 @@ class Findings:
         lines += [f"not computed again: {name}" for name in self.unchecked]
         lines += [f"nothing names: {name}" for name in self.unknown[:SHOWN]]
         if (more := len(self.unknown) - SHOWN) > 0:
-            lines.append(f"nothing names {more} more; --json lists all")
+            lines.append(f"and {more} more that nothing names; --json lists all")
         lines.append(f"{counted(len(self.faults), 'fault')} in {seen}" if self.faults else f"nothing is wrong: {seen}")
         return lines
 

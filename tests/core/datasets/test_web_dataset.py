@@ -138,7 +138,7 @@ def test_shards_may_be_behind_http(folder: Path, server: FileServer):
         source_of(f"{server.url}/002.tar?signature=secret")
 
 
-def test_threads_share_a_shard_and_all_are_told_why_there_is_none(folder: Path, server: FileServer):
+def test_threads_share_a_shard_and_each_learns_why_one_is_unreadable(folder: Path, server: FileServer):
     server.files = {"/000.tar": samples(*range(20)), "/001.tar": b"no tar"}
     source = source_of(f"{server.url}/{{000..001}}.tar")
 

@@ -116,7 +116,7 @@ def test_gradients_of_adapters_are_the_same_from_either(folder, raw, projected):
     assert any(gradient.abs().max() > 0 for name, gradient in found[0].items() if "attn2.to_v" in name)
 
 
-def test_a_projection_that_is_trained_is_not_passed_over(folder, projected):
+def test_a_projection_that_trains_is_part_of_every_forward_pass(folder, projected):
     model = cosmos_predict2_5.load(folder, ("transformer",), CPU)
     prepare(model.transformer, LoraConfig(r=2, target_modules=("all-linear",)))
     with pytest.raises(AssertionError, match="crossattn_proj is trained"):

@@ -215,7 +215,7 @@ def test_a_fork_that_was_killed_while_it_was_made_is_made_by_the_next_command(
 
 
 @pytest.mark.parametrize("at", [0, 1])
-def test_a_fork_that_has_its_references_alone_lacks_no_numbers_and_no_heads(origin: Run, at: int) -> None:
+def test_a_fork_made_of_references_alone_has_all_its_numbers_and_heads(origin: Run, at: int) -> None:
     fork = begun(origin, at, overrides=FASTER)
     found = audit(fork.store_url, fork.plan.run_id).faults
     assert not [fault for fault in found if fault.file.startswith(f"runs/{fork.plan.run_id}/")]

@@ -53,7 +53,7 @@ LOSSES: dict[Callable[..., Loss], str] = {
     in_half: r"nft: loss\(\) must return float32 or float64, found torch.bfloat16",
     one_number: r"nft: loss\(\) must return one number a sample: found shape \[\]",
     in_place: r"nft: loss\(\) changes x_0 of its batch in place",
-    mean_metric: r"nft: loss\(\) must return one number a sample in each metric; others: share",
+    mean_metric: r"nft: loss\(\) must return one number a sample in each metric; change: share",
 }
 
 

@@ -130,7 +130,7 @@ def test_a_disk_that_is_full_leaves_no_caption_that_is_cut_short(tmp_path: Path)
     assert list((tmp_path / "metas").iterdir()) == []
 
 
-def test_a_missing_folder_of_media_has_the_scripts_exit_codes(tmp_path: Path, main):
+def test_a_missing_media_folder_exits_with_the_codes_of_the_scripts(tmp_path: Path, main):
     code, _, words = main("data", "caption-files", str(tmp_path), "--prompt", PROMPT)
     assert (code, f"no folder {tmp_path}/videos" in words) == (2, True)
     code, _, words = main("data", "caption-files", str(tmp_path), "--prompt", PROMPT, "--is-image")

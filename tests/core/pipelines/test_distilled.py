@@ -27,7 +27,7 @@ def test_losses_on_noised_samples_are_warned_of_and_policy_gradients_are_not(tmp
     assert "distilled" not in told(folder, "grpo").replace("tiny-sd3-turbo", "")
 
 
-def test_a_base_that_says_nothing_of_it_is_not_warned_of(tmp_path: Path):
+def test_a_base_without_signs_of_distillation_gets_no_warning(tmp_path: Path):
     assert "distilled" not in told(tiny_pipelines.save("sd3", tmp_path / "sd3"), "nft")
 
 
