@@ -73,7 +73,7 @@ def test_lines_of_updates_of_an_earlier_version_are_those_that_it_wrote(forger: 
     assert "train/reward_max is 9.0, the artifacts give " in fault
 
 
-EARLIER = {"rollout": 2, "reward-ocr": 1, "update": 1, "fragment": 2}
+EARLIER = {"rollout": 3, "reward-ocr": 1, "update": 2, "fragment": 2}
 
 
 def of_earlier_versions(forger: Forger) -> None:
