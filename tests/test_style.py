@@ -138,7 +138,9 @@ def words_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_prose_and_names_use_plain_words():
-    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", *(ROOT / "configs").rglob("*.toml")]
+    patterns = ("docs/**/*.md", "docs/*.ipynb", "README.md", "Makefile", "configs/**/*.toml", "deployments/**/*.*ml")
+    templates = (f"{layer}/**/templates/**/*.*" for layer in LAYERS)
+    pages = [path for pattern in (*patterns, *templates) for path in ROOT.glob(pattern) if path.is_file()]
     refuse(
         [
             f"{place(path, line)}: {found[0]!r}; say it in plain words"
