@@ -21,7 +21,7 @@ from docs._ext import reward_table
 from flows.cli import app as cli
 from tests.pages import PAGES, ROOT, write_examples
 
-MAX_README_LINES, MAX_PAGE_LINES = 120, 250
+MAX_README_LINES, MAX_PAGE_LINES, MAX_TERMS = 120, 250, 30
 BLOCK = re.compile(r"^(?:<!-- (?P<mark>[^\n]*?) -->\n)?```bash\n(?P<lines>.*?)^```", re.MULTILINE | re.DOTALL)
 RUNS, TESTED, NOT_RUN = "runs", "tested by ", "not run: "
 
@@ -135,6 +135,13 @@ def test_the_readme_is_short_and_its_links_lead_to_files():
     assert len(text.splitlines()) <= MAX_README_LINES
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", text)
     assert [target for target in targets if not (ROOT / target).is_file()] == []
+
+
+def test_the_glossary_is_short_and_explains_each_row_once():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## Glossary")[2]
+    terms = re.findall(r"^\| ([^|]+) \| .+ \|$", text.partition("\n## ")[0], re.MULTILINE)
+    assert terms.pop(0) == "word"
+    assert 20 < len(terms) == len(set(terms)) <= MAX_TERMS
 
 
 def test_pages_for_plugins_name_no_private_module():
