@@ -44,7 +44,7 @@ class Report(StageConfig):
     """One HTML file about a whole run, from its fragments and the numbers of its optimizer steps."""
 
     name = "report"
-    version = 6
+    version = 7
     torch = False
     inputs = dict.fromkeys(("fragments", "judged", "updates"), "many")
     PAGE: ClassVar[str] = "index.html"
