@@ -1,4 +1,4 @@
-"""`tests/` mirrors the tree, so that the tests of a module are found without a search.
+"""`tests/` mirrors the folders of the tree, and the files of layers by name: where to look for tests first.
 
 `tests/core` mirrors `cosmos_rl_core`, `tests/stages` `stages` and `tests/flows` `flows`, where names begin without
 underscores. Folders and files whose functions and classes have no bodies need no tests: entrypoints and lists of names.
