@@ -37,7 +37,7 @@ class AdaptedLinear(Linear):
     """Whether the base computes alone."""
 
     def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return what the base makes of ``x`` plus what each active adapter adds, in the type of the base's result."""
+        """Return the base's result plus what each active adapter adds: ``[..., in]`` to ``[..., out]``, in its type."""
         result = self.base_layer(x)
         if self.is_off or self.disable_adapters or self.merged:
             return result
@@ -51,7 +51,10 @@ class AdaptedLinear(Linear):
 
 
 def _plus(rows: Tensor, low: Tensor, b: Tensor, scale: float) -> Tensor:
-    """Return ``rows + scale low b^T``; without gradients in the memory of ``rows``."""
+    """Return ``rows + scale low b^T``, of ``rows`` ``[N, out]``, ``low`` ``[..., r]`` and ``b`` ``[out, r]``.
+
+    Without gradients the result has the memory of ``rows``.
+    """
     low = low.reshape(-1, low.shape[-1])
     if rows.dtype != low.dtype:
         # The base stays float32 where all else computes in a half type.
