@@ -15,7 +15,7 @@ def test_a_fork_of_a_policy_that_was_not_made_fails(recipe: Any, tmp_path: Path)
     run = planned_run(recipe, tmp_path)
     state = forks.fork.fn("hand", 1, run.store_url, "mine")
     assert state.is_failed()
-    assert "hand" in state.message
+    assert "run hand has no policy version yet; begin the fork once it has one" in state.message
 
 
 def test_a_re_score_of_samples_that_are_not_there_fails_with_what_there_is(recipe: Any, tmp_path: Path):
