@@ -20,7 +20,7 @@ All sums are of whole numbers, so a picture has the same statistics on every mac
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -123,7 +123,7 @@ def _statistics(sample: Sample) -> Numbers:
 def _of_frame(frame: np.ndarray, luma: np.ndarray) -> Numbers:
     found = {
         "luma": _total(luma) / (WHITE * luma.size),
-        "contrast": math.sqrt(_variance(luma)),
+        "contrast": math.sqrt(_variance(luma.size, _total(luma), _squares(luma))),
         "edge_density": _edge_density(luma),
         "colour_entropy": _colour_entropy(frame),
         "fine_energy": _within_blocks(luma),
@@ -137,15 +137,19 @@ def _total(numbers: np.ndarray) -> int:
     return int(numbers.sum(dtype=np.int64))
 
 
+def _square(numbers: np.ndarray) -> np.ndarray:
+    return np.square(numbers, dtype=np.int64)
+
+
 def _squares(numbers: np.ndarray) -> int:
     """Return the sum of squares, exact for whole numbers whose squares add up to less than 2^63."""
     wide = numbers.astype(np.int64, copy=False).ravel()
     return int(wide @ wide)
 
 
-def _variance(luma: np.ndarray) -> float:
-    """Return the population variance, in units of white."""
-    return (luma.size * _squares(luma) - _total(luma) ** 2) / (luma.size * WHITE) ** 2
+def _variance(size: int, total: int, squares: int) -> float:
+    """Return the population variance, in units of white, of so many lumas with these sums."""
+    return (size * squares - total**2) / (size * WHITE) ** 2
 
 
 def _edge_density(luma: np.ndarray) -> float:
@@ -183,17 +187,24 @@ def _grid_energy(luma: np.ndarray) -> float:
 
 def _of_blocks(frame: np.ndarray, luma: np.ndarray) -> Numbers:
     """Return the statistics of the block that differs most from the others."""
-    rows, columns = (pairwise([length * k // BLOCKS for k in range(BLOCKS + 1)]) for length in luma.shape)
-    places = [(slice(*row), slice(*column)) for row, column in product(rows, columns)]
-    sums = [frame[place].sum(axis=0, dtype=np.int64).sum(axis=0) for place in places]
-    means = np.stack(sums) / np.array([[luma[place].size] for place in places])
-    apart = np.abs(means - np.median(means, axis=0)).max(axis=1) / 255
-    at_border = apart.reshape(BLOCKS, BLOCKS).copy()
+    rows, columns = ([length * k // BLOCKS for k in range(BLOCKS + 1)] for length in luma.shape)
+
+    def sums(numbers: np.ndarray) -> np.ndarray:
+        """Sum up whole numbers ``[height, width, ...]`` within each block: ``[8, 8, ...]``."""
+        bands = [numbers[start:stop].sum(axis=0, dtype=np.int64) for start, stop in pairwise(rows)]
+        return np.add.reduceat(np.stack(bands), columns[:-1], axis=1)
+
+    sizes = np.outer(np.diff(rows), np.diff(columns))
+    means = sums(frame) / sizes[..., None]
+    apart = np.abs(means - np.median(means, axis=(0, 1))).max(axis=2) / 255
+    at_border = apart.copy()
     at_border[1:-1, 1:-1] = 0
+    # As Python's numbers, because products of these sums pass 2^63.
+    blocks = zip(*(one.ravel().tolist() for one in (sizes, sums(luma), sums(_square(luma)))), strict=True)
     return {
         "block_deviation": float(apart.max()),
         "border_deviation": float(at_border.max()),
-        "block_contrast": math.sqrt(max(_variance(luma[place]) for place in places)),
+        "block_contrast": math.sqrt(max(_variance(*block) for block in blocks)),
     }
 
 
