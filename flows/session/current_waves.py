@@ -19,6 +19,11 @@ class CurrentWave:
     requests: tuple[Request, ...]
     manifests: tuple[Manifest, ...]
 
+    @property
+    def told(self) -> list[tuple[str, Manifest]]:
+        """Return its slots, each with its artifact."""
+        return [(request.slot, manifest) for request, manifest in zip(self.requests, self.manifests, strict=True)]
+
 
 Ended = Callable[[Wave, Sequence[Manifest]], None]
 """Function that is told of a wave whose artifacts are there."""
@@ -57,6 +62,11 @@ def leading(waves: Iterable[Wave]) -> list[CurrentWave]:
                 break
             found.append(one)
     return found
+
+
+def names_of(current: Sequence[CurrentWave]) -> str:
+    """Return the names of the first and the last of some waves, such as ``policy to report``."""
+    return " to ".join(dict.fromkeys([current[0].wave.name, current[-1].wave.name]))
 
 
 def _current(wave: Wave) -> CurrentWave | None:

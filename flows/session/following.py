@@ -31,7 +31,7 @@ def tell(
 ) -> None:
     """Tell observers of waves that are made already, in order. Call it inside of ``one_look``."""
     with uncollected():
-        derived = deriving.look([pair for one in current for pair in _told(one.requests, one.manifests)])
+        derived = deriving.look([pair for one in current for pair in one.told])
     # Numbers and pages are made from the same tables.
     with uncollected() if derived else nullcontext(), read_once():
         for one in current:

@@ -52,14 +52,15 @@ from flows.running.launch import grouped, launch, taken
 from flows.running.progress import Reporter
 from flows.running.tags import tags_of
 from flows.running.wave import Waves
-from flows.session.current_waves import CurrentWave, Ended
+from flows.session.current_waves import CurrentWave, Ended, names_of
+from flows.session.finished import line_of, say_end
 from flows.session.following import observers_of, tell
 from flows.session.loop import make
 from flows.session.observers import Observer, observed
 from flows.showing.lost_tasks import lost_tasks_ended
 from flows.showing.short_errors import log_messages_only
 from flows.terminal import commands
-from flows.watching.judged import held_out_lines, held_out_numbers, result_line
+from flows.watching.judged import held_out_numbers, result_line
 from stages.artifacts.slots import one_look
 
 P = ParamSpec("P")
@@ -253,11 +254,8 @@ def train(settings: Settings, algorithm: str | None = None) -> str:
         deriving = Deriving(run)
         with observers_of(run, waves, deriving) as observers:
             make(run, observed(partial(launch, waves), observers), grouped, partial(_take, waves, observers, deriving))
-        if not settings.of_study:
-            note(f"continue: {commands.to_run(settings, plan.run_id, 2 * run.recipe.train.num_iterations)}")
         with one_look():
-            for line in held_out_lines(run):
-                note(line)
+            say_end(run, settings, note)
             numbers = held_out_numbers(run)
             result = result_line(run, numbers)
     # Now that the lease is free.
@@ -270,9 +268,8 @@ def _take(
     waves: Waves, observers: Sequence[Observer], deriving: Deriving, current: Sequence[CurrentWave], ended: Ended
 ) -> None:
     """Take a run through waves that are made: tell observers of each, in order, and people of all in one line."""
-    names = list(dict.fromkeys([current[0].wave.name, current[-1].wave.name]))
-    waves.display.note(f"{' to '.join(names):<28} kept  {counted(len(current), 'wave')}, nothing to do")
-    taken(waves, " to ".join(names), partial(tell, observers, deriving, current, ended, waves.check))
+    waves.display.note(line_of(current))
+    taken(waves, names_of(current), partial(tell, observers, deriving, current, ended, waves.check))
 
 
 def check_services(rewards: Sequence[RewardConfig]) -> None:

@@ -94,15 +94,22 @@ def require_the_same_command_goes_on(flows: Flows, before: dict[str, bytes], ref
     assert list(flows.temporary.glob("cosmos-flows-*")) == []
 
 
-def test_a_finished_run_resumed_starts_a_server_and_leaves_none(flows: Flows, reference: Flows) -> None:
+def test_a_finished_run_goes_through_a_server_until_its_page_is_of_its_command(flows: Flows, reference: Flows) -> None:
     before, numbers = flows.manifests(), (flows.root / METRICS_FILE).read_bytes()
     run = flows.start()
     run.wait_until(lambda: flows.running(SERVER))
 
     # A fragment is made in the wave of its update; `embed` is not one of the run's own slots.
     waves = {path.rpartition("/")[0].replace("fragment", "update") for path in before}
-    assert f"policy to report             kept  {len(waves) + 1} waves, nothing to do" in run.finish()
+    kept = f"policy to report             kept  {len(waves) + 1} waves, nothing to do"
+    first = run.finish()
+    assert kept in first
+    assert "starting a Prefect server" in first
     assert flows.nothing_is_left()
+    second = flows.run()
+    assert kept in second
+    assert "starting a Prefect server" not in second
+    assert second.splitlines()[-2:] == first.splitlines()[-2:]
     require_untouched(flows, before)
     require_same_run(flows, reference)
     assert (flows.root / METRICS_FILE).read_bytes() == numbers

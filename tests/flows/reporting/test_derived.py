@@ -10,74 +10,25 @@ import pytest
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.storage import store
-from flows.planning.plan import METRICS_FILE, Settings
-from flows.planning.run import Run
-from flows.reporting import derived, writing
+from flows.planning.plan import Settings
+from flows.reporting import derived
 from flows.reporting.derived import Deriving
 from flows.running.display import Display
 from flows.running.wave import Waves
 from flows.session import loop
-from flows.session.current_waves import CurrentWave, Ended
-from flows.session.following import observers_of, tell
+from flows.session.following import observers_of
 from flows.session.observers import observed
 from flows.terminal import commands
 from stages.artifacts.generations import invalidate
-from stages.artifacts.manifest import Manifest
-from stages.artifacts.request import Request
-from stages.artifacts.slots import current_of
-from tests.damage import files_read
 from tests.flows.by_hand import validated
 from tests.flows.imagined import Imagined
+from tests.flows.resumed import Resumed
 from tests.hand_made import planned
 
 TABLES = (".parquet", "fragment.json")
 """Endings of files that only numbers and pages are made from."""
 LOG, LOGGED = "20250131T120000-aaaa.log", "2025-01-31 12:00:00 UTC"
 """The name of a log, and its time as a page shows it."""
-
-
-class Resumed:
-    """A run whose artifacts are imagined, taken on as a session does, without Prefect."""
-
-    def __init__(self, run: Run, folder: Path) -> None:
-        self.run, self.folder = run, folder
-        self.seen: list[str] = []
-        """The head of the page before each wave that was made."""
-        self.page, self.metrics, self.record = (
-            Path(url)
-            for url in (writing.address(run), store.join(run.url, METRICS_FILE), store.join(run.url, derived.FILE))
-        )
-
-    def go(self) -> bool:
-        """Give the command of the run once more; whether the page and the numbers were found to be current."""
-        deriving = Deriving(self.run)
-        waves = Waves(self.run.url, LaunchConfig(), Display([].append))
-        with observers_of(self.run, waves, deriving) as observers:
-
-            def take(current: list[CurrentWave], ended: Ended) -> None:
-                tell(observers, deriving, current, ended, waves.check)
-
-            imagined = Imagined(self.run, self.folder)
-
-            def launch(name: str, *requests: Request) -> list[Manifest]:
-                found = re.search(r"<p>(\w+: \d of \d) iterations", self.page.read_text(encoding="utf-8"))
-                self.seen.append("" if found is None else found[1])
-                return imagined.launch(name, *requests)
-
-            loop.make(self.run, observed(launch, observers), take=take)  # pyright: ignore[reportArgumentType]
-        return deriving.current
-
-    def read(self) -> set[str]:
-        """Files that giving the command once more reads."""
-        with files_read(Path(self.run.store_url)) as found:
-            self.go()
-        return found
-
-    def file(self, slot: str, name: str) -> Path:
-        """A file of the artifact in a slot."""
-        _, manifest = current_of(slot)
-        assert manifest is not None
-        return Path(slot) / manifest.files[name].path
 
 
 @pytest.fixture
