@@ -21,6 +21,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "iteration": [],
     "empty_stages": [],
     "long_runs": [],
+    "ranks": [],
     "overlap": ["--iterations", "3", "--repeats", "2"],
     "rewards": [],
     "pictures": [],

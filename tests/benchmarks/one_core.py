@@ -30,9 +30,14 @@ LOOK_S = 0.1
 
 
 def start(
-    words: Sequence[str], output: int | IO[Any], errors: int = subprocess.DEVNULL, **environment: str
+    words: Sequence[str],
+    output: int | IO[Any],
+    errors: int = subprocess.DEVNULL,
+    *,
+    cores: frozenset[int] = frozenset({CORE}),
+    **environment: str,
 ) -> subprocess.Popen[str]:
-    """A process on that core. Its standard input is a pipe."""
+    """A process on that core, or on others. Its standard input is a pipe."""
     return subprocess.Popen(
         [*words],
         env=os.environ | ONE_THREAD | environment,
@@ -40,7 +45,7 @@ def start(
         stdin=subprocess.PIPE,
         stdout=output,
         stderr=errors,
-        preexec_fn=lambda: os.sched_setaffinity(0, {CORE}),
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
     )
 
 
@@ -56,12 +61,12 @@ class Ended:
     """Most resident bytes of a process of each stage."""
 
 
-def run(log: Path, *words: str, **environment: str) -> Ended:
+def run(log: Path, *words: str, cores: frozenset[int] = frozenset({CORE}), **environment: str) -> Ended:
     """Run a command of this project to its end. Ends this program with its output if it fails."""
     began, began_s = time.time(), time.perf_counter()
     with (
         log.open("w", encoding="utf-8") as file,
-        start([*COMMAND, *words], file, subprocess.STDOUT, **environment) as process,
+        start([*COMMAND, *words], file, subprocess.STDOUT, cores=cores, **environment) as process,
     ):
         watched = _Peaks(process.pid)
         watched.start()
