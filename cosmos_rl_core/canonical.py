@@ -8,9 +8,9 @@ _SCALARS = frozenset((str, int, float, bool, type(None)))
 _ENCODER = json.JSONEncoder(
     sort_keys=True, allow_nan=False, separators=(",", ":"), ensure_ascii=False, check_circular=False
 )
-"""Encoder that saves a third of the time because it does not look for a list that holds itself.
+"""Encoder that does not check for circular references, which would take half as long again.
 
-Such a list is nested too deep.
+A list that contains itself raises ``RecursionError``.
 """
 
 
@@ -41,10 +41,10 @@ def sha256(data: bytes) -> str:
 
 
 def require_exchangeable(value: Any) -> None:
-    """Raise ``TypeError``, with the place, for a value that reads back from JSON as another one, or of another type.
+    """Raise ``TypeError``, which names the place, if JSON would change a part of ``value`` or its type.
 
-    What may be exchanged are dicts with strings as keys, lists, strings, numbers, booleans and None, and no subclasses
-    of these: keys become strings, tuples lists and members of an enumeration their values. NaN reads back as NaN.
+    Dicts with string keys, lists, strings, numbers, booleans and None read back unchanged; their subclasses do not.
+    JSON turns other keys into strings, tuples into lists, and members of an enumeration into their values. NaN passes.
     """
     found = _changed(value)
     if found is not None:
@@ -52,7 +52,7 @@ def require_exchangeable(value: Any) -> None:
 
 
 def _changed(value: Any) -> str | None:
-    """Return place and type of the first thing that JSON does not give back, e.g. ``["a"][0]: tuple (1, 2)``."""
+    """Return place, type and text of the first part that JSON would change, or None: ``["a"][0]: tuple (1, 2)``."""
     kind = type(value)
     if kind in _SCALARS:
         return None

@@ -1,7 +1,7 @@
 """The command ``cosmos-flows``: checks that ``flows`` and ``stages`` are this project's, then runs ``flows``.
 
-Both names are short, so other distributions may have packages of the same name. This module lies in the package whose
-name nobody else has, so that it is found in any case.
+Both names are short, so other distributions may have packages of the same name. This module is in ``cosmos_rl_core``,
+a name that no other distribution uses, so Python finds it in any case.
 """
 
 import gc
@@ -14,7 +14,7 @@ from cosmos_rl_core.errors import ConfigError, visible
 
 PACKAGES = ("flows", "stages")
 OWNER = "cosmos-rl-flows"
-"""The owner of the packages, which each of them names in the docstring of its ``__init__.py``."""
+"""Name of this distribution. Each of the packages has it in the docstring of its ``__init__.py``."""
 
 
 def check_packages() -> None:
@@ -39,6 +39,6 @@ def main() -> None:
     except ConfigError as error:
         print(visible(str(error)), file=sys.stderr)
         sys.exit(error.exit_code)
-    # What is imported stays: a tenth of the time of a short command goes to looking for garbage in it.
+    # Imported modules stay to the end; searching them for garbage takes a tenth of the time of a short command.
     gc.disable()
     runpy.run_module(PACKAGES[0], run_name="__main__")

@@ -11,7 +11,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 RETRYABLE_KINDS = frozenset({"unavailable", "out_of_memory", "killed", "hung", "crash"})
-"""Kinds of failure that another attempt may survive; ``config`` and ``data`` errors come back."""
+"""Kinds of failure that another attempt may survive; ``config`` and ``data`` errors would only repeat."""
 
 PROGRAM = "cosmos-flows"
 """Name of the command line."""
@@ -24,7 +24,7 @@ FREE_SPACE = (
 )
 """Advice for a full disk."""
 MAX_MISTAKES = 50
-"""Number of mistakes that are listed; of further ones, only the number is given."""
+"""Largest number of mistakes that a message lists. It counts further mistakes without listing them."""
 SHARED_MEMORY = (
     "this is shared memory (/dev/shm), not a disk; give the container more: `--shm-size` of Docker, or on "
     "Kubernetes an emptyDir of medium Memory mounted there; then run again"
@@ -88,7 +88,10 @@ class Mistakes(list[str]):
         """Messages about services that do not answer. They are no mistakes in the file."""
 
     def reach(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Return the result of ``work`` like :meth:`catch`, and None if it raises :class:`UnavailableError`."""
+        """Return the result of ``work`` like :meth:`catch`.
+
+        If it raises :class:`UnavailableError`, add the message to :attr:`unreached` and return None.
+        """
         try:
             return self.catch(work, *args, **kwargs)
         except UnavailableError as error:
@@ -116,12 +119,11 @@ class ArtifactError(CosmosRLError):
 
 
 class UnreadableError(ArtifactError):
-    """Something in a local store that cannot be read however often it is tried: no permission, a file where a folder
-    is expected."""
+    """A path in a local store that no retry can read: no permission, or a file where a folder is expected."""
 
 
 class DatasetError(CosmosRLError):
-    """Files of a dataset that have changed meanwhile, or too many that cannot be used. Never retried."""
+    """Files of a dataset that changed since they were listed, or too many unusable ones. Never retried."""
 
     kind = "data"
 
@@ -133,7 +135,7 @@ class DivergenceError(CosmosRLError):
 
 
 class RepeatError(CosmosRLError):
-    """Work that gave other bits when it was done a second time. Never retried: no retry of it would be exact."""
+    """Work whose second execution gave other bits than the first. Never retried: a retry would not be exact either."""
 
     kind = "data"
 
@@ -145,7 +147,7 @@ class DriftError(CosmosRLError):
 
 
 class OffPolicyError(CosmosRLError):
-    """Stored rollouts too far from the policy that they would train. Never retried, because equal bits are as far."""
+    """Stored rollouts too far from the policy that they would train. Never retried: the same rollouts stay as far."""
 
     kind = "off_policy"
 
@@ -173,7 +175,7 @@ class NoSpaceError(UnavailableError):
 
 
 class LeaseError(CosmosRLError):
-    """Another process that works on the same run or has taken it over. People decide which one continues."""
+    """Another process that works on the same run or has taken it over. A person decides which one continues."""
 
     kind = "busy"
 
@@ -200,11 +202,11 @@ class ApprovalError(CosmosRLError):
 
     kind = "approval"
     evidence = ""
-    """Digest of what is to be approved."""
+    """Digest of the scores and limits that a person has to approve."""
 
     @property
     def exit_code(self) -> int:
-        """Return a code of its own. It is no kind of failure that a stage can end with."""
+        """Return a code that no stage ends with."""
         return 77
 
     @classmethod
@@ -222,7 +224,7 @@ class BudgetError(CosmosRLError):
 
     @property
     def exit_code(self) -> int:
-        """Return a code of its own. It is no kind of failure that a stage can end with."""
+        """Return a code that no stage ends with."""
         return 76
 
 
@@ -237,7 +239,7 @@ class StageError(CosmosRLError):
     raised_at = ""
     """Class and place of the Python exception that ended the process, if it is of no known kind; otherwise empty."""
     repeated = False
-    """Whether the attempt before ended by the same exception at the same place, so that another one would, too."""
+    """Whether the previous attempt ended with the same exception at the same place. Then a further one would, too."""
 
     @property
     def retryable(self) -> bool:
@@ -252,7 +254,7 @@ class StageError(CosmosRLError):
         return error
 
     def again(self) -> "StageError":
-        """Return the error of an attempt that ended like the one before it."""
+        """Return this error marked as :attr:`repeated`, with advice in its message."""
         advice = "the attempt before ended there too, so no other follows; the same command tries again"
         error = StageError.of(self.kind, f"{self}; {advice}", self.log, self.raised_at)
         error.repeated = True
@@ -286,9 +288,9 @@ def no_space(error: BaseException) -> NoSpaceError | None:
 
 
 def misplaced(error: OSError, action: str, url: str) -> CosmosRLError | None:
-    """Return the error of an action on a local path that fails however often it is tried; None for another.
+    """Return the error of an action on a local path if no retry can succeed (see :data:`MISPLACED`), otherwise None.
 
-    What cannot be read is :class:`UnreadableError`, what cannot be written :class:`ConfigError`.
+    A path that cannot be read gives :class:`UnreadableError`, one that cannot be written :class:`ConfigError`.
     """
     if error.errno not in MISPLACED:
         return None
@@ -324,14 +326,14 @@ def counted(number: int, noun: str) -> str:
 
 
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that move the cursor, change a terminal, or turn the order of the text around; lone surrogates."""
+"""Characters that move the cursor, change a terminal, or reverse the direction of the text; lone surrogates."""
 
 
 def visible(text: str) -> str:
-    """Return a text for people, its control characters escaped: a newline and a tab stay, ``ESC`` is ``\\x1b``."""
+    """Escape the control characters of a text for people: ``ESC`` becomes ``\\x1b``; newlines and tabs stay."""
     return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def first_line(message: object) -> str:
-    """Return the first line of a message, or of an error's message, without a colon at its end."""
+    """Return the first line of a text or of an error's message, without a colon at its end."""
     return (str(message).splitlines() or [""])[0].rstrip(":")

@@ -1,4 +1,4 @@
-"""Loading when a process starts: large libraries, and models that a server loads for the processes it forks."""
+"""Loading at the start of a process: large libraries, and models that a server loads for the processes it forks."""
 
 import gc
 import logging
@@ -17,8 +17,8 @@ T = TypeVar("T")
 def uncollected() -> Iterator[None]:
     """Switch the garbage collector off inside the block.
 
-    Where thousands of objects are made and stay, such as modules or records of a run, it would go through all of them
-    again and again and find nothing: a sixth to a quarter of the time.
+    Use it where thousands of objects are made and stay, such as modules or records of a run. The collector would search
+    all of them repeatedly and find nothing, which takes a sixth to a quarter of the time.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -30,13 +30,13 @@ def uncollected() -> Iterator[None]:
 
 
 WARNS = "transformers.utils.import_utils"
-"""Name of the logger by which transformers says what it does without torchvision."""
+"""Name of the logger by which transformers warns that torchvision is missing."""
 
 
 def without_torchvision_warnings() -> None:
-    """Leave the warnings that torchvision is not installed out of the log of this process, to its end.
+    """Drop transformers' warnings that torchvision is missing, until this process ends.
 
-    Nobody can act on them: torchvision is left out on purpose.
+    They call for no action: this project leaves torchvision out on purpose.
     """
     logging.getLogger(WARNS).addFilter(_is_of_use)
 
@@ -46,27 +46,27 @@ def _is_of_use(record: logging.LogRecord) -> bool:
 
 
 class Load(NamedTuple):
-    """A call that loads something: a function of a module, and its arguments as JSON values."""
+    """A call of :func:`loaded`: a function of a module, and its arguments as JSON values."""
 
     module: str
     function: str
     arguments: list[Any]
     num_bytes: int
-    """Bytes by which the memory of the process grew."""
+    """Bytes by which the call made the memory of the process grow."""
 
 
 _READY: dict[bytes, Any] = {}
-"""Values that the server of this fork has loaded, by the call."""
+"""Values that the server of this fork has loaded, by the key of the call."""
 _LOADS: list[Load] = []
 """Calls by which this process itself loaded something."""
 
 
 def loaded(function: Callable[..., T], *arguments: Any) -> T:
-    """Return what ``function`` loads; in a fork, what its server has loaded by the same call.
+    """Return ``function(*arguments)``, or the value that the server of this fork has already loaded by the same call.
 
-    The arguments are JSON values and name everything that decides the result, such as times of files. A fork has the
-    memory of its server for itself, so it may change what it gets; a second equal call loads anew. ``function`` starts
-    no thread, for forks have none but their first, and computes on the CPU.
+    The arguments are JSON values and name everything that decides the result, such as times of files. The caller may
+    change the value: a fork has its own copy of its server's memory, and a second equal call loads again. ``function``
+    must start no thread, because a fork keeps only the thread that called it, and must compute on the CPU.
     """
     key = _key(function.__module__, function.__qualname__, arguments)
     if key in _READY:
@@ -94,7 +94,7 @@ def make_ready(load: Load, found: Any) -> None:
 
 
 def _resident_bytes() -> int:
-    """Return the bytes of this process in memory; 0 where the system does not tell."""
+    """Return the resident memory of this process in bytes; 0 where the system does not tell."""
     try:
         pages = Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]
     except OSError:

@@ -35,7 +35,7 @@ def numerics(torch: Any = None) -> dict[str, Any]:
     if torch.cuda.is_available():
         return found | _of_gpu(torch)
     capability = torch.backends.cpu.get_cpu_capability()
-    # Left out if a CPU may use all kernels that it has, so that records equal the records of earlier versions.
+    # Left out where all kernels of a CPU are permitted, so that such records equal those of earlier versions.
     kernels = [name for name in _kernels(torch) if name != "cudnn"]
     permitted = {} if len(kernels) == len(SDP_KERNELS) - 1 else {"attention_kernels": kernels}
     return found | {"device": "cpu", "cpu": _cpu_model(), "cpu_capability": capability} | permitted
@@ -74,7 +74,7 @@ SDP_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:
-    """Return the versions of the installed ones among ``packages``; read once in a process and its forks."""
+    """Return the version of each of ``packages`` that is installed, by name; read once in a process and its forks."""
     return {name: version for name in packages if (version := _version(name)) is not None}
 
 

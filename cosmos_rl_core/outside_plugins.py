@@ -66,7 +66,7 @@ def pins(model: str) -> tuple[Pin, ...]:
 
 def named_by(settings: object, pinned: Sequence[Pin]) -> tuple[Pin, ...]:
     """Return the pinned plugins that settings name, in sections of any depth."""
-    # Without any, which is usual, the settings need no walk: `status` asks for each stage of a run.
+    # Most runs pin no plugin. They skip the walk through the settings, which `status` would take for each stage.
     names = set(_names_in(settings)) if pinned else set[tuple[str, str]]()
     return tuple(pin for pin in pinned if (pin.kind, pin.name) in names)
 
@@ -79,7 +79,7 @@ def _names_in(settings: object) -> Iterator[tuple[str, str]]:
 
 
 def _sections_in(settings: object) -> Iterator[Section]:
-    """Yield all sections in settings, each before those in it."""
+    """Yield all sections in settings, each before the sections inside it."""
     if isinstance(settings, Section):
         yield settings
         for name in type(settings).model_fields:
@@ -90,9 +90,9 @@ def _sections_in(settings: object) -> Iterator[Section]:
 
 
 def check_settings(settings: object) -> None:
-    """Raise :class:`ConfigError` if a plugin from outside has options that a plan cannot hold: it is written as JSON.
+    """Raise :class:`ConfigError` if a plugin from outside has options that a plan, which is JSON, cannot hold.
 
-    A set has no order, so a plan with one would be another in the next process.
+    Sets are refused because they have no order: each process would write another plan.
     """
     mistakes: list[str] = []
     for section in _sections_in(settings):
@@ -165,7 +165,7 @@ def check_same(pinned: Sequence[Pin], here: Sequence[Pin]) -> None:
 
 
 def _sha256_by_file(pins: Iterable[Pin]) -> dict[tuple[str, str, str], str]:
-    """Return the digest of each file, in words, by kind and name of its plugin and the file's name."""
+    """Return e.g. ``sha256 0123456789ab`` for each file, by the kind and name of its plugin and the file's path."""
     files = ((pin, name, sha) for pin in pins for name, sha in pin.files.items())
     return {(pin.kind, pin.name, name): f"sha256 {sha[:12]}" for pin, name, sha in files}
 
@@ -237,7 +237,10 @@ def _import(path: Path) -> ModuleType:
 
 
 class _Uncached(SourceFileLoader):
-    """A loader that compiles the current file, because cached byte code is found by time in whole seconds and size."""
+    """A loader that always compiles the current file.
+
+    Python's cached byte code is looked up by the file's size and its time in whole seconds, so it can be out of date.
+    """
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
@@ -246,7 +249,7 @@ class _Uncached(SourceFileLoader):
 def _forget() -> None:
     """Forget every plugin from outside."""
     plugins.forget()
-    # With their submodules, which a later import of the same file would find.
+    # Submodules too: a later import of the same file would find the old ones.
     for name in [name for name in sys.modules if name.startswith(_PREFIX)]:
         del sys.modules[name]
 
@@ -261,14 +264,14 @@ def _pin(kind: Any, name: str) -> Pin:
 
 
 def _place(module: ModuleType) -> Path:
-    """Return the folder of a package, the file of another module."""
+    """Return the folder of a package, or the file of any other module."""
     assert module.__file__ is not None
     file = Path(module.__file__)
     return file.parent if file.name == _PACKAGE else file
 
 
 def _package_of(module: ModuleType) -> Path:
-    """Return the folder of the module's outermost regular package, the module's file if it is in no package."""
+    """Return the folder of the module's outermost regular package, or the module's file if it is in no package."""
     parts = module.__name__.split(".")
     outer = (sys.modules[".".join(parts[: count + 1])] for count in range(len(parts)))
     return _place(next(package for package in outer if package.__file__ is not None))

@@ -12,16 +12,16 @@ import psutil
 from cosmos_rl_core.processes import STACKS
 
 GRACE_S = 120.0
-"""Wait for killed processes to be gone. Those with a GPU first give its memory back, which takes long for 140 GB."""
+"""Seconds to wait until killed processes are gone. Freeing the 140 GB of a GPU takes long."""
 REAPED_S = 1.0
-"""Wait for the parents of exited processes, or the system in their place, to take notice."""
+"""Seconds to wait until the parents of exited processes, or the system in their place, collect the exit codes."""
 LOOK_S = 0.02
 TREE_INTERVAL_S = 1.0
 """Interval in seconds at which the descendants of a process are listed."""
 STACKS_S, NEXT_STACK_S = 0.5, 0.3
 """Seconds for processes to write their stacks: for the last process, and for each one before the next one begins."""
 KILLED = -9
-"""Return code that is taken for a process whose return code is unknown."""
+"""Return code assumed for a process whose own is unknown: ended by SIGKILL."""
 
 
 class Process(Protocol):
@@ -91,9 +91,9 @@ def tree(pid: int) -> list[psutil.Process]:
 
 
 def kill(processes: Sequence[psutil.Process]) -> None:
-    """Kill these and wait until they are gone, so that their memory is free for the next attempt, on GPUs too.
+    """Kill processes and wait until they are gone, so that their memory is free for the next attempt, on GPUs too.
 
-    A GPU's driver frees the memory of a process while that exits, so one that nobody has waited for yet has none.
+    A GPU's driver frees the memory of a process as the process exits, so a zombie holds none.
     """
     for process in processes:
         with suppress(psutil.NoSuchProcess):
@@ -115,7 +115,7 @@ def show_stacks(processes: Sequence[psutil.Process]) -> None:
 
 
 def _catches(pid: int, number: int) -> bool:
-    """Return whether a process has a handler of a signal, which would end it otherwise."""
+    """Return whether a process handles a signal. Without a handler the signal would end it."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -133,7 +133,7 @@ def _wait_until(happened: Callable[[], bool], timeout_s: float) -> None:
 def _has_exited(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess, FileNotFoundError):
         if process.is_running():
-            # The first thread may have exited before others, who still have the process's files and devices open.
+            # The first thread may have exited before others, which still have the process's files and devices open.
             is_zombie = process.status() == psutil.STATUS_ZOMBIE
             return is_zombie and len(os.listdir(f"/proc/{process.pid}/task")) <= 1
     return True

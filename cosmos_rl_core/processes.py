@@ -81,9 +81,9 @@ def begin_again() -> None:
 
 
 def age_s() -> float:
-    """Return the seconds since this process began, or torchrun if that started it as a rank; 0.0 if nothing tells.
+    """Return the seconds since this process began, or since torchrun began if it started this rank; 0.0 if unknown.
 
-    A process that serves several Requests began with the present one.
+    In a process that serves several Requests, the seconds since it began the present one.
     """
     if BEGAN in os.environ:
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - float(os.environ[BEGAN]))
@@ -97,9 +97,9 @@ def age_s() -> float:
 
 
 class Traffic:
-    """Bytes from stores and to them, and how long the main thread waits for others. Counts only grow.
+    """Bytes read from and written to stores, and seconds that the main thread waits for other threads or processes.
 
-    They belong to the process, like the operating system's counts: take a difference to measure a part.
+    The counts are of the whole process and only grow: take a difference to measure a part.
     """
 
     def __init__(self) -> None:
