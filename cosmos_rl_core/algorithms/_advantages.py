@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 STD_FLOOR = 1e-4
-"""Number that is added to the standard deviation of rewards, whatever their scale, as in DiffusionNFT and FlowGRPO."""
+"""Number added to the standard deviation of rewards of any scale, as in DiffusionNFT and FlowGRPO."""
 
 
 HELD = "held"
-"""Column of samples that a gate gives the lowest place of their prompt. They have the rewards of the lowest other."""
+"""Column of bool: True for samples to which a gate with ``on_fail = "worst"`` gives the lowest place of their prompt.
+Their rewards are copies from the passing sample of the prompt with the lowest reward."""
 BEATS, DROPPED = "beats", "dropped"
-"""Columns of algorithms that train on pairs: ids of the samples that a sample is preferred to, with spaces between
-them, and the number of pairs that it would have won and that were left out."""
+"""Columns of algorithms that train on pairs: the ids of the samples that this sample is preferred to, separated by
+spaces; and the number of pairs that this sample would have won but that were left out."""
 
 
 def rewards_of(samples: pd.DataFrame, column: str) -> np.ndarray:
@@ -54,7 +55,7 @@ def group_advantages(
     ddof: int,
     fill: bool = False,
 ) -> np.ndarray:
-    """Return rewards minus their prompt's mean, over the standard deviation + 1e-4, ``[N]``; NaN if excluded.
+    """Return rewards minus their prompt's mean, divided by the standard deviation + 1e-4, ``[N]``; NaN if excluded.
 
     ``rewards`` and ``prompt_ids`` are ``[N]``. A reward of NaN counts in no mean and no deviation. Prompts with fewer
     than ``min_group_size`` rewards are excluded, but count in the deviation over all prompts, which ``global_std``
@@ -79,9 +80,10 @@ def group_advantages(
 
 
 def at_lowest(advantages: np.ndarray, prompt_ids: np.ndarray, held: np.ndarray) -> np.ndarray:
-    """Return the advantages with those ``held`` lowered to the lowest of their prompt, centred again; all ``[N]``.
+    """Lower the advantages of ``held`` samples to the lowest of their prompt, then centre that prompt's again.
 
-    Held samples get NaN if their prompt has no other advantage. Prompts without a held sample keep their bits.
+    The arguments and the result are ``[N]``. Held samples get NaN if their prompt has no other advantage. Advantages of
+    prompts without a held sample keep their bits.
     """
     placed = np.where(held, np.nan, advantages)
     for prompt in np.unique(prompt_ids[held]):
@@ -94,10 +96,10 @@ def at_lowest(advantages: np.ndarray, prompt_ids: np.ndarray, held: np.ndarray) 
 
 
 def floor_share(rewards: np.ndarray, prompt_ids: np.ndarray, *, global_std: bool) -> float:
-    """Return the share of their size that advantages lose to the floor of the deviation, in [0, 1), unitless.
+    """Return the share by which :data:`STD_FLOOR` shrinks advantages: ``floor / (std + floor)``, in [0, 1), unitless.
 
-    It is the mean over prompts, or of all rewards with ``global_std``. Equal rewards, which have no advantages, and
-    rewards of NaN are left out; 0 without others.
+    It is the mean over prompts or, with ``global_std``, one share for all rewards. Rewards of NaN and prompts of equal
+    rewards, whose advantages are 0 anyway, are left out; 0 if nothing is left.
     """
     groups = [rewards] if global_std else [rewards[prompt_ids == prompt] for prompt in np.unique(prompt_ids)]
     known = [group[~np.isnan(group)] for group in groups]
@@ -108,10 +110,10 @@ def floor_share(rewards: np.ndarray, prompt_ids: np.ndarray, *, global_std: bool
 def decoupled(samples: pd.DataFrame, weights: Mapping[str, float]) -> pd.DataFrame:
     """Return samples whose ``reward`` is the weighted sum of rewards that were each normalised within their prompts.
 
-    ``samples`` has the scores as ``score.<name>``. A score minus the mean of its prompt, over the population's
-    deviation + 1e-4, times the weight is ``reward.<name>``. So a weight counts as written, whatever the scale of a
-    score whose deviation is far above 1e-4; :func:`floor_share` is what others lose. Only valid samples count.
-    :func:`group_advantages` with ``global_std`` then divides by the deviation over the iteration.
+    ``samples`` has the scores as ``score.<name>``. The column ``reward.<name>`` is the weight times the score minus the
+    mean of its prompt, divided by the population's deviation + 1e-4. So the scale of a score does not change the effect
+    of its weight if its deviation is far above 1e-4; :func:`floor_share` is the loss of other scores. Only valid
+    samples count. :func:`group_advantages` with ``global_std`` then divides by the deviation over the iteration.
     Source: GDPO, arXiv:2601.05242.
     """
     columns: dict[str, np.ndarray] = {}
@@ -124,7 +126,7 @@ def decoupled(samples: pd.DataFrame, weights: Mapping[str, float]) -> pd.DataFra
 
 
 def _filled(rewards: np.ndarray) -> np.ndarray:
-    # The mean above the lowest is exact for equal rewards, which a plain mean may miss by rounding.
+    # The mean distance from the lowest reward is exact if rewards are equal; a plain mean may differ by rounding.
     low = np.nanmin(rewards)
     return np.where(np.isnan(rewards), low + np.nanmean(rewards - low), rewards)
 

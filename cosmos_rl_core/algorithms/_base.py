@@ -58,7 +58,7 @@ class Batch:
         return (1 - t) * self.x_0 + t * self.noise
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the batch with every tensor changed."""
+        """Return a batch with ``change`` applied to every tensor."""
         tensors = {name: value for name, value in vars(self).items() if value is not None}
         return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})
 
@@ -101,14 +101,14 @@ class Transitions:
         return self.at.t
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Transitions:
-        """Return the transitions with every tensor changed."""
+        """Return transitions with ``change`` applied to every tensor."""
         own = {name: value for name, value in vars(self).items() if name != "at" and value is not None}
         return replace(self, at=self.at.each(change), **{name: change(tensor) for name, tensor in own.items()})
 
 
 @dataclass(frozen=True)
 class Loss:
-    """The result of a loss."""
+    """The result of an algorithm's loss on a micro-batch."""
 
     per_sample: Tensor
     """Loss of each sample ``[B]``, float32 (or float64 under a mask), with gradient."""
@@ -117,7 +117,7 @@ class Loss:
 
 
 class Algorithm(Protocol):
-    """An algorithm: from rewards to advantages, and a loss. Every rank makes one from the recipe's ``Options``.
+    """An algorithm: advantages from rewards, and a loss. Every rank makes one from the recipe's ``Options``.
 
     The trainer draws batches, makes predictions, averages the losses of all samples and steps the optimizer. An
     algorithm keeps no state between calls: everything that lasts is a part of the policy, which ``needs`` declares.
@@ -133,9 +133,9 @@ class Algorithm(Protocol):
         (the weighted sum of all rewards), ``valid`` (whether all rewards scored it), and ``reward.<name>``, the
         weighted score of each reward. Exclude samples that are not valid: they have no reward.
 
-        With ``needs.unit = "pair"`` there are two more columns: ``beats``, the ids of the samples that a sample is
-        preferred to, a pair each, with spaces between them; and ``dropped``, the number of pairs that it would have
-        won and that were left out. Exactly the samples of pairs are used.
+        With ``needs.unit = "pair"`` there are two more columns: ``beats``, the ids of the samples that this sample is
+        preferred to, separated by spaces, where each id is a pair; and ``dropped``, the number of pairs that this
+        sample would have won but that were left out. ``used`` is True for the samples of pairs, and no others.
         """
         ...
 

@@ -35,7 +35,7 @@ class DataTerm:
 
 
 def every_pair(size: int) -> int:
-    """Return the number of pairs of so many samples."""
+    """Return the number of pairs among ``size`` samples."""
     return size * (size - 1) // 2
 
 
@@ -57,8 +57,8 @@ class Needs:
     """Sampler steps, from 0, that rollouts record and the loss gets as ``Transitions``; -1 is a random step (see
     ``trained_steps``). Empty: the loss gets final latents as ``Batch``, noised anew."""
     steps_of: Callable[[int], tuple[int, ...]] | None = None
-    """Function of a 0-based iteration: its recorded steps in place of ``train_on``, and as many. None: the same in all
-    iterations."""
+    """Function from a 0-based iteration to its recorded steps. They replace ``train_on`` and must be as many. None:
+    ``train_on`` in all iterations."""
     timesteps_fraction: float = 1.0
     """Share of the sampler's noise levels, 0 to 1, that each sample is trained at, rounded down. Unused with
     ``train_on``."""
@@ -67,19 +67,21 @@ class Needs:
     same noise level, with the same noise; ``advantages`` then also returns the column ``beats``. Not with
     ``train_on``."""
     most_pairs: Callable[[int], int] = every_pair
-    """Largest number of pairs of a prompt with so many samples. Unused unless ``unit`` is ``pair``."""
+    """Function from the number of samples of a prompt to its largest number of pairs. Unused unless ``unit`` is
+    ``pair``."""
     given_pairs: int = 0
-    """Number of pairs that were given instead of made from rewards. Those that a rollout lacks are counted."""
+    """Number of pairs that a file gives, 0 if rewards make the pairs. The update counts pairs that are not in its
+    rollout."""
     off_policy: bool = False
-    """The loss is also one on rollouts of another run: ``behaviour`` is then a policy that was not the trained one, or
-    did not make the rollouts. Without effect unless the loss reads it."""
+    """Whether the loss also trains on rollouts of another run. ``behaviour`` is then a policy other than the trained
+    one, or one that did not make the rollouts. Without effect unless the loss reads ``behaviour``."""
     trains_unconditional: bool = True
     """Under guidance, send the gradient through the unconditional prediction too."""
     diffusion: bool = False
     """The loss reads the diffusion coefficient of recorded steps, which some samplers do not have."""
     max_logp_drift: float | None = None
-    """Largest ``ratio_drift`` of the ``DRIFT_METRICS`` that the loss then returns. Beyond it the update fails,
-    because it does not reproduce the recorded densities. Set both this and ``train_on``."""
+    """Largest ``ratio_drift``. If set, the loss must return all ``DRIFT_METRICS``. Beyond it the update fails, because
+    it does not reproduce the recorded densities. Needs ``train_on``."""
     max_drift: float | None = None
     """Largest mean ``approx_kl`` of an optimizer step. Beyond it the pass over the rollout stops; None means never.
     Needs ``max_logp_drift``."""
@@ -105,9 +107,9 @@ class Needs:
         if not 0 < self.timesteps_fraction <= 1:
             found.append(f"timesteps_fraction = {self.timesteps_fraction}: expected above 0 and at most 1")
         if self.max_logp_drift is not None and not self.train_on:
-            found.append("max_logp_drift is one of recorded steps; set train_on too")
+            found.append("max_logp_drift limits the drift of recorded steps; set train_on too")
         if self.steps_of is not None and not self.train_on:
-            found.append("steps_of is of recorded steps; set train_on too, to as many steps")
+            found.append("steps_of chooses recorded steps; set train_on too, to as many steps")
         if self.max_drift is not None and self.max_logp_drift is None:
             found.append("max_drift needs max_logp_drift")
         if self.data_term is not None and not self.train_on:
@@ -158,7 +160,9 @@ class Needs:
         """Raise :class:`ConfigError` if the rollouts of the sampler ``sample`` lack an input of the loss."""
         self.num_times(sample.num_steps)
         if self.train_on and self.unit == "pair":
-            raise ConfigError("pairs are trained on final latents; recorded sampler steps (train_on) are of one sample")
+            raise ConfigError(
+                "pairs are trained on final latents; recorded sampler steps (train_on) belong to one sample"
+            )
         if self.train_on:
             kernel = planned_kernel(sample)
             for steps in {self.steps_at(k): None for k in range(iterations)}:

@@ -32,7 +32,7 @@ _OF_DATA = ("use_rl_sigma_and_noise", "data_on_first_only", "text_dropout")
 
 
 class PolicyGradientOptions(RewardedOptions):
-    """Options of both algorithms. The defaults are the exact log-density, mean over dimensions, and the exact KL.
+    """Options of both algorithms. The defaults compute the exact log-density (mean over dimensions) and the exact KL.
 
     cosmos-rl's arithmetic: ``ratio_mode = "unnormalised"``, ``kl_mode = "unnormalised"``, ``parity_advantages = true``.
     FlowGRPO's: ``kl_mode = "flow_grpo"``, ``logp_old = "stored"``, ``loss_scale = 1``, ``global_std = true`` (up to the
@@ -55,14 +55,15 @@ class PolicyGradientOptions(RewardedOptions):
     """Factor of the whole loss. Adam divides it out again; the gradient norm that ``optm_grad_norm_clip`` bounds grows
     with it."""
     ratio_mode: Literal["mean_logp", "sum_logp", "unnormalised"] = "mean_logp"
-    """Logarithm of the ratio: per dimension, true (the sum over dimensions), or cosmos-rl's, which omits the division
-    by twice the variance and so gives noisy steps the most weight."""
+    """Logarithm of the ratio. ``mean_logp``: its mean over dimensions. ``sum_logp``: the true one, the sum over
+    dimensions. ``unnormalised``: cosmos-rl's, which omits the division by twice the variance and so gives noisy steps
+    the most weight."""
     kl_mode: Literal["exact", "flow_grpo", "unnormalised"] = "exact"
-    """Distance to the reference per dimension: the KL divergence, FlowGRPO's (the KL divergence times the length of
-    the step), or cosmos-rl's squared distance of the means."""
+    """Distance to the reference per dimension. ``exact``: the KL divergence. ``flow_grpo``: FlowGRPO's, the KL
+    divergence times the length of the step. ``unnormalised``: cosmos-rl's, the squared distance of the means."""
     logp_old: Literal["recompute", "stored"] = "recompute"
-    """Source of the ratio's denominator. Recomputed, the ratio is exactly 1 at the weights that made the rollout;
-    stored, rounding differences between rollout and update change the ratio."""
+    """Source of the ratio's denominator. With ``recompute`` the ratio is exactly 1 at the weights that made the
+    rollout; with ``stored``, rounding differences between rollout and update change it."""
     max_logp_drift: float | None = Field(default=None, gt=0)
     """Largest difference of stored and recomputed log-density, in the unit of ``ratio_mode``. Beyond it the update
     fails, because it does not reproduce the rollout. Absent means half of ``clip_ratio``."""
@@ -184,7 +185,8 @@ class Algorithm:
         single = [name for name in samples.columns if name.startswith("reward.")] if options.reward_average else []
         held = np.zeros(len(samples), bool)
         if HELD in samples and len(single) > 1:
-            # The lowest of a sum may not be the lowest of an average, whose parts are each divided by a deviation.
+            # Each reward's advantages are divided by a deviation of their own before they are averaged, so the sample
+            # with the lowest sum of rewards may not have the lowest average.
             held = samples[HELD].to_numpy(bool) & samples["valid"].to_numpy(bool)
         by_reward = [
             group_advantages(
@@ -207,7 +209,7 @@ class Algorithm:
         return samples.assign(advantage=advantages, used=~np.isnan(advantages))
 
     def _scored(self, samples: pd.DataFrame, column: str) -> pd.DataFrame:
-        """Return ``samples``; with ``parity_advantages`` all that have a score in ``column`` are valid."""
+        """Return ``samples``; with ``parity_advantages``, mark all samples valid that have a score in ``column``."""
         return samples.assign(valid=samples[column].notna()) if self.options.parity_advantages else samples
 
     def loss(self, velocity: Callable[[str], Tensor], batch: Batch | Transitions) -> Loss:
@@ -269,14 +271,14 @@ class Algorithm:
         """Return the log-density of ``x_next`` by ``current`` minus ``behaviour``, in nats a dimension: ``[B]``."""
         if self.options.logp_old == "stored":
             return _log_prob(batch, current) - batch.log_prob
-        # Factored, so that equal means give exactly 0 and near ones keep their digits.
+        # A difference of squares as a product: equal means give exactly 0, and means that are close keep their digits.
         nearer = generated_mean((current - behaviour) * (2 * batch.x_next.double() - current - behaviour), batch.mask)
         return nearer / (2 * batch.at.std.square())
 
     def _kl(self, batch: Transitions, current: Tensor, reference: Tensor) -> Tensor:
         """Return the squared distance of two means per dimension, in the unit of ``kl_mode``: float64 ``[B]``.
 
-        FlowGRPO divides by the variance of the noise per unit of time instead of the variance of the step.
+        FlowGRPO divides the distance by the variance of the noise per unit of time, not by the variance of the step.
         """
         square, mode = generated_mean((current - reference).square(), batch.mask), self.options.kl_mode
         if mode == "unnormalised":
@@ -285,7 +287,7 @@ class Algorithm:
 
 
 def _told_apart(advantages: np.ndarray, prompt_ids: np.ndarray) -> np.ndarray:
-    """Return, for each sample, whether any sample of its prompt has an advantage other than 0."""
+    """Return ``[N]`` bool: whether any sample of the same prompt has an advantage other than 0."""
     _, group_of = np.unique(prompt_ids, return_inverse=True)
     return (np.bincount(group_of, weights=np.nan_to_num(advantages) != 0) > 0)[group_of]
 

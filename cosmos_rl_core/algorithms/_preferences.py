@@ -29,10 +29,10 @@ class Preference(Section):
 
 
 def read(path: str, planned: str = "") -> tuple[list[Preference], str]:
-    """Return the preferences in a file, and its digest. A name that ends in ``.csv`` is a table with a header.
+    """Return the preferences in a file, and its sha256 (hex). A name that ends in ``.csv`` is a table with a header.
 
-    Raises :class:`ConfigError` with the first lines that are no preference, and :class:`ArtifactError` if a file with
-    the digest ``planned`` is missing or has changed.
+    Raises :class:`ConfigError` that shows the first lines which are not preferences. If ``planned`` is the digest of an
+    earlier read, a missing or changed file raises :class:`ArtifactError` instead.
     """
     try:
         data = Path(path).read_bytes()

@@ -71,7 +71,7 @@ class Options(RewardedOptions):
     def pinned(self) -> Self:
         """Return the settings with digest, size and absolute path of the file of preferences.
 
-        Raises :class:`ConfigError` if it has another digest than the settings state, or lines that are no preference.
+        Raises :class:`ConfigError` if it has another digest than the settings state, or lines that are not preferences.
         """
         if self.preferences is None:
             return self
@@ -101,14 +101,14 @@ class Algorithm:
         )
 
     def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
-        """Return ``samples`` with the pairs of each prompt: ``beats``, ``dropped``, and ``advantage`` and ``used``.
+        """Return ``samples`` with the columns ``beats``, ``dropped``, ``advantage`` and ``used``.
 
-        ``dropped`` counts the pairs that a sample would have won, left out because rewards are equal or differ by less
-        than ``min_gap``, or of a file because a sample is not valid. An advantage is the share of a sample's pairs that
-        it wins minus the share that it loses.
-        Samples that are not valid are in no pair. Those that gates hold back have the lowest reward of their prompt, so
-        they win none by rewards. Raises :class:`ArtifactError` if a valid sample has a reward that is not finite, or
-        if a file has no pair of these samples.
+        ``dropped`` counts the pairs that a sample would have won but that are left out: rewards are equal or differ by
+        less than ``min_gap``, or one sample of a pair from the file is not valid. An advantage is the share of its
+        pairs that a sample wins minus the share that it loses.
+        Samples that are not valid are in no pair. Samples that gates hold back have the lowest reward of their prompt,
+        so they win no pair that rewards decide. Raises :class:`ArtifactError` if a valid sample has a reward that is
+        not finite, or if no pair of the file has both its samples here.
         """
         rewards, ids = rewards_of(samples, "reward"), samples["sample_id"].tolist()
         beats: list[list[str]] = [[] for _ in ids]
@@ -126,7 +126,10 @@ class Algorithm:
         return samples.assign(advantage=advantages, used=used, **pairs)
 
     def _ranked(self, samples: pd.DataFrame) -> Iterator[tuple[int, int, bool]]:
-        """Yield the places of both samples of each pair by rewards, and whether their rewards differ enough."""
+        """Yield the row of the better sample, the row of the worse one, and whether their rewards differ enough.
+
+        The pairs are ``best_worst`` or ``all``, as the options say.
+        """
         rewards, prompts = rewards_of(samples, "reward"), samples["prompt_id"].to_numpy()
         held = samples[HELD].to_numpy(bool) if HELD in samples else np.zeros(len(samples), bool)
         for prompt in np.unique(prompts):
@@ -139,7 +142,10 @@ class Algorithm:
                 yield better, worse, bool(gap > 0 and gap >= self.options.min_gap)
 
     def _given(self, samples: pd.DataFrame) -> Iterator[tuple[int, int, bool]]:
-        """Yield the places of both samples of each pair of the file that has both here."""
+        """Yield the rows of winner and loser, and True, for each pair of the file with both samples here.
+
+        Raises :class:`ArtifactError` if there is none, or if a pair compares samples of different prompts.
+        """
         path = self.options.preferences
         assert path is not None
         preferences, _ = read(path, self.options.preferences_sha256)
@@ -164,9 +170,9 @@ class Algorithm:
         """Return ``-log sigmoid(margin)`` of each pair, for both of its samples: ``[B]`` float32.
 
         The margin is ``-beta / 2 ((e - e_ref) of the winner - (e - e_ref) of the loser)``, unitless, where ``e`` is the
-        mean over generated dimensions of ``(v - (noise - x_0))²`` and ``e_ref`` the reference's. It is how much
-        likelier than under the reference the winner became, minus the same of the loser, up to the bound of the
-        paper. At equal current and reference the loss is exactly log 2.
+        mean over generated dimensions of ``(v - (noise - x_0))²`` and ``e_ref`` the same for the reference. Up to
+        the bound that the paper takes, it is the log-likelihood that the winner gained over the reference minus what
+        the loser gained. Where current and reference are equal the loss is exactly log 2.
         Metrics: ``margin``; ``accuracy``, the share of pairs with a margin above 0; ``winner_error_change`` and
         ``loser_error_change``, ``e - e_ref`` of each. Both may rise; the margin is what trains.
         Source: Flow-DPO, arXiv:2501.13918, with the same weight at all noise levels. Its sum over dimensions is a mean
@@ -174,7 +180,7 @@ class Algorithm:
         """
         reference = velocity(REFERENCE).detach()
         current = velocity(CURRENT)
-        # e - e_ref as one product: a difference of two means would lose the digits that beta then multiplies.
+        # e - e_ref as the mean of one product: a difference of two means would lose digits, and beta enlarges the loss.
         off = current + reference - 2 * (batch.noise - batch.x_0)
         change = batch.mean((current - reference) * off)
         winner, loser = change.unflatten(0, (-1, 2)).unbind(1)
@@ -194,5 +200,5 @@ def _one_pair(size: int) -> int:
 
 
 def _of_both(of_pairs: Tensor) -> Tensor:
-    """Return the number of each pair for both of its samples: ``[B / 2] -> [B]``."""
+    """Repeat the number of each pair for both of its samples: ``[B / 2] -> [B]``."""
     return of_pairs.repeat_interleave(2)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _WEIGHT_FLOOR = 1e-5
 """Smallest mean absolute error that a sample's squared error is divided by."""
 _DECAYS = {"none": (0, 0.0, 0.0), "linear": (0, 0.001, 0.5), "delayed": (75, 0.0075, 0.999)}
-"""Decay of the old copy by ``weight_copy_decay_type``: iterations at 0, rise per iteration after them, maximum."""
+"""Decay of the old copy by ``weight_copy_decay_type``: iteration from which it rises, rise per iteration, maximum."""
 
 
 class Options(RewardedOptions):

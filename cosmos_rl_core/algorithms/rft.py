@@ -26,8 +26,8 @@ class Options(RewardedOptions):
 
     type: Literal["rft"]  # pyright: ignore[reportIncompatibleVariableOverride]
     keep: float = Field(default=0.25, gt=0, le=1)
-    """Share of each prompt's scored samples that are trained on, rounded up. They have the highest rewards. Lower takes
-    fewer and better samples; 1 trains on all, whatever their rewards."""
+    """Share of each prompt's scored samples that are trained on, rounded up: the samples with the highest rewards.
+    Lower takes fewer and better samples; 1 trains on all, whatever their rewards."""
     kl_beta: float = Field(default=0.0, ge=0)
     """Weight of the squared distance to the base model; 0 saves the reference's forward pass."""
     timesteps_fraction: float = Field(default=0.99, gt=0, le=1)
@@ -37,7 +37,7 @@ class Options(RewardedOptions):
 
 
 class Algorithm:
-    """Rollouts by the current policy. The loss pulls the velocity towards the best of them, and away from none."""
+    """Rollouts by the current policy. The loss pulls the velocity towards the best samples, and away from none."""
 
     def __init__(self, options: Options) -> None:
         self.options = options

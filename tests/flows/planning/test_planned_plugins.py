@@ -202,7 +202,7 @@ WRONG_NEEDS = {
     ),
     "old_decay=options.old_decay": ("old_decay=None", "'old' is read, and old_decay = None says that there is no such"),
     "timesteps_fraction=options.timesteps_fraction": ("timesteps_fraction=3.0", "timesteps_fraction = 3.0: expected"),
-    "off_policy=True": ("max_logp_drift=0.1", "max_logp_drift is one of recorded steps; set train_on too"),
+    "off_policy=True": ("max_logp_drift=0.1", "max_logp_drift limits the drift of recorded steps; set train_on too"),
 }
 
 
