@@ -21,7 +21,7 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 def expanded(path: str) -> str:
-    """Return a path with the home directory in place of ``~`` at its begin."""
+    """Return a path with the home directory in place of a ``~`` at its beginning."""
     return os.path.expanduser(path)
 
 
@@ -46,7 +46,7 @@ class Section(BaseModel):
 
 
 def _identity(value: Any) -> Any:
-    # Most values, and pydantic's models take long to say that they are none.
+    # Most values are plain. They come first because `isinstance` is slow with pydantic's models.
     if type(value) in _PLAIN:
         return value
     if isinstance(value, Section):
@@ -80,7 +80,10 @@ def written(section: Section, *names: str) -> list[str]:
 
 
 def as_read(value: Kept) -> Kept:
-    """Return settings as they are read from canonical JSON: with the keys of tables sorted. What is so is returned."""
+    """Return settings as canonical JSON gives them back: with the keys of tables sorted.
+
+    Returns ``value`` itself if all its keys are sorted already.
+    """
     found: Any = value
     if isinstance(value, Section):
         fields = ((name, getattr(value, name)) for name in type(value).model_fields)
@@ -98,7 +101,7 @@ def as_read(value: Kept) -> Kept:
 
 
 def _default(field: FieldInfo) -> Any:
-    """Return the default of a field; no value if it has none, or one that follows from others."""
+    """Return the default of a field; ``_NO_VALUE`` if it has none, or if the default depends on other fields."""
     if field.is_required() or field.default_factory_takes_validated_data:
         return _NO_VALUE
     return field.get_default(call_default_factory=True)

@@ -17,7 +17,7 @@ class Nodes(Section):
     gpus_per_node: int = Field(default=0, ge=0)
     """Number of GPUs of each machine. Each rank gets one."""
     cpus_per_node: int | None = Field(default=None, ge=1)
-    """Number of CPU cores of each machine that a stage has. Default: the scheduler's; with Ray one."""
+    """Number of CPU cores of each machine that a stage gets. Default: the scheduler's; with Ray one."""
 
 
 class RayNodes(Nodes):
@@ -42,7 +42,7 @@ class RayConfig(RayNodes):
     """Seconds for which an attempt waits for a cluster that does not answer."""
     nodes_timeout_s: float = Field(default=600.0, ge=0)
     """Seconds for which a stage waits for nodes that the cluster does not have, such as nodes that an autoscaler adds.
-    It waits for nodes that others use without a limit."""
+    It waits without a limit for nodes that are in use."""
     stages: dict[str, RayNodes] = {}
     """Other nodes of single stages, e.g. ``[launch.ray.stages.rollout] accelerator_type = "L40S"``."""
 
@@ -144,9 +144,9 @@ class PricesConfig(Section):
     process_hour: float = Field(default=0.0, ge=0)
     """Price of an hour of any stage's process besides its devices."""
     read_gb: float = Field(default=0.0, ge=0)
-    """Price of 10^9 bytes from the store."""
+    """Price of 10^9 bytes read from the store."""
     written_gb: float = Field(default=0.0, ge=0)
-    """Price of 10^9 bytes to the store."""
+    """Price of 10^9 bytes written to the store."""
 
 
 def _merged(every_stage: Section, kind: type[_R], one_stage: _R | None) -> _R:

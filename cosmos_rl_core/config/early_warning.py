@@ -66,7 +66,7 @@ DEFAULTS: dict[str, dict[str, float]] = {
     # Fewer artefacts, and more differences between the samples of a prompt, are no warning.
     "grid_energy": {"rise": DRIFT},
     "group_diversity": {"fall": DRIFT},
-    # Contrast and luma watch pictures that get calmer.
+    # Only a rise: the limits on contrast and luma notice pictures that get calmer.
     "block_deviation": {"rise": DRIFT},
     "border_deviation": {"rise": DRIFT},
     "block_contrast": {"rise": DRIFT},
@@ -75,7 +75,7 @@ DEFAULTS: dict[str, dict[str, float]] = {
 
 
 def with_defaults(warning: EarlyWarningConfig | None, frames: int) -> EarlyWarningConfig:
-    """Return the settings with the default limits on statistics of samples of ``frames``, as a plan keeps them."""
+    """Return the settings as a plan keeps them: with default limits on statistics of samples of ``frames`` frames."""
     warning = warning or EarlyWarningConfig()
     if not warning.statistics:
         return warning
@@ -89,7 +89,7 @@ def with_defaults(warning: EarlyWarningConfig | None, frames: int) -> EarlyWarni
 def mistakes(warning: EarlyWarningConfig, rewards: Mapping[str, Collection[str]]) -> Iterator[str]:
     """Yield a sentence for each limit on an unknown score, and for each score with two limits.
 
-    ``rewards`` has the scores that each reward of the recipe declares; none for one that declares none.
+    ``rewards`` has the declared scores of each reward of the recipe; it is empty for a reward that declares none.
     """
     seen: set[tuple[str, str]] = set()
     scores = {**({STATISTICS: DEFAULTS} if warning.statistics else {}), **rewards}

@@ -33,7 +33,7 @@ SET_BY_LAUNCHERS = {
     "OMP_NUM_THREADS": "use launch.threads",
     "NCCL_NVLS_ENABLE": "use launch.deterministic",
 } | dict.fromkeys(_TORCHRUN.split(), "torchrun sets it for each rank")
-"""Environment variables that a recipe cannot set, each with what sets it."""
+"""Environment variables that a recipe cannot set, each with the reason or with the setting to use instead."""
 
 
 def _free_variable(name: str) -> str:
@@ -85,10 +85,10 @@ class LaunchConfig(Section):
     """Number of ranks of each distributed stage."""
     stage_processes: dict[str, Annotated[int, Field(ge=1)]] = {}
     """Number of ranks of single stages, in place of ``processes``, e.g. ``{rollout = 8}``. ``reward = n`` scores with
-    n processes side by side, each with a reward of its own. The reward ``remote`` has n windows of 16 requests."""
+    n processes, each with its own copy of the reward. The reward ``remote`` has n windows of 16 requests."""
     elastic: ElasticConfig | None = None
-    """Workers that share stages whose units need no gang, e.g. ``{min = 1, max = 8}``: one that is lost costs its unit,
-    and others join when devices are free. Default: a fixed number of ranks shares every stage (``processes``)."""
+    """Workers that share the units of a stage, e.g. ``{min = 1, max = 8}``. A lost worker costs its unfinished unit;
+    others join when devices are free. Default: a fixed number of ranks shares every stage (``processes``)."""
     dp_shard_size: int = Field(default=1, ge=1)
     """Number of ranks over which FSDP2 shards the weights; must divide the ranks of every distributed stage. 1
     keeps all weights on each rank; a number below the ranks keeps several sharded copies (HSDP)."""
@@ -133,8 +133,8 @@ class LaunchConfig(Section):
     pipeline within 1e-4. PyTorch's own default rounds convolutions only. Rewards never use it, nor does the reward
     service, so that one scorer has one score."""
     attention: Attention = "auto"
-    """Kernel of attention that ranks use, and no other: ``flash``, ``efficient``, ``cudnn`` or ``math`` of PyTorch. A
-    model that it does not serve, such as ``flash`` with masks of texts, ends the stage. ``auto``: PyTorch chooses by
+    """The one attention kernel that ranks use: ``flash``, ``efficient``, ``cudnn`` or ``math`` of PyTorch. The stage
+    fails if the kernel does not support the model, such as ``flash`` with text masks. ``auto``: PyTorch chooses by
     device, type and shapes alone among all but ``cudnn``, whose gradients can be wrong on H100 and H200. On a CPU there
     are ``flash`` and ``math``. Scorers always have ``auto``."""
     max_attempts: int = Field(default=4, ge=1)
@@ -218,7 +218,7 @@ class LaunchConfig(Section):
 
     @property
     def forks(self) -> bool:
-        """Return whether all stages are forks on the CPU, wherever they run, and count and lock no device."""
+        """Return whether every stage is a fork on the CPU. Such stages count and lock no device."""
         return self.mode == "warm" and self.device == "cpu" and not self.resident_gb
 
     @property
@@ -227,7 +227,11 @@ class LaunchConfig(Section):
         return int((self.resident_gb or 0.0) * 2**30) if self.mode == "warm" else 0
 
     def ranks_on(self, device: Device | None) -> Literal["cold", "forked", "resident"]:
-        """Return how the ranks of a stage with torch run that computes on a device."""
+        """Return how the ranks of a stage with torch start if it computes on ``device``.
+
+        ``cold``: new processes. ``forked``: forks of a server that has imported everything. ``resident``: processes
+        that stay between stages.
+        """
         if self.mode == "cold" or (device == "cuda" and self.resident_gb == 0):
             return "cold"
         return "resident" if device == "cuda" or self.resident_gb else "forked"
@@ -250,7 +254,7 @@ class LaunchConfig(Section):
         return self.stage_device_memory_gb.get(stage, self.device_memory_gb)
 
     def parallelism_of(self, stage: str) -> Parallelism:
-        """Return how the ranks of a stage share its work. Raises :class:`ConfigError` if they cannot.
+        """Return how the ranks of a stage share its work. Raises :class:`ConfigError` if the sizes do not fit.
 
         A stage with fewer ranks than ``dp_shard_size`` shards the weights over all its ranks.
         """
@@ -265,11 +269,11 @@ class LaunchConfig(Section):
         )
 
     def elastic_of(self, stage: str) -> ElasticConfig | None:
-        """Return the workers that share the units of a stage; None if its ranks share all of it."""
+        """Return the settings of the workers that share the units of a stage; None if it has ranks instead."""
         return self.elastic if self.elastic is not None and stage in self.elastic.stages else None
 
     def processes_of(self, stage: str) -> int:
-        """Return the number of ranks of a stage, or of each worker of an elastic one: as many as share a model."""
+        """Return the number of ranks of a stage; for an elastic one, of each worker: the ranks that share a model."""
         if self.elastic_of(stage):
             return math.lcm(self.dp_shard_size, self.cp_size) if stage in ON_POLICY else 1
         return self.stage_processes.get(stage, self.processes)
@@ -289,9 +293,9 @@ class LaunchConfig(Section):
 
 
 def readable(written: dict[str, Any]) -> dict[str, Any]:
-    """Return the section that a plan of any version holds, without what this version has no field for.
+    """Return the section ``launch`` of a plan of any version, without the fields that this version does not have.
 
-    Machines decide no result. A run whose stages were on Kubernetes is shown as one of a machine.
+    They can be dropped because machines decide no result. The former launcher ``kubernetes`` becomes ``local``.
     """
     found = _fields(LaunchConfig, written)
     for name, section, stage in (("slurm", SlurmConfig, SlurmNodes), ("kubernetes", KubernetesConfig, KubernetesPods)):

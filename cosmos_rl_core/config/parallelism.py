@@ -9,7 +9,7 @@ from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.errors import ConfigError
 
 Attention = Literal["auto", "flash", "efficient", "cudnn", "math"]
-"""Kernels of attention: one of PyTorch's by name, or its own choice among all."""
+"""Attention kernel: one of PyTorch's by name; ``auto`` lets PyTorch choose."""
 Device = Literal["cuda", "cpu"]
 """Where the ranks of a stage compute."""
 
@@ -51,7 +51,7 @@ class Parallelism:
 
     @property
     def data_world_size(self) -> int:
-        """Return the number of groups of ranks with work of their own."""
+        """Return the number of groups of ranks that work on different videos."""
         return self.world_size // self.cp_size
 
 
@@ -76,16 +76,16 @@ ELASTIC_STAGES = (
 class ElasticConfig(Section):
     """Workers that share the units of a stage. Each is one process, or one group that holds sharded weights together.
 
-    A worker gets the next unit when it has finished one. Workers may end and join at any time: only the units that a
-    lost one had are made again. Units, and so all bits, depend on samples and recipe alone.
+    A worker gets the next unit when it has finished one. Workers may end and join at any time: only the unfinished
+    units of a lost worker are made again. Units, and so all bits, depend on samples and recipe alone.
     """
 
     min: int = Field(default=1, ge=1)
-    """Workers without whose devices a stage does not begin."""
+    """Smallest number of workers: a stage waits until this many have devices."""
     max: int = Field(ge=1)
-    """Most workers of a stage. More than ``min`` begin as soon as devices are free."""
+    """Largest number of workers of a stage. Workers above ``min`` begin as soon as devices are free."""
     stages: tuple[str, ...] = ELASTIC_STAGES
-    """Stages that have workers. Default: all stages of a run on diffusion models whose units need no gang."""
+    """Stages that have workers. Default: all stages of a run on diffusion models whose units are made independently."""
 
     @model_validator(mode="after")
     def _in_order(self) -> "ElasticConfig":

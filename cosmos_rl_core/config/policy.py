@@ -156,7 +156,8 @@ class SampleConfig(SolverConfig):
     @property
     def rollout(self) -> SolverConfig:
         """Return the settings of rollouts only."""
-        # Valid already, and of a solver from outside that this process may have forgotten for another run.
+        # The values are valid already; a second validation would fail if this process has since forgotten a solver from
+        # outside, for the sake of another run.
         return SolverConfig.model_construct(**{name: getattr(self, name) for name in SolverConfig.model_fields})
 
 
@@ -199,7 +200,7 @@ class DiffusersConfig(TimeDensity):
     supervised_guidance_scale: float | None = Field(default=None, ge=0, json_schema_extra=NOT_IDENTITY)
     """Guidance-distilled transformers only: the guidance that is an input of the transformer in losses on media:
     supervised training, held-out losses, and a diffusion loss in addition to rewards. Default: 1 for FLUX.1 dev, as
-    diffusers' commands train it. Its resolved value is part of the identity of what it decides."""
+    diffusers' commands train it. The resolved value is part of the identity of stages that use it."""
     cfg_normalization: float | None = Field(default=None, gt=0, json_schema_extra={"neutral": None})
     """Z-Image only: longest norm of a guided prediction, in norms of the conditional one, in rollouts, losses on them
     and evaluations. Lower saturates pictures less. Default: no limit, the default of the stock pipeline's call."""
@@ -208,7 +209,7 @@ class DiffusersConfig(TimeDensity):
     losses on them and evaluations. Above 1: never. Default: 1, the default of the stock pipeline's call."""
     posterior: Posterior = Field(default="mode", json_schema_extra={"neutral": "mode"})
     """Latents of the media that are trained on: the ``mode`` of the VAE's posterior, or a ``sample``, drawn anew in
-    each pass. Samples double the bytes of stored latents. Given frames of rollouts, and held-out losses, are of the
+    each pass. Samples double the bytes of stored latents. Given frames of rollouts and held-out losses use the
     mode. Not for VAEs without a posterior, such as SANA's."""
     sample: SampleConfig = SampleConfig()
     """Sampling of rollouts and evaluations."""

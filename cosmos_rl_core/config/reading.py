@@ -1,4 +1,4 @@
-"""TOML files as plain values, with overrides and a cluster profile, and sections built from them, strictly."""
+"""Reading of TOML files as plain values, with overrides and a cluster profile, and strict building of sections."""
 
 import difflib
 import json
@@ -68,7 +68,8 @@ def rewards_in(path: str) -> list[Any]:
 def read_toml(path: str | Path, example: str, mistakes: Mistakes | None = None) -> Values:
     """Read a TOML file. Raises :class:`ConfigError`, which names ``example``, if it is missing or not TOML.
 
-    Values beyond the limits are cut and added to ``mistakes``; without it they raise, too.
+    Values beyond the limits of :mod:`cosmos_rl_core.config.toml` are cut, with a message for each in ``mistakes``;
+    without ``mistakes`` they raise, too.
     """
     file = Path(path)
     if not file.is_file():

@@ -121,7 +121,8 @@ class Recipe(Section):
     rewards: tuple[RewardConfig, ...] = ()
     """The rewards, each a table ``[[rewards]]``."""
     early_warning: EarlyWarningConfig | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
-    """Limits on the scores of rollouts, judged before each update. Default: those on statistics of pixels, marked."""
+    """Limits on the scores of rollouts, judged before each update. Default: limits on statistics of pixels, which mark
+    an iteration and do not end the run."""
     validation: ValidationConfig | None = None
     """Held-out evaluation. Default: none."""
     launch: LaunchConfig = Field(default=LaunchConfig(), json_schema_extra=NOT_IDENTITY)
@@ -132,7 +133,7 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> "Recipe":
         if mistakes := list(_mistakes(self)):
-            # What has no effect is said with them: alone it is no reason to look no further.
+            # Settings without effect are listed too, but do not raise here: other checks are still to come.
             idle = () if info.context is None else info.context(self)
             raise ValueError("\n".join([*mistakes, *idle]))
         return self

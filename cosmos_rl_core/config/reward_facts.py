@@ -27,7 +27,7 @@ class Facts:
     groupwise: bool = False
     """Whether a score depends on the other samples of the same prompt, which are then scored together."""
     batches: tuple[str, ...] = ()
-    """Options that are numbers of items in a forward. If that changes scores on a machine, they are 1 there."""
+    """Options that set the number of items of a forward pass. On machines where the number changes scores, it is 1."""
     also: tuple[str, ...] = ()
     """Other names under which reward services offer it."""
     wire: Mapping[str, str] = field(default_factory=lambda: NOTHING)
@@ -36,7 +36,7 @@ class Facts:
     """Defaults of options that differ in a reward service, whose scores have the names and the arithmetic of cosmos-rl.
     """
     evidence: Literal["real weights", "tiny weights", "protocol"] | None = None
-    """Weights with which it was run: the real ones (or none are needed), tiny random ones of the true architecture, or
-    none: then only its protocol and its loading code are tested. None: nothing is stated."""
+    """Weights with which it was run: ``real weights`` (or it needs none); ``tiny weights``, random ones of the true
+    architecture; ``protocol``: no weights, only its protocol and its loading code are tested. None: not stated."""
     names_checked: bool = False
     """Whether the mapping of the names of its weights was checked against the original implementation."""

@@ -30,7 +30,7 @@ class ModelRef(Section):
     cfg_normalization: float | None = Field(default=None, json_schema_extra={"neutral": None})
     """Longest norm of a guided prediction, in norms of the conditional one; None means the stock pipeline's own."""
     cfg_truncation: float | None = Field(default=None, json_schema_extra={"neutral": None})
-    """Largest ``1 - t`` that is guided; None means the stock pipeline's own."""
+    """Largest ``1 - t`` at which guidance is on; None means the stock pipeline's own."""
 
 
 class MediaShape(Section):
@@ -85,7 +85,7 @@ class Init(Section):
 
 
 class Split(Section):
-    """A share of a dataset. The digest of a medium decides where it is, so that equal media are never on both sides."""
+    """A share of a dataset. The digest of a medium decides its side, so that equal media are never on both sides."""
 
     side: Literal["train", "held_out"]
     held_out_share: float
@@ -99,7 +99,7 @@ class StageConfig(Section):
     package: ClassVar[str] = "stages"
     """Package of the module that runs the stage. The module has the stage's name, without the package's name."""
     version: ClassVar[int]
-    """Raised by every change of the bytes that equal settings and inputs give."""
+    """Version, which rises with every change of the bytes that equal settings and inputs give."""
     distributed: ClassVar[bool] = False
     """Whether it may have several ranks, under ``torch.distributed.run``; else it is one plain process."""
     torch: ClassVar[bool] = True
@@ -107,12 +107,12 @@ class StageConfig(Section):
     elastic: ClassVar[bool] = False
     """Whether workers may share it (``launch.elastic``): its work is units that do not wait for each other."""
     inputs: ClassVar[dict[str, Literal["one", "many"]]] = {}
-    """Roles of the inputs."""
+    """Whether an input is ``one`` artifact or ``many``, by its role."""
     reader: ClassVar[str | None] = None
     """Module of the package with ``excerpt_of`` and ``answers_of``, for reports of artifacts without a fragment."""
     measures: ClassVar[str | None] = None
-    """Module of the package that reads what the stage measured of a policy on held-out data, with the functions of
-    ``stages.scoring.held_out.Reader``; None for a stage that measures nothing there."""
+    """Module of the package that reads the stage's measurements of a policy on held-out data, with the functions of
+    ``stages.scoring.held_out.Reader``; None for a stage without such measurements."""
 
 
 class Trains(StageConfig):

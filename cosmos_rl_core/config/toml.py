@@ -1,4 +1,4 @@
-"""TOML: a reader within limits, and a writer, which the standard library has not."""
+"""TOML: a reader that limits depth and sizes, and a writer, which the standard library lacks."""
 
 import itertools
 import json
@@ -10,15 +10,15 @@ from typing import Any
 from cosmos_rl_core.errors import listed
 
 MAX_DEPTH = 32
-"""Tables and arrays inside each other."""
+"""Most tables and arrays inside each other."""
 MAX_TEXT = 2**16
-"""Characters of a text."""
+"""Most characters of a text."""
 SHOWN = 200
-"""Characters that a message shows of a value."""
+"""Most characters of a value that a message shows."""
 WHOLE_NUMBERS = range(-(2**63), 2**63)
-"""Whole numbers that TOML asks readers to take."""
+"""Whole numbers that TOML requires readers to accept: 64 bits."""
 MOST_DIGITS = 100
-"""Digits and underscores that are read of a whole number: more than any of 64 bits has."""
+"""Most digits and underscores of a whole number that are read: more than any number of 64 bits has."""
 
 
 def loads(text: str) -> dict[str, Any]:
@@ -32,9 +32,9 @@ def loads(text: str) -> dict[str, Any]:
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """Return the values of a text, those beyond the limits of this module too, whole numbers without further digits.
+    """Return the values of a text without applying the limits, but keep only the first digits of very long numbers.
 
-    Raises like :func:`loads` if it is not TOML, and for tables and arrays that are too deep to be read at all.
+    Raises like :func:`loads` if the text is not TOML, or if Python cannot read its depth of tables and arrays at all.
     """
     try:
         return tomllib.loads(text)
@@ -43,7 +43,7 @@ def parsed(text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError:
         raise
     except ValueError:
-        # Python reads no whole number of so many digits, and names no key.
+        # Python refuses whole numbers of so many digits without naming the key; cut, they reach `cut_to_limits`.
         return tomllib.loads(_MANY_DIGITS.sub(lambda found: found[0][:MOST_DIGITS].rstrip("_"), text))
 
 
@@ -54,9 +54,9 @@ _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels; flatten it, so that at most
 
 
 def cut_to_limits(values: dict[str, Any]) -> list[str]:
-    """Cut the values that are nested too deep, too long or too large; return a message for each, by its keys.
+    """Cut values that are nested too deep, too long or too large, in place; return a message for each, with its keys.
 
-    What is left of them serves to look for mistakes in the other values.
+    Validation then finds the mistakes in the other values, too.
     """
     mistakes: list[str] = []
     level: list[tuple[str, Any]] = [("", values)]
@@ -77,7 +77,7 @@ def cut_to_limits(values: dict[str, Any]) -> list[str]:
 
 
 def _beyond(value: Any) -> tuple[Any, str] | None:
-    """Return what is left of a text that is too long or a number that is too large, and why; else None."""
+    """Return the cut value and the message for a text that is too long or a number that is too large; else None."""
     if isinstance(value, str) and len(value) > MAX_TEXT:
         return value[:SHOWN], f"has {len(value)} characters; expected at most {MAX_TEXT}: shorten the text"
     if isinstance(value, int) and value not in WHOLE_NUMBERS:
@@ -94,12 +94,12 @@ def beyond_limits(mistakes: Sequence[str]) -> str:
 
 
 def _begun(place: str) -> str:
-    """Return a place as a message shows it."""
+    """Return a place as a message shows it: its first :data:`SHOWN` characters."""
     return place if len(place) <= SHOWN else f"{place[:SHOWN]}..."
 
 
 def shortened(value: Any) -> str:
-    """Return a value as a message shows it."""
+    """Return a value as a message shows it: the first :data:`SHOWN` characters of its ``repr``."""
     shown = repr(value)
     return shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}... ({len(shown)} characters)"
 

@@ -18,7 +18,7 @@ class DatasetOptions(Section):
 
     @property
     def follows(self) -> tuple[str, ...]:
-        """Return a sentence for each part of the data that may change under its name, with how to hold it."""
+        """Return a sentence for each part of the data that may change under the same name, and how to pin it."""
         return ()
 
 
@@ -28,7 +28,7 @@ class SnapshotOptions(DatasetOptions):
     dataset: str
     """Name of the dataset in the store of the run."""
     number: int | None = Field(default=None, ge=1)
-    """Which snapshot. Default: the newest when the run is first planned; a run keeps it."""
+    """Number of the snapshot. Default: the newest when the run is first planned; a run keeps it."""
     side: Literal["all", "train", "held_out"] = "all"
     """Which media are used: all, or those on one side of a split by the digests of their bytes."""
     held_out_share: float = Field(default=0.05, gt=0, lt=1)
@@ -52,7 +52,7 @@ class RewardOptions(Section):
 
     plugin = ("rewards", "name")
     facts: ClassVar[Facts] = Facts()
-    """What is known of the reward before it runs."""
+    """Facts that planning and pages read before the reward runs."""
     name: str
     """The reward: the name of a file in ``cosmos_rl_core/rewards``, or of a plugin from outside."""
 
@@ -99,13 +99,13 @@ AnyCaptioner = Annotated[SerializeAsAny[CaptionerOptions], plugin_options(Captio
 
 
 class Gate(Section):
-    """A bound on a score, for samples that count in training."""
+    """Bounds on a score. Samples beyond them do not count in training with their own rewards."""
 
     min: float | None
     max: float | None
     on_fail: Literal["exclude", "worst"]
     max_gated_fraction: float = Field(default=1.0, json_schema_extra=NOT_IDENTITY)
-    """Share of gated samples above which the update fails. Affects success, not the result, so that artifacts do not
+    """Share of gated samples above which the update fails. It affects success, not the result, so artifacts do not
     keep it."""
 
     def why_not(self, score: float) -> str | None:
@@ -134,19 +134,19 @@ class RewardConfig(Section):
     """Highest score that passes a gate. Default: none."""
     on_fail: Literal["exclude", "worst"] = Field(default="exclude", json_schema_extra={"neutral": "exclude"})
     """What becomes of a gated sample: ``exclude`` leaves it out like one without a score; ``worst`` gives it the
-    lowest place of its prompt, whatever mixes the rewards, so that the policy learns to avoid it. Its own rewards count
+    lowest place of its prompt, however rewards are mixed, so that the policy learns to avoid it. Its own rewards count
     nowhere. A prompt without a sample that passes teaches nothing."""
     max_gated_fraction: float = Field(default=0.5, ge=0, le=1, json_schema_extra=NOT_IDENTITY)
     """Maximum share of an iteration's samples that a gate may hold back; above it the update fails."""
     max_attempts: int = Field(default=3, ge=1)
     """Number of attempts to score a sample before it is excluded."""
     max_failed_fraction: float = Field(default=0.05, ge=0, lt=1)
-    """Maximum share of excluded samples; above it the stage fails. Neither gated samples count, nor those
-    that a guardrail refused."""
+    """Maximum share of excluded samples; above it the stage fails. Gated samples do not count, nor do samples that a
+    guardrail refused."""
     overlap: bool = Field(default=False, json_schema_extra=NOT_IDENTITY)
     """Begin to score the finished files of a rollout while it still makes others. Changes no score. For
-    ``launch.launcher = "local"``. Rewards without torch share the processor with the rollout; those with torch take
-    devices that it leaves free, and begin after it if there are none."""
+    ``launch.launcher = "local"``. Rewards without torch share the processor with the rollout; rewards with torch
+    take devices that the rollout leaves free, and begin after it if there are none."""
 
     @model_validator(mode="after")
     def _gate_has_bounds(self) -> Self:
@@ -246,9 +246,9 @@ class AlgorithmOptions(Section):
         return self
 
     def without_effect(self) -> Iterator[str]:
-        """Yield a sentence for each setting that was written and that nothing reads, given the others.
+        """Yield a sentence for each setting that was set explicitly and that nothing reads, given the other settings.
 
-        For recipes only: a section that was written out whole has set all its fields.
+        Call it for recipes only: in a section that a program wrote in full, every field counts as set.
         """
         yield from ()
 
@@ -276,7 +276,7 @@ class RewardedOptions(AlgorithmOptions):
     shuffle_rewards: bool = False
     """Train on the iteration's rewards in random order, as a control: what still improves does not come from them."""
     shuffle_groups: int = Field(default=0, ge=0, json_schema_extra={"neutral": 0})
-    """Number of a random order of the rewards within each prompt's samples, as such a control; 0 for none."""
+    """Shuffle rewards among each prompt's samples, as such a control. The number selects the random order; 0: off."""
     data: AnyDataset | None = None
     """Dataset of media whose first frames are given. Its captions may differ from the prompts of rollouts."""
 
@@ -377,4 +377,4 @@ class EmaConfig(Section):
 
 
 class OptimizationConfig(OptimizerConfig, EmaConfig):
-    """Everything that decides an optimizer step besides its gradients."""
+    """All settings that decide an optimizer step. Its gradients are the only other input."""

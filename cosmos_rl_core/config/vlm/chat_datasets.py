@@ -14,7 +14,7 @@ class ChatDatasetOptions(Section):
     name: str
     """The format: the name of a file in ``cosmos_rl_core/chat_datasets``, or of a plugin from outside."""
     media_path: UserPath = Field(default="", json_schema_extra=NOT_IDENTITY)
-    """Folder or URL that the names of media begin at. Default: names are absolute."""
+    """Folder or URL to which the names of media are relative. Default: names are absolute."""
     system_prompt: str = ""
     """System text of conversations that have none. Default: none."""
 

@@ -30,7 +30,7 @@ def _named(datasets: dict[str, Any]) -> dict[str, Any]:
 
 
 Datasets = Annotated[dict[str, AnyChatDataset], AfterValidator(_named)]
-"""Datasets by names of the user's."""
+"""Datasets, by names that the user chooses."""
 
 
 class VlmMediaConfig(Section):
@@ -66,7 +66,7 @@ class VlmPolicyConfig(Section):
     ``owner/name@revision``."""
     trains: tuple[Part, ...] = Field(default=("projector", "language"), min_length=1)
     """Parts that train: ``vision`` (the vision tower), ``projector``, ``language``. Others are frozen and in no
-    policy. With ``[policy.lora]`` the parts that adapters lie on."""
+    policy. With ``[policy.lora]``: the parts that get adapters."""
     model_gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: slower, much less memory."""
     lora: VlmLoraConfig | None = None
@@ -96,7 +96,7 @@ class VlmSftOptions(Section):
     steps_per_iteration: int = Field(default=100, ge=1)
     """Number of optimizer steps of an iteration, each on ``train.train_batch_per_replica`` conversations."""
     model_max_length: int = Field(default=4096, ge=16)
-    """Most tokens of a conversation; the rest is cut off, never inside a picture or a video."""
+    """Most tokens of a conversation. Longer ones are cut, never inside a picture or a video."""
     row_length: int | None = Field(default=None, ge=16)
     """Most tokens of a row of packed conversations. Default: ``model_max_length``."""
     turns: Literal["all", "last"] = "all"
@@ -159,7 +159,7 @@ class VlmValidationConfig(Section):
     ``datasets``: the share of correct answers to its conversations. Default: ``"loss"``."""
 
     def mistakes(self) -> Iterator[str]:
-        """Yield a sentence if nothing measures what ``best_by`` names."""
+        """Yield a sentence if this recipe does not measure the number that ``best_by`` names."""
         known = ["loss", *(self.datasets if self.max_new_tokens else ())]
         if self.best_by is not None and self.best_by not in known:
             told = ", ".join(known)
@@ -246,7 +246,7 @@ def is_vlm(values: Mapping[str, Any]) -> bool:
 
 
 def checked(values: Values, source: str) -> tuple[VlmRecipe, list[str]]:
-    """Build a recipe from plain values, strictly typed, and list what was written and has no effect.
+    """Build a recipe from plain values, strictly typed, and list the settings that were set without effect.
 
     Raises one :class:`ConfigError` with all mistakes.
     """
