@@ -14,7 +14,7 @@ from cosmos_rl_core.errors import ConfigError, Mistakes, mistakes_in
 from cosmos_rl_core.recipes.reading import check, read_values
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,47}$")]
-"""Shorter than the digests that other folders of the store are named by."""
+"""At most 48 characters: shorter than the digests that name other folders of the store, so that no name equals one."""
 
 
 class DatasetConfig(Section):
@@ -27,7 +27,8 @@ class DatasetConfig(Section):
     captioned: bool = True
     """Whether items without a caption are left out, unless ``[caption]`` writes it."""
     caption: AnyCaptioner | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
-    """What writes captions of items without one. Another captioner captions again, and reads no other file."""
+    """Captioner of items that have no caption. A change of the captioner captions them again, and indexes no file
+    again."""
     min_size: tuple[PositiveInt, PositiveInt] = (1, 1)
     """Least height and width of a medium in pixels. Smaller ones are left out."""
     min_frames: int = Field(default=1, ge=1)
@@ -39,9 +40,9 @@ class DatasetConfig(Section):
     any duration."""
     duplicates: Literal["keep", "drop"] = Field(default="keep", json_schema_extra={"neutral": "keep"})
     """``drop`` leaves out an item whose medium (the same bytes) is already there under the same caption, in any source.
-    It comes in when the other one goes. Media under several captions are all kept."""
+    It is used once the other item is gone. A medium with several captions is kept under each of them."""
     max_left_out: float = Field(default=0.05, ge=0.0, le=1.0, json_schema_extra=NOT_IDENTITY)
-    """Share of all items that may be left out, as damaged or too small, before it is an error. Duplicates do not
+    """Largest share of all items that may be left out as damaged or too small; more is an error. Duplicates do not
     count."""
     recipes: tuple[str, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
     """Recipes that train on this dataset, whose text embeddings and latents are made too. Relative paths start at the
@@ -61,7 +62,7 @@ class DatasetConfig(Section):
 
 
 Misfits = Callable[[DatasetConfig], Sequence[str]]
-"""Returns a message for each mistake by which stages do not fit the devices."""
+"""Function that returns a message for each stage that does not fit the devices."""
 
 
 def read_dataset(
@@ -69,7 +70,7 @@ def read_dataset(
 ) -> DatasetConfig:
     """Read the TOML file of a dataset, with overrides ``a.b.c=value``. Import the plugins from outside that it names.
 
-    ``misfits`` looks for stages that fit no device. Raises one :class:`ConfigError` with all mistakes.
+    ``misfits`` checks that the stages fit the devices. Raises one :class:`ConfigError` with all mistakes.
     """
     file, mistakes = shipped.path_of(path, "dataset"), Mistakes()
     values = read_toml(file, "configs/data/local.toml or package:data/local", mistakes)
@@ -87,7 +88,7 @@ def read_dataset(
 
 
 def _texts(values: object) -> list[str]:
-    """Return the strings of a list, whose other values are left for validation."""
+    """Return the strings in ``value`` if it is a list. Validation reports its other values."""
     return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
 
 

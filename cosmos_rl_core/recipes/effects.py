@@ -1,6 +1,6 @@
 """Settings that a person wrote although nothing reads them, given the other settings. Defaults never count.
 
-For recipes and cluster profiles only: a section that was written out whole has set all its fields.
+Use it for recipes and cluster profiles only: in a section that a program wrote in full, every field counts as set.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cosmos_rl_core.config.recipe import Recipe
 
 Row = tuple[str, Section, bool, str, str]
-"""Place and values of a section, whether nothing reads some of its fields, their names, and why."""
+"""Place of a section; the section; whether nothing reads the fields; names of the fields, with spaces; the reason."""
 _OF_ROLLOUTS = " ".join(name for name in SolverConfig.model_fields if name != "guidance_scale")
 
 
@@ -49,7 +49,7 @@ def of_launch(launch: LaunchConfig) -> Iterator[str]:
 
 def _sentences(rows: Iterable[Row]) -> Iterator[str]:
     for place, section, holds, names, why in rows:
-        # Of every row, so that a field that was renamed fails in any test that reads a recipe.
+        # Looked up in every row, also an idle one, so that a renamed field fails any test that reads a recipe.
         given = written(section, *names.split())
         if holds and given:
             yield f"{', '.join(f'{place}.{name}' for name in given)} without effect: {why}"
@@ -94,7 +94,7 @@ def _of_training(recipe: Recipe) -> Iterator[Row]:
 
 
 def _of_levels(recipe: Recipe) -> Iterator[Row]:
-    """Yield rows on the noise levels that media are trained at."""
+    """Yield rows about the noise levels at which media are trained."""
     density, options = recipe.policy.diffusers, recipe.train.train_policy
     term = algorithm_of(options).needs.data_term
     no_media = options.rewarded and (term is None or term.as_rollout)
@@ -134,7 +134,7 @@ def _of_sampling(recipe: Recipe) -> Iterator[Row]:
 
 
 def _of_rewards(recipe: Recipe) -> Iterator[Row]:
-    """Yield rows on rewards and on held-out evaluation."""
+    """Yield rows about rewards and held-out evaluation."""
     none = "there are no samples to score: supervised training makes none, and validation.dataset names no prompts"
     for reward in recipe.rewards:
         place, why = f"rewards ({reward.fn.label})", f"role = {reward.role!r} adds nothing to the sum that trains"

@@ -17,9 +17,9 @@ def read_values(
     """Return the plain values of a TOML recipe with overrides ``a.b.c=value`` (TOML values; bare words are strings).
 
     Files of cosmos-rl are translated first. ``cluster`` is a TOML file whose ``[launch]`` replaces the recipe's. Raises
-    :class:`ConfigError` if the file is missing or not TOML, or if a key of cosmos-rl cannot be translated. What is
-    wrong with overrides, with ``cluster`` and with values beyond the limits of TOML files is added to ``mistakes``, so
-    that a caller can find others too; without ``mistakes`` it is raised.
+    :class:`ConfigError` if the file is missing or not TOML, or if a key of cosmos-rl cannot be translated. Mistakes in
+    overrides and in ``cluster``, and values beyond the limits of TOML files, are added to ``mistakes``, so that the
+    caller can look for more; without ``mistakes`` they raise :class:`ConfigError`.
     """
     file = shipped.path_of(path, "recipe")
     # Imported here, because only planning reads recipes: a status does not.
@@ -45,6 +45,6 @@ def check(values: Values, source: str) -> Recipe:
 
 
 def checked(values: Values, source: str) -> tuple[Recipe, list[str]]:
-    """Build a recipe like :func:`check`, and return it with a sentence for each mistake that stops no further check."""
+    """Build a recipe like :func:`check`, and return it with a sentence for each setting without effect."""
     recipe = validated(Recipe, values, source, effects.without_effect)
     return recipe, list(effects.without_effect(recipe))

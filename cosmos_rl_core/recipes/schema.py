@@ -17,7 +17,7 @@ from cosmos_rl_core.config.train import AlgorithmOptions, DatasetOptions, Reward
 from cosmos_rl_core.recipes.reading import read_values
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
-"""Newest draft that taplo reads, and with it most editors."""
+"""Newest draft that taplo supports, the TOML server of most editors."""
 _INTERNAL = ("title", "identity", "neutral")
 """Keys that do not restrict the values of a field."""
 
@@ -60,13 +60,13 @@ class _Described(GenerateJsonSchema):
     """Adds docstrings, writes tuples as the older draft does, and leaves out ``null``, which TOML does not have."""
 
     _begun: tuple[type, ...] = ()
-    """Kinds of plugin whose definition is being made."""
+    """Bases of plugin options whose definitions are being made."""
 
     def model_schema(self, schema: Any) -> JsonSchemaValue:
         cls: type[Section] = schema["cls"]
         if cls in (AlgorithmOptions, RewardOptions, DatasetOptions):
             if cls in self._begun:
-                # Options that name plugins of their own kind refer to the definition that is being made.
+                # These options name plugins of their own kind: refer to the definition that is being made.
                 return {}
             around, self._begun = self._begun, (*self._begun, cls)
             kind, _ = cls.plugin or ("", "")
