@@ -1,4 +1,4 @@
-"""Footprints of passes, which a process of its own counts, since that needs torch. Answers are kept on disk."""
+"""Footprints of passes. A separate process counts them, because counting needs torch; answers are kept on disk."""
 
 import json
 import os
@@ -18,15 +18,15 @@ from cosmos_rl_core.weights import counting
 
 COUNTER = "cosmos_rl_core.footprint.counter"
 VERSION = 2
-"""Raised by every change of the numbers that equal passes give, so that older answers on disk are not read."""
+"""Version, raised with every change of the numbers for equal passes, so that older answers on disk are not read."""
 PACKAGES = ("torch", "diffusers", "peft", "accelerate")
 
 
 def footprints(pipeline: str, passes: Sequence[Pass]) -> list[Footprint]:
     """Return the footprint of each pass.
 
-    What was counted before, for the same configs, packages and plugins, is read from the user's cache directory; one
-    process counts all others. Raises :class:`ConfigError` if the pipeline cannot be built from its configs.
+    Earlier answers for the same configs, packages and plugins are read from the user's cache directory; one process
+    counts all other passes. Raises :class:`ConfigError` if the pipeline cannot be built from its configs.
     """
     keys = [_key(pipeline, one) for one in passes]
     found = {key: kept for key in keys if (kept := _kept(key)) is not None}
@@ -66,7 +66,7 @@ def _place(key: str) -> Path | None:
 
 
 def _kept(key: str) -> Footprint | None:
-    """Return a kept answer. One that cannot be read is counted again."""
+    """Return a kept answer; None if there is none or it cannot be read, so that it is counted again."""
     place = _place(key)
     try:
         return None if place is None else Footprint.model_validate_json(place.read_bytes())
@@ -75,7 +75,7 @@ def _kept(key: str) -> Footprint | None:
 
 
 def _keep(key: str, answer: Footprint) -> None:
-    """Write an answer whole. A directory that cannot be written to costs the next plan its time, and no more."""
+    """Write an answer in one atomic step. If the directory cannot be written to, the next plan counts it again."""
     if (place := _place(key)) is None:
         return
     try:

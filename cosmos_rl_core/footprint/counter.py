@@ -1,7 +1,7 @@
-"""Count passes without weights and without numbers. The caller is :mod:`cosmos_rl_core.footprint.counted`.
+"""Count memory and operations of passes on fake tensors. :mod:`cosmos_rl_core.footprint.counted` calls this module.
 
-Modules are built on the meta device from their configs, and get tensors that have a device, a type and a shape, but no
-memory. So autocast, attention kernels and gradient checkpointing behave as on the CPU, and nothing is computed.
+Modules are built on the meta device from their configs. Their tensors get a device, a type and a shape, but no memory.
+So autocast, attention kernels and gradient checkpointing behave as on the CPU, and nothing is computed.
 """
 
 from collections.abc import Callable
@@ -29,13 +29,13 @@ CPU = torch.device("cpu")
 ATTENTION = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda *shapes, **_: sdpa_flop_count(*shapes[:3])
 }
-"""Arithmetic of the CPU's attention kernel, which torch does not count by itself, from the shapes of its arguments."""
+"""Functions that count the operations of the CPU's attention kernel from shapes; torch itself does not count them."""
 SCALE = 2.0
-"""Any guidance but 1, which is none."""
+"""Guidance scale of guided passes. Any value but 1 would do; 1 turns guidance off."""
 
 
 class Unread(TorchFunctionMode):
-    """Answers for tensors without numbers: lengths of texts are ``num_tokens``, and every condition holds."""
+    """Answers in place of tensors without numbers: lengths of texts are ``num_tokens``, and every condition is true."""
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def footprint(path: str, one: Pass) -> dict[str, int]:
     with ExitStack() as modes:
         flops = FlopCounterMode(display=False, custom_mapping=ATTENTION)
         if one.kind != "training":
-            # With gradients its hooks would keep tensors alive.
+            # Only without gradients: in a backward pass the counter's hooks would keep tensors alive.
             modes.enter_context(flops)
         modes.enter_context(fake)
         modes.enter_context(Unread(sizes.text_tokens(path, one.max_prompt_length)))
@@ -83,7 +83,7 @@ Run = Callable[[], None]
 
 
 def _transformer_pass(path: str, model: Model, one: Pass) -> tuple[Run, nn.Module]:
-    """Return what runs a pass, and the transformer with the gradients of an earlier micro-batch."""
+    """Return a function that runs the pass, and the transformer, with gradients as of an earlier micro-batch."""
     transformer = model.transformer
     _become_numberless(transformer)
     trains = one.kind == "training"
@@ -110,7 +110,7 @@ def _transformer_pass(path: str, model: Model, one: Pass) -> tuple[Run, nn.Modul
 
 
 def _vae_pass(_: str, model: Model, one: Pass) -> tuple[Run, nn.Module]:
-    """Return what decodes latents or encodes pixels, and the VAE."""
+    """Return a function that decodes latents or encodes pixels, and the VAE."""
     vae: nn.Module = model.pipeline.vae
     _become_numberless(vae)
     latents = torch.empty(one.batch, *model.latent_shape(one.size, one.frames), device=CPU)
@@ -126,9 +126,9 @@ def _vae_pass(_: str, model: Model, one: Pass) -> tuple[Run, nn.Module]:
 
 
 def _become_numberless(module: nn.Module) -> None:
-    """Replace all weights and buffers, in a fake mode, by tensors of the CPU that have no numbers. Shared ones stay so.
+    """Replace all weights and buffers by fake CPU tensors, inside a fake mode. Shared tensors stay shared.
 
-    ``to_empty`` does not serve: it may swap tensors that a fake mode holds.
+    ``to_empty`` does not work here: it may swap tensors that a fake mode holds.
     """
     made: dict[int, Tensor] = {}
 
@@ -144,5 +144,5 @@ def _become_numberless(module: nn.Module) -> None:
 
 
 def conditioning(path: str, one: Pass) -> Conditioning:
-    """Return the conditioning of the pass, without numbers."""
+    """Return the conditioning of the pass, as fake tensors."""
     return without_numbers(path, one.batch, one.max_prompt_length, one.size, one.frames, one.pictures, CPU)

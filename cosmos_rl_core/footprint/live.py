@@ -1,4 +1,4 @@
-"""The bytes of the tensors that live at the same time while torch computes."""
+"""The bytes of all tensors that exist at the same time while torch computes."""
 
 import weakref
 from collections.abc import Iterable
@@ -11,23 +11,23 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the memory of new tensors from their making to their end; views share the memory of their base.
+    """Counter of the memory of new tensors, as long as they exist; views share the memory of their base.
 
-    Casts of the tensors ``own`` are not counted: autocast casts weights, whose copies plans count by themselves. The
-    backward pass, and what it computes again, is seen like the forward pass.
+    Casts of the tensors ``own`` are not counted: autocast casts weights, and plans count these copies separately. The
+    backward pass and its recomputed activations are counted like the forward pass.
     """
 
     def __init__(self, own: Iterable[Tensor]) -> None:
         super().__init__()
         self.now = self.peak = 0
-        """Bytes at this moment, and the most until now."""
-        # Kept, so that no other memory can get their identity.
+        """Bytes at this moment, and the largest number so far."""
+        # References to the tensors, so that no other memory can get their identity.
         self._own = {_identity(tensor): tensor for tensor in own}
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the operation, and count the memory of its results."""
-        # What an operation writes in place, or looks at, was there before it.
+        # An operation that writes in place, or returns a view, makes no new memory.
         given = {_identity(tensor) for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)}
         made = func(*args, **(kwargs or {}))
         is_cast = func is torch.ops.aten._to_copy.default and _identity(args[0]) in self._own

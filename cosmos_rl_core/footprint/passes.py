@@ -1,4 +1,4 @@
-"""Passes through the modules of a pipeline, and what is counted of them: values without torch."""
+"""Passes through the modules of a pipeline, and their counted memory and operations: values without torch."""
 
 from typing import Literal
 
@@ -24,7 +24,7 @@ class Pass(Section):
     guided: bool = False
     """Whether a velocity takes two predictions, one after the other."""
     trains_unconditional: bool = True
-    """Whether both have a gradient."""
+    """Whether both predictions have a gradient; otherwise only the conditional one does."""
     checkpointing: bool = False
     """Whether the backward pass computes activations again."""
     lora: LoraConfig | None = None
@@ -37,7 +37,7 @@ class Footprint(Section):
     """The memory and arithmetic of a pass on one device."""
 
     peak_bytes: int
-    """Most bytes at the same time of what the pass makes: saved tensors, temporary ones, results. Its inputs, weights,
-    casts of weights and kept gradients are not among them."""
+    """Largest number of bytes, at one time, of tensors that the pass makes: saved ones, temporary ones and results.
+    Inputs, weights, casts of weights and kept gradients do not count."""
     flops: int
-    """Operations, a multiplication and an addition counted as two; 0 for ``training``, where none are counted."""
+    """Number of operations; a multiplication and an addition are two. 0 for ``training``, where none are counted."""
