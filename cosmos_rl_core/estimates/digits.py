@@ -4,7 +4,7 @@ import math
 
 
 def number(value: float | None) -> str:
-    """Format with four significant digits, a whole number with all; None, NaN and infinity become a dash."""
+    """Format a float with four significant digits and an int with all; None, NaN and infinity become a dash."""
     if value is None or not math.isfinite(value):
         return "–"
     return (str(value) if isinstance(value, int) else f"{value:.4g}").replace("-", "−")

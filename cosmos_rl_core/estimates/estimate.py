@@ -3,14 +3,14 @@
 Values of one prompt, medium or conversation are alike: they form a *cluster*, and only clusters are independent. With
 the ratio ``R = sum(a) / sum(b)``, of which a mean is the case ``b = 1``, a cluster ``c`` moves it by about
 ``u_c = (a_c - R b_c) / sum(b)``, its *influence*. The standard error is ``sqrt(C / (C - 1) sum(u_c^2))`` over ``C``
-clusters: with clusters of equal size the standard error of the mean of their means. The error of a change is made alike
-from ``u_c(after) - u_c(before)``. So clusters that both sides have are paired, clusters of one side alone are
-independent, and the change is the difference of the two ratios that are printed.
+clusters; if clusters have equal size, it is the standard error of the mean of cluster means. The error of a change is
+computed in the same way from ``u_c(after) - u_c(before)``. So clusters that both sides have are paired, clusters of one
+side alone are independent, and the change is the difference of the two ratios that are printed.
 Source: linearised ratio estimator, Cochran, *Sampling Techniques*, third edition, section 6.4, and section 9A.2 for
 clusters.
 
-One cluster tells nothing of how clusters differ: its mean has no error. NaN says so here, ``null`` in JSON, and nothing
-in print; it is never 0 nor infinite.
+One cluster does not show how clusters differ, so its mean has no error. A missing error is NaN here, ``null`` in JSON
+and left out in print; it is never 0 or infinite.
 """
 
 import math
@@ -23,7 +23,7 @@ import numpy as np
 from cosmos_rl_core.estimates.digits import number
 
 FEWEST = 4
-"""Clusters below which an error is printed, but decides nothing: so few hardly tell how far clusters differ."""
+"""Fewest clusters for a decision by the error. Fewer hardly show how clusters differ: their error is only printed."""
 
 
 @dataclass(frozen=True)
@@ -34,37 +34,37 @@ class Estimate:
     error: float
     n: int
     clusters: int
-    """Prompts, media or conversations, which are independent of each other."""
+    """Number of prompts, media or conversations, which are independent of each other."""
 
     @classmethod
     def missing(cls) -> "Estimate":
-        """Return the estimate of nothing."""
+        """Return the estimate without values: its mean and error are NaN."""
         return cls(math.nan, math.nan, 0, 0)
 
     def minus(self, before: "Estimate") -> "Estimate":
-        """Return the change since an estimate of clusters that have nothing to do with these."""
+        """Return this estimate minus ``before``, whose clusters must be independent of this one's."""
         error = math.hypot(self.error, before.error)
         clusters = min(self.clusters, before.clusters)
         return Estimate(self.mean - before.mean, error, min(self.n, before.n), clusters)
 
     def by_chance(self, means: Sequence[float]) -> "Estimate":
-        """Return this difference of a run from the mean of others with the error of chance added.
+        """Return this difference between a run and the mean of other runs, with the error of chance added.
 
-        The others have the ``means``, which differ by chance alone. Their variance counts once for the run, which is
-        like them if there is no difference, and once for their mean. The error is NaN with a single one.
+        ``means`` are the means of the other runs, which differ by chance alone. Their variance counts once for the run
+        itself, which would vary like them if there were no difference, and once for the mean of the others. The error
+        is NaN with a single other run.
         """
         spread = float(np.std(means, ddof=1)) * math.sqrt(1 + 1 / len(means)) if len(means) > 1 else math.nan
         return Estimate(self.mean, math.hypot(self.error, spread), self.n, self.clusters)
 
     @property
     def decides(self) -> bool:
-        """Return whether there are clusters enough to judge by the error."""
+        """Return whether there are enough clusters to decide by the error."""
         return self.clusters >= FEWEST and math.isfinite(self.error)
 
     @property
     def in_errors(self) -> float:
-        """Return the mean in standard errors: infinite if the error is 0 and the mean is not; NaN if it decides
-        nothing."""
+        """Return the mean over its standard error: infinite if only the error is 0; NaN unless :attr:`decides`."""
         if not self.decides or math.isnan(self.mean):
             return math.nan
         return in_units(self.mean, self.error)
@@ -78,7 +78,7 @@ class Estimate:
 
     @property
     def shown(self) -> str:
-        """Return the mean, to two significant digits of the error."""
+        """Return the mean as text, rounded to two significant digits of the error."""
         decimals = self._decimals
         return number(self.mean) if decimals is None else f"{self.mean:.{decimals}f}".replace("-", "−")
 
@@ -93,13 +93,13 @@ class Estimate:
 
     @property
     def _decimals(self) -> int | None:
-        """Return how many decimals the error allows; None without an error."""
+        """Return the number of decimals that show two digits of the error; None without an error."""
         has_error = math.isfinite(self.error) and self.error > 0
         return min(6, max(0, 1 - math.floor(math.log10(self.error)))) if has_error else None
 
 
 def in_units(moved: float, unit: float | None) -> float:
-    """Return ``moved`` in units: infinite if the unit is 0 and something moved; NaN if either is not known."""
+    """Return ``moved / unit``: infinite if only ``unit`` is 0; NaN if either is not known."""
     if unit is None or math.isnan(unit) or math.isnan(moved):
         return math.nan
     if moved == 0:
@@ -109,20 +109,22 @@ def in_units(moved: float, unit: float | None) -> float:
 
 @dataclass(frozen=True)
 class Sums:
-    """Numerators and denominators of a ratio, summed within clusters; ``[C]`` each, by the names of the clusters."""
+    """Numerators and denominators of a ratio, summed within clusters: ``[C]`` float64 each, and the clusters' names."""
 
     names: np.ndarray
     numerators: np.ndarray
-    """Above ``origin`` times the denominators, so that a mean of equal values has an error of exactly 0."""
+    """Sums of numerators minus ``origin`` times the denominators, so that a mean of equal values has an error of
+    exactly 0."""
     denominators: np.ndarray
     origin: float
     n: int
 
     @classmethod
     def of(cls, values: Any, clusters: Any, weights: Any | None = None) -> "Sums":
-        """Return the sums of ``values`` ``[n]`` with the names of their ``clusters`` ``[n]``, for the mean of values.
+        """Sum ``values`` ``[n]`` within their ``clusters`` ``[n]``, for the mean of values.
 
-        With ``weights`` ``[n]``, the denominators, it is for the ratio of both sums. Values of NaN are left out.
+        With ``weights`` ``[n]``, the denominators, :meth:`estimate` is the ratio of the sum of values to the sum of
+        weights. Values of NaN are left out.
         """
         numerators = np.asarray(values, dtype=np.float64)
         known = ~np.isnan(numerators)
@@ -141,7 +143,7 @@ class Sums:
         return Estimate(self._ratio, _length(self._influences), self.n, len(self.names))
 
     def change_to(self, after: "Sums") -> Estimate:
-        """Return the difference of both ratios, after minus before, and its standard error.
+        """Return the ratio of ``after`` minus this ratio, and the standard error of the difference.
 
         ``n`` and ``clusters`` come from the smaller side.
         """
@@ -161,7 +163,7 @@ class Sums:
 
     @property
     def _influences(self) -> np.ndarray:
-        """Return how far each cluster moves the ratio, ``[C]``, times ``sqrt(C / (C - 1))``; NaN for one cluster."""
+        """Return the influence of each cluster, ``[C]``, times ``sqrt(C / (C - 1))``; NaN if there is only one."""
         count = len(self.names)
         if count < 2 or not np.isfinite(self.numerators).all():
             return np.full(count, np.nan)
@@ -171,12 +173,12 @@ class Sums:
 
 
 class Compared(NamedTuple):
-    """One number in two artifacts, by the sums that it is a ratio of."""
+    """One number in two artifacts, each as the sums of its ratio."""
 
     name: str
     sums: tuple[Sums, Sums]
     how: str
-    """What both share, such as ``item by item``."""
+    """How the two are paired, such as ``item by item``."""
 
 
 def _length(influences: np.ndarray) -> float:
@@ -189,14 +191,15 @@ def mean_of(values: Any, clusters: Any) -> Estimate:
 
 
 def mean_of_independent(values: Any) -> Estimate:
-    """Return the mean of independent values ``[n]``, such as one a run, and its standard error; NaN is left out."""
+    """Return the mean of independent values ``[n]``, such as one per run, and its standard error; NaN is left out."""
     return mean_of(values, np.arange(len(values)))
 
 
 def mean_of_estimates(estimates: Sequence[Estimate]) -> Estimate:
-    """Return the plain mean of independent estimates, as of iterations with other prompts, from their own errors.
+    """Return the unweighted mean of independent estimates, with an error from their errors.
 
-    Estimates without a mean are left out; one without an error leaves the mean without an error.
+    Iterations with different prompts are independent. Estimates without a mean are left out; if one has no error, the
+    mean has none.
     """
     known = [one for one in estimates if math.isfinite(one.mean)]
     if not known:
@@ -207,10 +210,10 @@ def mean_of_estimates(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def mean_of_sums(sides: Sequence[Sums]) -> Estimate:
-    """Return the plain mean of ratios, as of iterations, and its standard error, with equal clusters taken together.
+    """Return the unweighted mean of ratios, such as one per iteration, and its standard error.
 
-    It equals the error of :func:`mean_of_estimates` if no two have a cluster in common. Sides without values are left
-    out; one of a single cluster leaves the mean without an error.
+    A cluster that several ratios have counts as one; if no two ratios share a cluster, the error equals the error of
+    :func:`mean_of_estimates`. Ratios without values are left out; if one has a single cluster, the mean has no error.
     """
     known = [one for one in sides if math.isfinite(one._ratio)]
     if not known:
