@@ -1,1 +1,1 @@
-"""Names that plugins import and implement, and that stay: a module for each kind."""
+"""Names that plugins import and implement, and that later versions keep: a module for each kind of plugin."""

@@ -1,4 +1,4 @@
-"""Names that a solver plugin imports: what it says of itself, and the table of steps that it returns."""
+"""Names that a solver plugin imports: the type of its description, and the table of steps that it returns."""
 
 from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.sampling.facts import Alike, Solver

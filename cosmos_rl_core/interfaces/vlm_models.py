@@ -1,4 +1,4 @@
-"""A loaded VLM, which generates answers, and the prompts that it gets."""
+"""Names of a loaded VLM, which generates answers, and of the prompts that it gets."""
 
 from cosmos_rl_core.vlms._model import Answer, Vlm, load
 from cosmos_rl_core.vlms._prompts import Message, Prompts

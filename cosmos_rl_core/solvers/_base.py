@@ -13,15 +13,15 @@ class MakesKernel(Protocol):
     """The function ``kernel`` of a solver."""
 
     def __call__(self, sample: SolverConfig, schedule: Callable[[], Schedule]) -> Kernel:
-        """Return the table of steps. ``schedule`` returns the noise levels of the pipeline, ``num_steps`` and a 0.
+        """Return the table of steps. ``schedule`` returns the pipeline's ``num_steps`` noise levels and a final 0.
 
-        Raises :class:`ConfigError` if the settings do not go together.
+        Raises :class:`ConfigError` if the settings contradict each other.
         """
         ...
 
 
 DPM: Alike = {"algorithm_type": ("dpmsolver++",), "thresholding": (False,)}
-"""Settings of ``DPMSolverMultistepScheduler``, whatever its order."""
+"""Settings that a ``DPMSolverMultistepScheduler`` of any order must have to be reproduced here."""
 UNIPC: Alike = {
     # With bh1 the last step, to sigma = 0, is NaN.
     "solver_type": ("bh2", "midpoint", "heun", "logrho"),
@@ -31,4 +31,5 @@ UNIPC: Alike = {
     "disable_corrector": ([],),
     "solver_p": (None,),
 }
-"""Settings of ``UniPCMultistepScheduler``, whatever its order. Its class and DPM-Solver's read each other's files."""
+"""Settings that a ``UniPCMultistepScheduler`` of any order must have to be reproduced here. Names of DPM-Solver's types
+are among them because the two classes read each other's files."""

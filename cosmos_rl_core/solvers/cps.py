@@ -1,4 +1,4 @@
-"""Coefficient-preserving steps with noise, which leave less of it in samples."""
+"""Coefficient-preserving sampling: steps with noise, which leave less noise in samples than ``flow_sde``."""
 
 from collections.abc import Callable
 

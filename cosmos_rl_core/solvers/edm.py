@@ -14,6 +14,6 @@ SOLVER = Solver(
 
 
 def kernel(sample: SolverConfig, schedule: Callable[[], Schedule]) -> Kernel:
-    """Return the table of steps, like :func:`cosmos_rl_core.sampling.edm.edm`; ``schedule`` is not asked."""
+    """Return the table of steps, like :func:`cosmos_rl_core.sampling.edm.edm`; ``schedule`` is not called."""
     del schedule
     return edm.edm(sample)

@@ -1,4 +1,4 @@
-"""The SDE of FlowGRPO, whose every step has noise."""
+"""The SDE of FlowGRPO: every step adds noise."""
 
 from collections.abc import Callable
 
