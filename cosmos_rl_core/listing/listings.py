@@ -1,4 +1,4 @@
-"""Listings of folders, each made once: they answer what is there, how large it is, and what is absent.
+"""Listings of folders, each made once: they tell which files exist, how large they are, and which are absent.
 
 A look at hundreds of artifacts asks for many files that do not exist. One listing of a folder answers for all of them.
 """
@@ -18,7 +18,7 @@ class Seen(NamedTuple):
 
     size: int
     stamp: str
-    """Changes with its size, and with the time or the tag of its last write."""
+    """Text that changes with the size of the file, and with the time or the tag of its last write."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Listing:
     files: dict[str, Seen]
     """Files by their URLs."""
     names: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
-    """What is directly in each folder, by its URL."""
+    """Names of the files and folders directly in each folder, by the URL of the folder."""
 
     @classmethod
     def of(cls, folder: str, files: Mapping[str, Seen]) -> "Listing":
@@ -45,16 +45,16 @@ class Listing:
 
 
 Folders = Callable[[str], str | None]
-"""Returns the folder that is listed for a URL, or None for files that are looked for by themselves."""
+"""Function that returns the folder to list for the URL of a file, or None if the file is looked up by itself."""
 _KNOWN: ContextVar[tuple[Folders, dict[str, Listing | None]] | None] = ContextVar("known", default=None)
-"""What was listed inside the block, by folder; None for a folder that cannot be read."""
+"""The function and the listings of the current block, by folder; None for a folder that cannot be read."""
 
 
 @contextmanager
 def listed_once(folder_of: Folders) -> Iterator[None]:
-    """List folders instead of looking for their files one by one, inside the block.
+    """List folders instead of looking up their files one by one, inside the block.
 
-    What this thread writes inside the block is seen; what others write meanwhile may not be.
+    Listings include the writes of this thread inside the block; they may miss writes of others meanwhile.
     """
     token = _KNOWN.set((folder_of, {}))
     try:
@@ -64,13 +64,14 @@ def listed_once(folder_of: Folders) -> Iterator[None]:
 
 
 def looks_in_listings() -> bool:
-    """Return whether this is inside of a block of :func:`listed_once`."""
+    """Return whether the caller is inside a block of :func:`listed_once`."""
     return _KNOWN.get() is not None
 
 
 def listing_of(url: str, listed: Callable[[str], Listing | None]) -> Listing | None:
-    """Return the listing that answers for a file; None outside of a block, for other files, and in unreadable folders.
+    """Return the listing that includes the folder of a file.
 
+    None outside a block of :func:`listed_once`, for files without a folder to list, and for unreadable folders.
     ``listed`` makes the listing of a folder.
     """
     if (here := _KNOWN.get()) is None:
@@ -84,27 +85,27 @@ def listing_of(url: str, listed: Callable[[str], Listing | None]) -> Listing | N
 
 
 def listed_folder(url: str, listed: Callable[[str], Listing | None]) -> tuple[str, Mapping[str, Seen]] | None:
-    """Return the folder whose listing answers for a file, and all files in it; None where :func:`listing_of` does."""
+    """Return the listed folder that a file is in, and all files in it; None where :func:`listing_of` returns None."""
     found = listing_of(url, listed)
     folder = None if (here := _KNOWN.get()) is None else here[0](url)
     return None if found is None or folder is None else (folder, found.files)
 
 
 def forget(url: str) -> None:
-    """Forget the listing of a file that is about to be written or deleted."""
+    """Forget the listing that includes a file, which is about to be written or deleted."""
     if (here := _KNOWN.get()) is not None and (folder := here[0](url)) is not None:
         here[1].pop(folder, None)
 
 
 def local_files(folder: str) -> dict[str, Seen] | None:
-    """Return the files of a local folder by their names in it; None if a folder cannot be read.
+    """Return the files in and below a local folder by their relative names; None if any folder cannot be read.
 
-    A link without its file is none.
+    Broken links are left out.
     """
     try:
         return _walked(folder)
     except OSError:
-        # Looked for by themselves, each file in it has an error of its own.
+        # The caller then looks up each file by itself, and gets an error that names the file.
         return None
 
 

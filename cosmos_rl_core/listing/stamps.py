@@ -6,7 +6,7 @@ from typing import Any
 
 
 def local_stamps(folder: str, prefix: str = "", above: frozenset[str] = frozenset()) -> Iterator[tuple[str, str]]:
-    """Yield names and stamps of files. Links are followed, but not to a folder that holds them."""
+    """Yield the name, relative to ``folder``, and the stamp of each file. Links to a folder above them are skipped."""
     here = os.path.realpath(folder)
     if here in above:
         return
@@ -26,11 +26,11 @@ def local_stamp(status: os.stat_result) -> str:
 
 
 def stamp_in(entry: Mapping[str, Any]) -> str:
-    """Return the stamp of a file in the listing of another store."""
+    """Return the stamp of a file from its entry in the listing of a remote store."""
     named = (str(entry[name]).strip('"') for name in ("ETag", "VersionId") if entry.get(name))
     return " ".join([str(entry["size"]), *named])
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file or folder is hidden by its name."""
+    """Return whether the name of a file or folder marks it as hidden."""
     return name.startswith(".")

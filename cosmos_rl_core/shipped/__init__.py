@@ -51,10 +51,10 @@ def listed(name: str | None = None) -> list[dict[str, str]]:
 
 
 def path_of(path: str, kind: Kind) -> Path:
-    """Return the file that ``path`` names: a shipped one after ``package:``, otherwise that path itself.
+    """Return the shipped file of a path that begins with ``package:``, otherwise the path itself.
 
-    Raises :class:`ConfigError` with the known names if no file of this kind and name ships, and for the name of a
-    shipped file without ``package:``, unless there is a file at that path.
+    Raises :class:`ConfigError`, which lists the known names, if no shipped file has this kind and name. Also raises it
+    if a path without ``package:`` does not exist but is the name of a shipped file.
     """
     if not path.startswith(PREFIX):
         if path in files(kind) and not Path(path).exists():
