@@ -35,7 +35,7 @@ def numerics(torch: Any = None) -> dict[str, Any]:
     if torch.cuda.is_available():
         return found | _of_gpu(torch)
     capability = torch.backends.cpu.get_cpu_capability()
-    # Left out where all kernels of a CPU are permitted, so that such records equal those of earlier versions.
+    # Left out where all kernels of a CPU are permitted, so that such records equal the records of earlier versions.
     kernels = [name for name in _kernels(torch) if name != "cudnn"]
     permitted = {} if len(kernels) == len(SDP_KERNELS) - 1 else {"attention_kernels": kernels}
     return found | {"device": "cpu", "cpu": _cpu_model(), "cpu_capability": capability} | permitted
