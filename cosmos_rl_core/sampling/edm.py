@@ -16,10 +16,10 @@ _MIN_LOG_STEP = 1e-6
 def edm(config: SolverConfig) -> Kernel:
     """Return ``num_steps`` steps down the Karras grid and one more that ends at the estimate of x_0.
 
-    Churn lifts a sigma strictly between ``s_t_min`` and ``s_t_max`` by the fraction ``min(s_churn / (num_steps + 1),
-    sqrt(1.2) - 1)``, the last sigma never. The model gets the states after churn. So the churn of a level is the noise
-    of the transition to it, and the last two steps are deterministic. ``solver_option`` is ``2ab``, exponential
-    Adams-Bashforth with a first step of first order, or ``1euler``.
+    Churn lifts each sigma strictly between ``s_t_min`` and ``s_t_max``, except the last one, by the fraction
+    ``min(s_churn / (num_steps + 1), sqrt(1.2) - 1)``. The model gets the states after churn. So the churn of a level is
+    the noise of the transition to it, and the last two steps are deterministic. ``solver_option`` is ``2ab``,
+    exponential Adams-Bashforth with a first step of first order, or ``1euler``.
     Raises :class:`ConfigError` unless ``sigma_min < sigma_max``, and for churn that keeps sigma from falling.
     Source: EDM, arXiv:2206.00364, algorithm 2 and equation 5, with the constants of Cosmos-RL; 2AB: exponential
     integrators with phi functions, arXiv:2308.02157, in x_0 and ``-ln sigma``.

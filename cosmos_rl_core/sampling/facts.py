@@ -1,4 +1,4 @@
-"""The facts of a solver."""
+"""The facts of a solver, which plans read without making its steps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +16,6 @@ class Solver:
     """Fields of :class:`cosmos_rl_core.config.policy.SolverConfig` that it reads, apart from the number of steps and
     the guidance scale."""
     schedulers: Mapping[str, Alike] = field(default_factory=dict[str, Alike])
-    """Scheduler classes of diffusers whose steps it takes, with the settings for which they are equal."""
+    """Scheduler classes of diffusers whose steps it repeats, each with the settings for which the steps are equal."""
     own_levels: bool = False
     """Whether the solver has noise levels of its own, in place of the pipeline's schedule."""

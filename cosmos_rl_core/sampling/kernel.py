@@ -48,7 +48,7 @@ class Kernel:
 
     @property
     def levels(self) -> tuple[float, ...]:
-        """Return the noise levels in [0, 1] at which the model is asked, in order, and a final 0."""
+        """Return the noise levels in [0, 1] at which the model is called, in order, and a final 0."""
         return (*(step.t for step in self.steps), 0.0)
 
     @property

@@ -12,7 +12,7 @@ from cosmos_rl_core.sampling.transition import Coefficients, clean, log_prob, me
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The end of a rollout, and all that a bit-exact replay of its recorded steps needs."""
+    """The result of a rollout, and everything that a bit-exact replay of its recorded steps needs."""
 
     latents: Tensor
     """The final x_0: ``[B, ...]`` float32."""

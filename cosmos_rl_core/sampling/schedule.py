@@ -43,9 +43,9 @@ def schedule_of(
     """Return the grid of ``num_steps`` steps of a diffusers flow scheduler, in float64; the scheduler does not change.
 
     A scheduler that shifts its levels by the size of the image needs ``shift``, the ``mu`` that the stock pipeline
-    gives it for that size. ``sigmas``, one a step, are levels that the stock pipeline gives it, which it may
-    shift. Raises :class:`ConfigError` like :func:`check_flow`, and for a grid that does not have one level per step and
-    0 (Heun's repeated levels, an inverted grid).
+    gives it for that size. ``sigmas``, one per step, are levels that the stock pipeline gives it, which it may
+    shift. Raises :class:`ConfigError` like :func:`check_flow`, and unless the grid has one level per step and a final 0
+    (Heun repeats levels; a grid may be inverted).
     """
     name = type(scheduler).__name__
     check_flow(name, scheduler.config, by_size=shift is not None, always=always_shifts, given=sigmas)

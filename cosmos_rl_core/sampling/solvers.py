@@ -1,4 +1,4 @@
-"""The sampler that a recipe names."""
+"""The choice of a solver by a recipe or by the pipeline's scheduler, and its checked table of steps."""
 
 import json
 import math
@@ -15,10 +15,10 @@ from cosmos_rl_core.sampling.schedule import Schedule
 
 
 def solver_of(chosen: str | None, scheduler: str, settings: Mapping[str, Any]) -> str:
-    """Return the ``chosen`` solver, or the one with the steps of the scheduler class of diffusers and its ``settings``.
+    """Return the ``chosen`` solver; without one, the solver that repeats the steps of diffusers' class ``scheduler``.
 
-    Raises :class:`ConfigError` if none is chosen and the class has none, or if the solver is the scheduler's own but
-    the settings make other steps. A recipe may choose another solver whatever these settings are.
+    Raises :class:`ConfigError` if none is chosen and no solver repeats the class, or if the solver repeats the class
+    but the scheduler's ``settings`` lead to other steps. Settings do not matter if a recipe chooses another solver.
     """
     if not _of_scheduler(scheduler):
         if chosen is not None:
@@ -45,7 +45,7 @@ def _settings(values: Mapping[str, Any]) -> str:
 
 
 def _closest(scheduler: str, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the solver with the nearest settings, and the settings that make other steps: none for equal steps."""
+    """Return the solver with the nearest settings, and the settings that lead to other steps; empty for equal steps."""
     solvers = _of_scheduler(scheduler)
     # The class's own defaults are the settings of the solver that is listed first.
     defaults = {name: alike[0] for equal in reversed(solvers.values()) for name, alike in equal.items()}
@@ -60,10 +60,11 @@ def _closest(scheduler: str, settings: Mapping[str, Any]) -> tuple[str, dict[str
 def kernel_of(config: SolverConfig, schedule: Callable[[], Schedule]) -> Kernel:
     """Return the table of steps. ``schedule`` returns the grid of the flow solvers; ``edm`` has its own grid.
 
-    A solver that is not set, which only plans may have, is the pipeline's own: it has no noise, like ``euler``.
+    Only plans may leave the solver unset: it is then the pipeline's own, which adds no noise, and ``euler`` takes its
+    place.
 
-    Raises :class:`ConfigError` if the solver and its settings do not go together, and if a plugin from outside returns
-    what is no table of steps.
+    Raises :class:`ConfigError` if the settings contradict each other, and if a plugin from outside returns no valid
+    table of steps.
     """
     name = config.solver or "euler"
     with plugins.errors_of("solvers", name):
@@ -81,7 +82,7 @@ def kernel_of(config: SolverConfig, schedule: Callable[[], Schedule]) -> Kernel:
 
 
 def _check_levels(kernel: Kernel, config: SolverConfig, schedule: Callable[[], Schedule]) -> None:
-    """Raise a ValueError for other levels than an audit can follow from the settings and the schedule."""
+    """Raise ``ValueError`` unless the levels follow from the settings and the schedule, as an audit checks them."""
     if len(kernel.steps) < config.num_steps or len(kernel.sigmas) != config.num_steps + 1:
         raise ValueError(
             f"it has {len(kernel.steps)} steps and {len(kernel.sigmas)} sigmas for num_steps = {config.num_steps}; "
@@ -94,7 +95,7 @@ def _check_levels(kernel: Kernel, config: SolverConfig, schedule: Callable[[], S
 
 
 def _check(kernel: Any) -> None:
-    """Raise a ValueError if what a plugin returned cannot be sampled with."""
+    """Raise ``ValueError`` if the result of a plugin is not a table that can be sampled with."""
     if not isinstance(kernel, Kernel) or not kernel.steps:
         raise ValueError(f"kernel returned {type(kernel).__name__}; expected a Kernel with at least one step")
     if [step.index for step in kernel.steps] != [*range(len(kernel.steps))]:
@@ -110,12 +111,12 @@ def _check(kernel: Any) -> None:
 
 
 def own_levels(name: str | None) -> bool:
-    """Return whether a solver has noise levels of its own. Raises :class:`ConfigError` if there is none of the name."""
+    """Return whether a solver has noise levels of its own. Raises :class:`ConfigError` if no solver has this name."""
     return name is not None and facts(name).own_levels
 
 
 def facts(name: str) -> Solver:
-    """Return what a solver says of itself. Raises :class:`ConfigError` if there is none of the name."""
+    """Return the facts of a solver, its ``SOLVER``. Raises :class:`ConfigError` if no solver has this name."""
     found = plugins.load("solvers", name)
     if not isinstance(found.SOLVER, Solver):
         raise ConfigError(f"solver plugin {found.__file__}: SOLVER is {found.SOLVER!r}; expected a Solver")
@@ -123,7 +124,7 @@ def facts(name: str) -> Solver:
 
 
 def readers() -> dict[str, tuple[str, ...]]:
-    """Return the names of the solvers that read each setting, for settings that not all read."""
+    """Return the solvers that read a setting, by the setting, for settings that not all solvers read."""
     found: dict[str, tuple[str, ...]] = {}
     for name in _here():
         for setting in facts(name).settings:
@@ -132,15 +133,15 @@ def readers() -> dict[str, tuple[str, ...]]:
 
 
 def _of_scheduler(scheduler: str) -> dict[str, Alike]:
-    """Return the solvers that take the steps of a scheduler's class, with the settings that make these equal.
+    """Return the solvers that repeat the steps of a scheduler's class, each with the settings of equal steps.
 
-    The shipped ones come first, by name, so that the first has the defaults of the class.
+    Shipped solvers come first, by name, so that the first one has the defaults of the class.
     """
     return {name: facts(name).schedulers[scheduler] for name in _here() if scheduler in facts(name).schedulers}
 
 
 def _here() -> list[str]:
-    """Return the shipped solvers, then the one that the recipe names. No other one of a package is imported."""
+    """Return the names of shipped solvers, then of imported ones from outside. Imports no other plugin."""
     return [*plugins.own("solvers"), *sorted({*plugins.loaded("solvers")} - {*plugins.own("solvers")})]
 
 

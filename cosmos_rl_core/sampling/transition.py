@@ -32,7 +32,7 @@ class Coefficients(NamedTuple):
         return Coefficients(*(column[index] for column in self))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Coefficients:
-        """Return the columns, each changed."""
+        """Return the coefficients with ``change`` applied to every column."""
         return Coefficients(*(change(column) for column in self))
 
 
@@ -82,7 +82,7 @@ def log_prob(square_error: Tensor, std: Tensor) -> Tensor:
     """Return the log-density of a transition: ``[B]`` twice ``-> [B]`` float64, nats a dimension.
 
     It equals ``Normal(mean, std).log_prob(x_next)`` averaged over each sample's dimensions. A deterministic step has no
-    density: give steps of ``Kernel.trainable`` only. To look here would wait for the device.
+    density: pass steps of ``Kernel.trainable`` only. This is not checked, because a check would wait for the device.
     Source: FlowGRPO, arXiv:2505.05470, the released code; the paper has the sum instead of the average.
     """
     std = std.double()
