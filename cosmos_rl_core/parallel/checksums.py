@@ -1,6 +1,6 @@
-"""Checksums of tensors, computed where the tensors lie, by which ranks compare what they hold.
+"""Checksums of tensors, computed on the device of the tensors, by which ranks compare their tensors.
 
-They are for accidents: they say whether two ranks have equal bits, and replace no digest of a file.
+They detect accidents: they tell whether two ranks have equal bits. They do not replace the digest of a file.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     It is the sum of words of at most 32 bits times odd multipliers of 64 bits by position, modulo 2^64, plus the number
     of words. An odd multiplier has an inverse, so tensors that differ in one word always differ in their checksum,
     whichever of its bits are flipped. Other accidental differences, of two words that change places or of any number
-    of words, are missed with a chance of at most about 2^-32. They can be missed on purpose.
+    of words, are missed with a chance of at most about 2^-32. Somebody could construct differences that are missed.
     """
     names = sorted(tensors)
     by_device: dict[torch.device, list[str]] = {}

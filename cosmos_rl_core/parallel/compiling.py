@@ -21,7 +21,7 @@ def set_up(*, deterministic: bool, num_cpus: int, num_ranks: int) -> None:
     """Set inductor up in this process, before anything is compiled.
 
     The ``num_ranks`` ranks of a machine divide its CPUs, since all of them compile at the same time. ``deterministic``
-    takes no choice between kernels by their speed, which differs from run to run.
+    forbids a choice between kernels by their speed, which differs from run to run.
     """
     # Imported by the processes that compile alone: it takes long.
     from torch._inductor import config  # noqa: PLC0415
@@ -43,7 +43,7 @@ def end_workers() -> None:
 
 
 def own_folder() -> str:
-    """Return the folder that inductor takes by itself."""
+    """Return the folder that inductor uses by default."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # noqa: PLC0415
 
     return default_cache_dir()
@@ -52,9 +52,9 @@ def own_folder() -> str:
 def compile_blocks(transformer: nn.Module, backend: str = "inductor") -> None:
     """Compile the repeated blocks one by one; equal blocks share the code of the first.
 
-    Each shape has code of its own: code for any shape would depend on which shapes came before, and a retry, which
-    makes only what is missing, would round differently. A block that needs more than :data:`VERSIONS` versions raises.
-    PyTorch's default is to run it uncompiled from then on.
+    Each shape has code of its own. Code for all shapes would depend on the shapes that came before, so that a retry,
+    which makes only the missing samples, would round differently. A block that needs more than :data:`VERSIONS`
+    versions raises; by default PyTorch would run it uncompiled from then on.
     """
     limits = torch._dynamo.config
     limits.recompile_limit = VERSIONS

@@ -1,4 +1,4 @@
-"""The device of a process: its GPU, or the CPU if it was told so. Never the CPU in place of a GPU."""
+"""The device of a process: its GPU, or the CPU if the settings say so. It never falls back from a GPU to the CPU."""
 
 import os
 
@@ -12,12 +12,12 @@ ADVICE = "install a PyTorch that fits the driver, which `nvidia-smi` shows, or a
 
 
 def settled(wanted: Device | None, local_rank: int = 0, *, setting: str = "launch.device") -> torch.device:
-    """Make this process compute where it was told to, and return that device.
+    """Make this process compute on the ``wanted`` device, and return it.
 
     ``cpu`` hides all GPUs from this process and what it starts, so that every library in it computes on the CPU.
     None takes a GPU if the process sees one. Raises :class:`ConfigError` if a GPU was asked for, or assigned by
-    ``CUDA_VISIBLE_DEVICES``, and cannot be used, or if there is none for the rank ``local_rank`` of this machine. It
-    names ``setting`` as what asked.
+    ``CUDA_VISIBLE_DEVICES``, and cannot be used, or if there is none for the rank ``local_rank`` of this machine. The
+    message names ``setting`` as the setting that asked.
     """
     if wanted == "cpu":
         os.environ[VISIBLE] = ""
@@ -39,13 +39,13 @@ def settled(wanted: Device | None, local_rank: int = 0, *, setting: str = "launc
 def current() -> torch.device:
     """Return the GPU that this process has chosen, by default its first one, or the CPU. Raises like :func:`settled`.
 
-    For models that a stage or a service loads after it was settled where the process computes.
+    Call it after :func:`settled`, for example to load a model in a stage or a service.
     """
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else settled(None)
 
 
 def _names_a_device(assigned: str) -> bool:
-    """Return whether the first name in ``CUDA_VISIBLE_DEVICES`` is one of a device; CUDA stops at any other."""
+    """Return whether the first entry of ``CUDA_VISIBLE_DEVICES`` names a device; CUDA stops at any other entry."""
     first = assigned.partition(",")[0].strip()
     return first.isdecimal() or first.startswith(("GPU-", "MIG-"))
 

@@ -28,9 +28,9 @@ from cosmos_rl_core.parallel.sharding import REPLICATE, SHARD
 from cosmos_rl_core.processes import HOST, MEETING
 
 _SENT_BYTES = 2**26
-"""Bytes that are sent at once."""
+"""Largest number of bytes that are sent at once."""
 _LOOK_S = 0.05
-"""Interval in seconds at which the address of rank 0 is looked for."""
+"""Interval in seconds at which a rank looks for the address of rank 0."""
 
 
 class Group:
@@ -93,9 +93,9 @@ class Group:
             self.peers = peers
 
     def _met_at(self, meeting: Path, host: str, timeout: datetime.timedelta) -> dist.Store:
-        """Return the store of ranks on several nodes: rank 0 opens it on a free port, and writes its address down.
+        """Return the store of ranks on several nodes: rank 0 opens it on a free port, and writes the address to a file.
 
-        Raises ``TimeoutError`` if the address does not come.
+        Raises ``TimeoutError`` if no address comes in time.
         """
         if self.rank == 0:
             store = dist.TCPStore(host, 0, self.world_size, is_master=True, timeout=timeout, wait_for_workers=False)
@@ -124,7 +124,7 @@ class Group:
     def gather(self, value: Any) -> list[Any]:
         """Return the JSON values of all ranks, in rank order, on every rank.
 
-        Raises ``TypeError``, also with one rank, for a value that another rank would not get as it is.
+        Raises ``TypeError``, also with one rank, for a value that JSON would change (:func:`require_exchangeable`).
         """
         if self.world_size > 1:
             return _gather(value, None)
@@ -132,9 +132,9 @@ class Group:
         return [value]
 
     def blocks_of(self, owner: int, data: bytes, size: int) -> Iterator[memoryview]:
-        """Yield the ``size`` bytes of ``data`` of the rank ``owner``, in order, in blocks; others give any ``data``.
+        """Yield, on all ranks, the ``size`` bytes of the rank ``owner``'s ``data``, in order, in blocks.
 
-        Collective: every rank must take all blocks.
+        The ``data`` of other ranks is not read. Collective: every rank must take all blocks.
         """
         for first in range(0, size, _SENT_BYTES):
             block = torch.empty(min(_SENT_BYTES, size - first), dtype=torch.uint8, device="cpu")
@@ -213,7 +213,7 @@ _COLLECTIVE = re.compile(
 
 
 def is_collective(error: BaseException) -> bool:
-    """Return whether an error only reports that another rank ended, whose own error has the reason."""
+    """Return whether an error only reports that another rank ended, so that the reason is in that rank's error."""
     reported = isinstance(error, RuntimeError) and _COLLECTIVE.search(str(error)) is not None
     if reported or isinstance(error, dist.DistError):
         return True

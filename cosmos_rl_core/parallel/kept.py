@@ -1,7 +1,7 @@
 """Frozen modules that this process keeps from one stage to the next, up to a number of bytes.
 
-A stage gets a new module each time, whose weights share the memory of the kept ones. Adapters, hooks and casts of one
-stage so never reach the next. What trains a module's own weights first makes them its own (:meth:`KeptModules.own`).
+A stage gets a new module each time, whose weights share the memory of the kept ones. So adapters, hooks and casts of
+one stage never reach the next. Before the weights themselves are trained, :meth:`KeptModules.own` must be called.
 """
 
 import copy
@@ -68,7 +68,7 @@ class KeptModules:
 
     @contextmanager
     def form(self, name: str) -> Iterator[None]:
-        """Keep modules that are asked for inside apart from equal ones of another form: see :meth:`adopt`."""
+        """Name the form, such as a cast (:meth:`adopt`), of modules requested in the block; each form is kept apart."""
         before, self._form = self._form, name
         try:
             yield
@@ -76,9 +76,9 @@ class KeptModules:
             self._form = before
 
     def get(self, source: Source, read: Callable[[], nn.Module]) -> nn.Module:
-        """Return a module that shares the weights of the kept one of this source, else what ``read`` returns.
+        """Return a module that shares the weights kept for ``source``; if none are kept, the module from ``read``.
 
-        What was read is kept if it fits the limit. Modules that were used longest ago make room for it.
+        A module that was read is kept if it fits the limit. The least recently used modules make room for it.
         """
         if self.limit_bytes == 0:
             return read()
@@ -95,7 +95,7 @@ class KeptModules:
         return kept.share()
 
     def own(self, module: nn.Module) -> None:
-        """Let a module have its weights for itself, so that they may change: they are kept no longer."""
+        """Make a module the only owner of its weights, so that it may change them. They are no longer kept."""
         for key, kept in list(self._kept.items()):
             if module in kept.sharing:
                 del self._kept[key]
@@ -123,7 +123,7 @@ class KeptModules:
         return [tensor for kept in self._kept.values() for tensor in _tensors_of(kept.module).values()]
 
     def changed(self) -> list[str]:
-        """Return the names of kept tensors whose bits are not the right ones. Reads all of them."""
+        """Return the names of kept tensors whose checksums have changed. Reads all kept tensors."""
         return [
             f"{key[0].__name__}.{name}"
             for key, kept in self._kept.items()
@@ -132,12 +132,12 @@ class KeptModules:
         ]
 
     def clear(self) -> None:
-        """Keep nothing of what is kept now."""
+        """Forget all kept modules."""
         self._kept.clear()
 
 
 KEPT = KeptModules()
-"""What this process keeps."""
+"""The modules that this process keeps."""
 
 
 def frozen(cls: Any, folder: str | Path, where: str, device: torch.device, **options: Any) -> Any:

@@ -65,8 +65,8 @@ def with_tf32(allowed: bool) -> Iterator[None]:
 def score_in_float32() -> None:
     """Forbid TF32 in this process, which is about to score with torch.
 
-    The version of a scorer assumes it and does not name it: equal versions must mean equal scores in the stage `judge`,
-    whose execution never allows TF32, in the reward service, and in `cosmos-flows score`.
+    The version of a scorer does not record TF32, and equal versions must mean equal scores: in the stage `judge`, whose
+    execution never allows TF32, in the reward service, and in `cosmos-flows score`.
     """
     use_tf32(False)
 

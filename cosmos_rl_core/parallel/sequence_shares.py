@@ -10,8 +10,8 @@ from cosmos_rl_core.pipelines.spec import ModelSpec, Settings
 def check(spec: ModelSpec, transformer: Settings, latent_shape: tuple[int, ...], num_peers: int) -> None:
     """Raise :class:`ConfigError` if ``num_peers`` processes cannot share latents of ``latent_shape``, ``[C, T, H, W]``.
 
-    That is if the model does not support it, or if a peer would get no token or no attention head. ``transformer``
-    holds the settings of the transformer.
+    They cannot if the model does not support it, or if a peer would get no token or no attention head. ``transformer``
+    has the settings of the transformer.
     """
     if not spec.context_parallel:
         known = sorted(s.transformer_class for s in directories.specs() if s.context_parallel)

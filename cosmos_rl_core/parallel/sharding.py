@@ -82,7 +82,7 @@ class Shards:
 
 
 WHOLE = Shards()
-"""No tensor is sharded."""
+"""Shards without a mesh: no tensor is sharded."""
 
 
 def shard(transformer: nn.Module, mesh: DeviceMesh, compute: torch.dtype | None, *, offload: bool = False) -> Shards:
