@@ -46,7 +46,7 @@ class AdapterFile:
 
 
 def find(folder: Path) -> Path:
-    """Return the file with the tensors of an adapter. Raises :class:`ConfigError` if it is not clear which it is."""
+    """Return the file with the tensors of an adapter. Raises :class:`ConfigError` if there is none or several."""
     present = sorted(file.name for file in folder.glob("*.safetensors"))
     chosen = [name for name in NAMES if name in present] or present
     if len(chosen) != 1:
@@ -56,16 +56,16 @@ def find(folder: Path) -> Path:
 
 
 def folder_digest(folder: Path) -> str:
-    """Return the digest of the tensors' file and of the settings next to it."""
+    """Return the sha256 (hex) over the tensors' file and the file of settings next to it."""
     files = {file.name: file for file in (find(folder), folder / CONFIG) if file.is_file()}
     return files_digest(files)
 
 
 def read(folder: Path) -> AdapterFile:
-    """Return the tensors that the folder lists, by ``<module>.lora_A.weight`` and ``<module>.lora_B.weight``.
+    """Return the tensors in the folder's file, named ``<module>.lora_A.weight`` and ``<module>.lora_B.weight``.
 
     Prefixes (``transformer.``, ``base_model.model.``) and names of adapters (``.default``) are left out. Raises
-    :class:`ConfigError` for a damaged header, and for tensors that are no pair of factors of a matrix.
+    :class:`ConfigError` for a damaged header, and for tensors that are not pairs of factors of a matrix.
     """
     path = find(folder)
     try:
@@ -99,7 +99,7 @@ def read(folder: Path) -> AdapterFile:
 def settings(file: AdapterFile, shapes: sizes.Shapes, given_alpha: float | None) -> LoraConfig:
     """Return the settings of an adapter of a transformer whose weights have these ``shapes``.
 
-    Ranks follow from the tensors. Alpha is stated in the file, or next to it, or else ``given_alpha``. Raises
+    Ranks follow from the tensors. Alpha is stated in the file or next to it, or else it is ``given_alpha``. Raises
     :class:`ConfigError` if no place states it or two contradict each other, for settings that change what the tensors
     mean, and for tensors that do not fit the transformer.
     """
@@ -143,7 +143,7 @@ def _check_shapes(file: AdapterFile, matrices: sizes.Shapes) -> None:
 
 
 def _stated(path: Path) -> tuple[dict[str, Any], str]:
-    """Return the settings that are stated, without a prefix, and where; none if nothing states them."""
+    """Return the settings in the tensors' file or next to it, without prefixes, and their place; empty if absent."""
     with safe_open(path, framework="np") as stored:
         metadata: dict[str, str] = stored.metadata() or {}
     config = path.with_name(CONFIG)
@@ -164,7 +164,7 @@ def _stated(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def _plain(name: str) -> str | None:
-    """Return the name here of a file's tensor; None if it is no factor of an adapter of the transformer."""
+    """Return a tensor's name without prefixes and adapter; None if it is no factor of an adapter of the transformer."""
     for prefix in _PREFIXES:
         name = name.removeprefix(prefix)
     if (found := _NAME.fullmatch(name)) is None or ".lora_" in found["module"]:

@@ -6,9 +6,9 @@ from cosmos_rl_core.storage.tensor_headers import TYPES
 
 
 def array(data: bytes, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a tensor's bytes as numbers of a type that numpy has; bytes for the types of 8-bit floats.
+    """Return a tensor's bytes as an array ``shape`` of a type that numpy has; 8-bit floats stay bytes.
 
-    ``dtype`` is the word of the format, such as ``BF16``, whose numbers become float32.
+    ``dtype`` is the name in the safetensors format, such as ``BF16``, whose numbers become float32.
     """
     if dtype == "BF16":
         # The upper half of a float32.

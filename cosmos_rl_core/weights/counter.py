@@ -20,9 +20,10 @@ META = torch.device("meta")
 
 
 class FullTexts(TorchFunctionMode):
-    """Texts of ``num_tokens`` without padding, for transformers that read lengths from a mask: here it has no values.
+    """Mode in which all texts have ``num_tokens`` tokens without padding.
 
-    ``tolist`` of every tensor on the meta device returns ``num_tokens`` at each of its elements.
+    Some transformers read the lengths of texts from a mask, which has no values on the meta device. In this mode
+    ``tolist`` of a meta tensor returns ``num_tokens`` for each element.
     """
 
     def __init__(self, num_tokens: int) -> None:

@@ -1,7 +1,7 @@
 """Shapes and arithmetic of a pipeline without its weights.
 
-A process of its own counts, since that needs torch: ``python -m cosmos_rl_core.weights.counting MODULE QUESTION``. It
-prints the answer as JSON.
+A separate process counts, because counting needs torch: ``python -m cosmos_rl_core.weights.counting MODULE QUESTION``.
+It prints the answer as JSON.
 """
 
 import functools
@@ -40,9 +40,9 @@ def forward_flops(
 
 
 def ask(module: str, count: str, pipeline: str, *arguments: Any) -> Any:
-    """Return what the function ``count`` of ``module`` returns for the pipeline and the arguments, JSON all of them.
+    """Call the function ``count`` of ``module`` with the pipeline and the arguments in a separate process.
 
-    Raises :class:`ConfigError` with the last line of the process if it fails.
+    Arguments and result are JSON values. Raises :class:`ConfigError` with the last line of the process if it fails.
     """
     pins = [pin.model_dump(mode="json") for pin in outside_plugins.pins(directories.adapter_name(pipeline))]
     question = json.dumps({"plugins": pins, "count": count, "arguments": [pipeline, *arguments]})
@@ -55,7 +55,7 @@ def ask(module: str, count: str, pipeline: str, *arguments: Any) -> Any:
 
 
 def main(module: str, question: str) -> None:
-    """Answer ``{"plugins", "count": a function of the module, "arguments"}``."""
+    """Print the answer to a question: JSON with the keys ``plugins``, ``count`` (a function's name), ``arguments``."""
     asked: dict[str, Any] = json.loads(question)
     without_torchvision_warnings()
     with uncollected():

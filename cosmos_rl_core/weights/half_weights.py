@@ -1,7 +1,7 @@
 """Transformers whose frozen matrices are stored in the half type of the computation.
 
-Autocast casts the weights of linear and convolution modules in every forward pass. Those that do not train can be
-stored cast, which halves their memory and gives the same products. Modules that compute in float32
+Autocast casts the weights of linear and convolution modules in every forward pass. Weights that do not train can be
+stored already cast, which halves their memory and gives the same products. Modules that compute in float32
 (:mod:`cosmos_rl_core.parallel.precision`) are stored in float32.
 """
 
@@ -44,7 +44,7 @@ def load(path: str, param_dtype: precision.ParamDtype, device: torch.device) -> 
 def cast_frozen(transformer: nn.Module, param_dtype: precision.ParamDtype) -> None:
     """Cast the frozen matrices that autocast would cast in every forward pass, one after the other, in place.
 
-    With the bits that autocast gives: outputs and gradients stay the same. In float32 nothing is cast.
+    Outputs and gradients keep their bits, because autocast would make the same cast. In float32 nothing is cast.
     """
     if (dtype := precision.half(param_dtype)) is None:
         return

@@ -1,4 +1,4 @@
-"""Two adapters on one transformer as the tensors of one: their ranks side by side."""
+"""Two adapters on one transformer, joined into one adapter whose ranks are the sums of theirs."""
 
 from collections.abc import Iterator, Mapping
 
@@ -13,10 +13,10 @@ Adapter = tuple[LoraConfig, Mapping[str, Tensor]]
 
 
 class Joined(Mapping[str, Tensor]):
-    """The tensors of the sum of two adapters, each made when it is read, float32.
+    """The float32 tensors of the sum of two adapters, each computed when it is read.
 
-    ``B_1 A_1 s_1 + B_2 A_2 s_2`` is one product, of ``[s_1 B_1, s_2 B_2]`` and ``[A_1; A_2]``. A module that one of
-    them adapts has that one's rank.
+    ``B_1 A_1 s_1 + B_2 A_2 s_2`` is one product, of ``[s_1 B_1, s_2 B_2]`` and ``[A_1; A_2]``. A module that only one
+    adapter adapts keeps the rank of that adapter.
     """
 
     def __init__(self, below: Adapter, above: Adapter) -> None:

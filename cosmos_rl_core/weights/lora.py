@@ -16,7 +16,7 @@ def targets(config: LoraConfig, linear: Collection[str]) -> tuple[str, ...]:
 
 
 def peft_settings(config: LoraConfig, suffixes: Collection[str]) -> dict[str, Any]:
-    """Return the arguments of peft's ``LoraConfig``, which exports also contain, without default values.
+    """Return the arguments of peft's ``LoraConfig`` that differ from its defaults; exports contain them too.
 
     Dropout is left out: it is not a property of the weights, and training has its own implementation.
     """
@@ -63,7 +63,7 @@ def of_modules(
 def suffixes_of(adapted: Collection[str], weights: Collection[str]) -> tuple[str, ...]:
     """Return the shortest suffixes that name the ``adapted`` modules and no other module that has ``weights``.
 
-    Raises :class:`ConfigError` if the whole name of one is the end of another's name that is not among them.
+    Raises :class:`ConfigError` if the name of an adapted module is also the end of the name of one that is not adapted.
     """
     words = [name.split(".") for name in weights]
     others = {".".join(each[:count]) for each in words for count in range(1, len(each))} - set(adapted)
@@ -80,7 +80,7 @@ def suffixes_of(adapted: Collection[str], weights: Collection[str]) -> tuple[str
 
 
 def joined(below: LoraConfig, above: LoraConfig, modules: Collection[str], others: Collection[str]) -> LoraConfig:
-    """Return the settings of the one adapter that equals two, on ``modules`` and on ``others``.
+    """Return the settings of the one adapter that equals ``below`` on ``modules`` plus ``above`` on ``others``.
 
     Its ranks are sums, and every scale is 1: :class:`cosmos_rl_core.weights.joined.Joined` scales the tensors.
     """
@@ -93,7 +93,7 @@ def joined(below: LoraConfig, above: LoraConfig, modules: Collection[str], other
 
 
 def differences(found: LoraConfig, wanted: LoraConfig, linear: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
-    """Yield how the adapter ``found`` differs from the recipe's: its modules, their ranks, their strengths."""
+    """Yield a sentence for each difference between ``found`` and the recipe's adapter: modules, ranks, strengths."""
     here, there = set(adapted(found, linear)), set(adapted(wanted, linear))
     for names, owner in ((here - there, "it alone"), (there - here, "[policy.lora] alone")):
         if names:

@@ -13,16 +13,17 @@ from cosmos_rl_core.weights import counting
 from cosmos_rl_core.weights import lora as adapters
 
 BUFFERS = {"pos_embed.pos_embed": "pos_embed.proj.weight"}
-"""Tensors in the safetensors of a transformer that are not weights: nothing trains them. Each is given with the weight
-of the module next to it: with a linear module in place of a convolution it is a weight, too."""
+"""Names of tensors in a transformer's safetensors that are not weights, because nothing trains them. The value is the
+weight of the neighbouring module: if that is of a linear module, not of a convolution, the tensor is a weight after
+all."""
 CONVOLUTION = 4
-"""Dimensions of the weight of a convolution of pictures."""
+"""Number of dimensions of the weight of a convolution over pictures."""
 
 
 def embedding_elements(pipeline: str, max_prompt_length: int, lora: LoraConfig | None = None) -> int:
     """Return the largest number of elements that are stored for one prompt's text embedding, without masks.
 
-    If ``lora`` leaves the model's prefix frozen, they are the prefix's output.
+    If ``lora`` leaves the model's prefix frozen (:func:`frozen_prefix`), the output of the prefix is stored.
     """
     spec, transformer = directories.spec(pipeline), directories.settings(pipeline, "transformer")
     prefix = frozen_prefix(pipeline, lora)
@@ -31,10 +32,10 @@ def embedding_elements(pipeline: str, max_prompt_length: int, lora: LoraConfig |
 
 
 def frozen_prefix(pipeline: str, lora: LoraConfig | None) -> Shapes:
-    """Return the shapes of the matrices of a module that texts pass first and that training leaves unchanged, by name.
+    """Return, by name, the shapes of the matrices of the frozen module that text embeddings pass first.
 
-    Empty if the model's spec names no such module, or if one of its matrices is adapted. Full training changes every
-    module. Raises :class:`ConfigError` for a LoRA target that names no matrix.
+    Empty if the model's spec names no such module, or if training changes it: full training changes every module, LoRA
+    the ones whose matrices it adapts. Raises :class:`ConfigError` for a LoRA target that names no matrix.
     """
     name = directories.spec(pipeline).frozen_prefix
     if name is None or lora is None:
@@ -52,7 +53,7 @@ def weight_shapes(pipeline: str) -> dict[str, tuple[int, ...]]:
 def component_shapes(pipeline: str, component: str) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a component's tensors by name, from the headers of its safetensors files.
 
-    Where a file is absent, its ``config.json`` is built without weights: seconds, in a process of its own.
+    If a file is absent, a separate process builds the component from its ``config.json`` without weights, in seconds.
     """
     folder = Path(pipeline, component)
     indices = sorted(folder.glob("*.safetensors.index.json"))
