@@ -31,7 +31,8 @@ class Remembered:
 
     directory: Path | None
     settled_s: float = 2.0
-    """Seconds since a file's last change before its digest is stored; an earlier next change could share its time."""
+    """Age in seconds of a file's last change from which its digest is stored. A younger file could change again within
+    the same tick of the clock."""
 
     @classmethod
     def of_user(cls) -> "Remembered":
@@ -82,11 +83,11 @@ def _stamp(file: int) -> list[int]:
 
 @contextmanager
 def _alone(entry: Path) -> Iterator[None]:
-    """Hold a lock on an entry that one thread of one process can hold; none where no lock can be made."""
+    """Hold a lock on an entry that one thread of one process can hold; go on without it where none can be made."""
     with ExitStack() as held:
         with suppress(OSError):
             entry.parent.mkdir(parents=True, exist_ok=True)
-            # Not one for each file, so that they stay few.
+            # Many entries share a lock, so that there are few lock files.
             lock = held.enter_context(entry.with_name(f"{entry.name[:2]}{cache.LOCK}").open("wb"))
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

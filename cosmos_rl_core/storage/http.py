@@ -18,18 +18,18 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 10.0
 TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 
 _PASSING = frozenset({408, 425, 429})
-"""Statuses below 500 that the same request may not meet again."""
+"""Statuses below 500 after which the same request may succeed."""
 _NEVER = (httpx.LocalProtocolError, httpx.UnsupportedProtocol)
 
 Found = TypeVar("Found")
 
 
 class _PassingError(Exception):
-    """An answer that the same request may not meet again."""
+    """An answer after which the same request may succeed."""
 
 
 def fault(url: str) -> str | None:
-    """Return why nothing can be read at a URL, or None. Asks no server."""
+    """Return why a URL cannot be read, judged by its text alone, or None. Sends no request."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -80,7 +80,7 @@ def copy(url: str, file: BinaryIO) -> None:
                 if answer.status_code != httpx.codes.OK:
                     raise _PassingError("the server sent another part than was asked for")
             tag = answer.headers.get("ETag", "")
-            # As they come: whole blocks would lose what was received before an interruption.
+            # Bytes as they come: whole blocks would lose the bytes that came before an interruption.
             for block in answer.iter_raw():
                 file.write(block)
 

@@ -110,7 +110,7 @@ def holder_of(url: str, patience_s: float = 2 * BEAT_S) -> dict[str, Any] | None
 
 
 def ask_to_stop(url: str, who: str) -> bool:
-    """Ask the lease's newest holder to end, and return whether it has one. It notices with its next beat."""
+    """Ask the lease's newest holder to end, and return whether there is one. The holder notices with its next beat."""
     if (newest := _newest(url)) == 0:
         return False
     store.write(f"{_place(url, newest)}{STOP}", who.encode())
@@ -122,7 +122,7 @@ def _place(url: str, number: int) -> str:
 
 
 def _newest(url: str) -> int:
-    """Return how often the lease was taken."""
+    """Return how often the lease was taken, which is the number of its newest holder."""
     return next(n for n in itertools.count() if store.size(f"{_place(url, n + 1)}.json") is None)
 
 

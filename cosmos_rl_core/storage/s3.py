@@ -244,7 +244,7 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _mistake(error: Exception) -> str | None:
-    """Return what people must correct, and how; None if the error is no mistake of theirs."""
+    """Return the mistake that a person must correct, with advice; None for other errors."""
     status, code = _answer(error)
     # Errors of botocore before a request: no credentials, no region, a bucket's name that cannot be.
     local = isinstance(error, exceptions.BotoCoreError) and not isinstance(error, _PASSING)

@@ -49,5 +49,5 @@ RESTORE = "restore it from a copy"
 
 
 def _sealed(body: bytes) -> bytes:
-    """Return the canonical JSON of a body and its digest. The body is encoded once, as runs have many."""
+    """Return the canonical JSON of a body and its digest. The body is encoded once only: runs have many such files."""
     return b'{"body":%b,"sha256":"%b"}' % (body, sha256(body).encode())

@@ -43,7 +43,7 @@ class Listed:
     written_s: float
     """Time of the last write, in seconds since 1970 by the store's clock; infinite if the store does not report it."""
     stamp: str
-    """See :func:`stamps`; with the time. In a store without times it tells nothing."""
+    """The stamp of :func:`stamps` and the time of the last write. In a store without times it tells nothing."""
 
 
 AT_ONCE = 4
@@ -303,10 +303,10 @@ def sizes(urls: Sequence[str]) -> list[int | None]:
 
 
 def ahead(names: Iterable[Name], read: Callable[[Name], Found]) -> Generator[tuple[Name, Found]]:
-    """Yield each name and ``read(name)``, in order, while the next ones are read by threads in the background.
+    """Yield each name and ``read(name)``, in order, while threads in the background read the next ones.
 
-    Memory holds at most ``AT_ONCE`` of them besides the one that the caller works on. An error is raised in the turn of
-    its name. The threads end with the iterator: close it if it may not be read to its end.
+    Memory holds at most ``AT_ONCE`` results besides the one that the caller works on. An error is raised when its name
+    is next. The threads end with the iterator: close it if it may not be read to its end.
     """
     left = iter(names)
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -331,7 +331,7 @@ def _listing(folder: str) -> listings.Listing | None:
 
 
 listed_folder = partial(listings.listed_folder, listed=_listing)
-"""Return a folder and all files in it, by URL, if a look lists it for a file; see :mod:`cosmos_rl_core.listing`."""
+"""Return the listed folder that a file is in, and all its files by URL, or None; see :mod:`cosmos_rl_core.listing`."""
 
 
 @contextmanager
@@ -356,7 +356,7 @@ def _resolve(url: str) -> tuple[AbstractFileSystem, str]:
         fs = importlib.import_module("cosmos_rl_core.storage.s3").filesystem(url)
         return fs, url.removeprefix("s3://")
     if url.startswith("/"):
-        # What `url_to_fs` returns, without its tenth of a millisecond: `status` looks at thousands of files.
+        # The same as from `url_to_fs`, which takes a tenth of a millisecond: `status` looks at thousands of files.
         return _LOCAL, url.rstrip("/") or "/"
     try:
         fs, path = fsspec.core.url_to_fs(url)

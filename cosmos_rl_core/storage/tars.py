@@ -1,4 +1,4 @@
-"""Tars that others made: the files in them, found without trust. Nothing is extracted or decompressed."""
+"""Files in tars from other people, found without trusting the tars. Nothing is extracted or decompressed."""
 
 import io
 import tarfile
@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 MAX_NAME_BYTES = 1024
-"""Longest name of a file, with its folders."""
+"""Largest length of a file's name with its folders, in bytes."""
 MAX_RECORDS_BYTES = 2**16
-"""Largest header before a file's own: its long name, and what pax adds."""
+"""Largest extra header before a file's own, in bytes: a long name, or records of pax."""
 
 _BLOCK = tarfile.BLOCKSIZE
 _LONG_NAME, _PAX, _PAX_OF_ALL = b"L", b"x", b"g"
@@ -44,7 +44,7 @@ def files(tar: BinaryIO) -> Iterator[File]:
 
     Raises :class:`TarError` on anything else than files and folders, on names that lead out of the folder or come
     twice, and on a tar that is compressed, damaged, or without the zeros at its end: one whose writing was cut short.
-    Reads headers only, each at a later place than the last, so that no tar can hold it up or fill the memory.
+    Reads headers only, each at a later place than the last, so that no tar can make it loop or fill the memory.
     """
     # tarfile itself takes a damaged header for the end, reads long names whole and follows sizes backwards.
     end = tar.seek(0, io.SEEK_END)
@@ -96,7 +96,7 @@ def _header(tar: BinaryIO, place: int, end: int) -> tarfile.TarInfo | None:
 
 
 def _records(kind: bytes, data: bytes) -> dict[str, str]:
-    """Return name and size that a header gives to the file after it."""
+    """Return the name and the size that an extra header states for the file after it."""
     try:
         if kind == _LONG_NAME:
             return {"path": data.rstrip(b"\0").decode()}
