@@ -1,4 +1,4 @@
-"""Arrow files in the streaming format, one record batch in memory at a time, and where in a file its bytes lie."""
+"""Arrow files in the streaming format: one record batch in memory at a time, and the places of values in the file."""
 
 import io
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from cosmos_rl_core.storage import store
 
 
 class Batch:
-    """Rows of a file."""
+    """A record batch: consecutive rows of a file."""
 
     def __init__(self, message: pa.Message, schema: pa.Schema, start: int) -> None:
         self.rows: pa.RecordBatch = pa.ipc.read_record_batch(message, schema)
@@ -21,7 +21,7 @@ class Batch:
         self._body, self._start = message.body, start
 
     def places(self, column: str) -> list[tuple[int, int] | None]:
-        """Return where in the file the ``bytes`` of each row begin and end; None for a row without.
+        """Return the offsets in the file at which the ``bytes`` of each row begin and end; None for a row without.
 
         ``column`` is a struct with a binary field ``bytes``. Raises :class:`ItemError` if the file is compressed.
         """
@@ -30,7 +30,7 @@ class Batch:
         return self.ranges(values.flatten()[values.type.get_field_index("bytes")])
 
     def lists(self, column: str) -> list[list[tuple[int, int] | None]]:
-        """Return where in the file the ``bytes`` of the pictures of each row begin and end; None for one without.
+        """Return the same offsets for all pictures of each row; None for a picture without bytes.
 
         ``column`` is as in :meth:`places`, or has lists of such structs. A row that is null has no picture.
         """
@@ -45,7 +45,7 @@ class Batch:
         return [places[start:end] if valid else [] for start, end, valid in rows]
 
     def ranges(self, found: Any) -> list[tuple[int, int] | None]:
-        """Return where in the file each value of a binary array begins and ends; None for null.
+        """Return the offsets in the file at which each value of a binary array begins and ends; None for null.
 
         The array is a column, or a part of one. Raises :class:`ItemError` if the file is compressed.
         """
@@ -104,16 +104,16 @@ def _damage(whole: "_Whole") -> Iterator[None]:
 
 
 class _Whole(io.RawIOBase):
-    """A file all of whose reads are whole: one that ends early is damaged, also if it ends between two batches."""
+    """A file whose every read must be complete: a file that ends early is damaged, even if it ends between batches."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size = file, size
         self.position = 0
         self.failed = False
-        """Whether the store failed."""
+        """Whether reading from the store failed."""
 
     def readable(self) -> bool:
-        """Return true: pyarrow asks."""
+        """Return True, which pyarrow requires."""
         return True
 
     def read(self, size: int = -1) -> bytes:

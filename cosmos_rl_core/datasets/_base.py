@@ -1,8 +1,8 @@
 """Interface of dataset plugins.
 
 A plugin file has a class ``Options`` (a :class:`DatasetOptions`) and the function ``prompts``. A dataset with media is
-a :class:`MediaPlugin`, with a class ``Media`` and the function ``digest``. One whose files are indexed has a class
-``Source``.
+a :class:`MediaPlugin`, with a class ``Media`` and the function ``digest``. A dataset whose files can be indexed has a
+class ``Source``.
 """
 
 import hashlib
@@ -22,20 +22,20 @@ class Reference(Section):
     digest: str = Field(pattern="^[0-9a-f]{64}$")
     """The sha256 of the bytes of its file."""
     height: int
-    """Height in pixels, as it is shown; ``width`` alike."""
+    """Height in pixels of the upright picture; ``width`` likewise."""
     width: int
     frames: int = Field(default=1, json_schema_extra={"neutral": 1})
-    """The number of frames at the end of a clip that models and rewards get; 1 for a picture."""
+    """Number of frames, from the end of a clip, that models and rewards get; 1 for a picture."""
     source: str = Field(default="", json_schema_extra=NOT_IDENTITY)
     """Path or URL of the file that the plan read. The store keeps its bytes once the run has begun."""
     span: tuple[int, int] | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
-    """The places in the file at which its bytes begin and end; None for the whole file."""
+    """Offsets in the file at which its bytes begin and end; None for the whole file."""
     frame: int | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
     """Number of the frame of a medium that is this picture, scaled and cropped; None for a file of its own."""
 
     @property
     def place(self) -> str:
-        """Return where its bytes were read, for people."""
+        """Return the place from which its bytes were read, for messages."""
         if self.frame is not None:
             return f"{self.source}, frame {self.frame}"
         return self.source if self.span is None else "{}, bytes {} to {}".format(self.source, *self.span)
@@ -58,8 +58,8 @@ class Prompt(Section):
 
 
 def prompt_id(text: str, references: Sequence[str] = ()) -> str:
-    """Return an id from the prompt's text and the digests of its references, equal in every order and every dataset."""
-    # No text has a zero byte, so that no other prompt has these bytes.
+    """Return an id that depends on the prompt's text and the digests of its references alone, not on its dataset."""
+    # No text has a zero byte, so no other prompt has these bytes.
     found = "\0".join([text, *references])
     return f"p-{hashlib.sha256(found.encode()).hexdigest()[:16]}"
 
@@ -68,7 +68,7 @@ class Media(Protocol):
     """Media set with random access: item ``i`` is the same on every machine, in every order."""
 
     prompts: tuple[Prompt, ...]
-    """All prompts of items."""
+    """The prompts of all items."""
     item_ids: tuple[str, ...]
     """Id of each item: stable when items are added, safe as a file name."""
 
@@ -91,7 +91,7 @@ class Media(Protocol):
         ...
 
     def fault(self, index: int) -> str | None:
-        """Return why the file of item ``index`` cannot be used, with its name, or None. Decodes little of it."""
+        """Return the name of item ``index``'s file and why it cannot be used, or None. Decodes little of it."""
         ...
 
 
@@ -101,7 +101,7 @@ class MediaPlugin(Protocol):
     Media: Callable[[Any], Media]
 
     def prompts(self, options: Any) -> tuple[Prompt, ...]:
-        """Return all prompts of items. Raises one :class:`ConfigError` with every mistake in the set."""
+        """Return the prompts of all items. Raises one :class:`ConfigError` with every mistake in the set."""
         ...
 
     def digest(self, options: Any) -> str:
@@ -110,7 +110,7 @@ class MediaPlugin(Protocol):
 
 
 class ItemError(ConfigError):
-    """An item whose files cannot be used. The message says why; other files are needed to change that."""
+    """An item whose files cannot be used. The message says why. Only other files can help, no retry."""
 
 
 class Item(NamedTuple):
@@ -136,9 +136,9 @@ class Picture(NamedTuple):
 class Source(Protocol):
     """Files of media and captions, in units that change as a whole: the files of an item, or a shard of items.
 
-    A source whose units are shards of many items may say so by ``many = True``: few of them are read at once. One whose
-    captions refer to pictures has a method ``references``, which takes an item that it has just listed and returns a
-    :class:`Picture` each, in order. It raises :class:`ItemError` if one cannot be read.
+    A source whose units are shards of many items may set ``many = True``: then few units are read at once. A source
+    whose captions refer to pictures has a method ``references``. It takes an item that the source has just listed, and
+    returns a :class:`Picture` for each reference, in order, or raises :class:`ItemError` if one cannot be read.
     """
 
     def stamps(self) -> dict[str, str]:
@@ -150,7 +150,7 @@ class Source(Protocol):
         ...
 
     def open(self, name: str) -> BinaryIO:
-        """Open the medium of an item, by the item's name, as a file that can be searched.
+        """Open the medium of an item, by the item's name, as a seekable file.
 
         Raises :class:`ItemError` if it cannot be used, ``FileNotFoundError`` or ``KeyError`` if it has gone.
         """

@@ -1,4 +1,4 @@
-"""Checks of what a dataset plugin returns."""
+"""Checks of the prompts that a dataset plugin returns."""
 
 from collections import Counter
 from typing import Any
@@ -8,10 +8,10 @@ from cosmos_rl_core.datasets._base import Prompt
 
 
 def checked_prompts(found: Any) -> tuple[Prompt, ...]:
-    """Return what a plugin's ``prompts`` returned, as a tuple.
+    """Return the result ``found`` of a plugin's ``prompts`` as a tuple.
 
-    Raises ``TypeError`` unless it is prompts whose metadata is JSON, and ``ValueError`` if two have one id: samples are
-    grouped by it.
+    Raises ``TypeError`` unless it holds prompts whose metadata is JSON, and ``ValueError`` if two prompts have the same
+    id, by which samples are grouped.
     """
     if not isinstance(found, list | tuple):
         raise TypeError(f"prompts() must return a tuple of Prompt, found {type(found).__name__}")

@@ -24,7 +24,7 @@ DAMAGED = (OSError, EOFError, ValueError, SyntaxError, IndexError, Image.Decompr
 """Errors of Pillow and FFmpeg for damaged files."""
 
 _ORIENTATION = 0x0112
-"""The tag of EXIF."""
+"""Number of EXIF's tag for the orientation."""
 _TURNS: dict[Any, Transpose] = {
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
@@ -106,7 +106,7 @@ def video(file: IO[bytes] | str) -> InputContainer:
 
 
 def check_whole(frame: av.VideoFrame) -> None:
-    """Raise ``ValueError`` for a frame in which the decoder has filled what it could not read."""
+    """Raise ``ValueError`` for a frame in which the decoder made up parts that it could not read."""
     if frame.is_corrupt:
         raise ValueError(f"the frame at {frame.time or 0:g} s is damaged")
 

@@ -1,6 +1,6 @@
 """Local copies of media, hashed while they are read.
 
-What is decoded is the copy, so that a store that fails while it is read never looks like a damaged file.
+Decoders get the copy, so that a store that fails while it is read never looks like a damaged file.
 """
 
 import hashlib

@@ -93,7 +93,7 @@ def _record(path: Path) -> Path:
 
 
 def _recorded(path: Path) -> str:
-    """Return the digest that was written when the file was downloaded; empty for a file that came otherwise."""
+    """Return the digest that was written when the file was downloaded; empty for a file that was not downloaded."""
     try:
         words = _record(path).read_text(encoding="utf-8").split()
     except FileNotFoundError:

@@ -23,7 +23,7 @@ def kind_of(name: str) -> Literal["image", "video"]:
 def parsed(name: str, data: bytes) -> Any:
     """Return the text of a file, or the value in it if it is JSON.
 
-    Raises :class:`ItemError` if it cannot be read, or has values that plain JSON has not: NaN, half a surrogate pair.
+    Raises :class:`ItemError` if it cannot be read, or has values that are not plain JSON: NaN, half a surrogate pair.
     """
     try:
         text = data.decode("utf-8-sig")

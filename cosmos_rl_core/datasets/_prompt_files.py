@@ -34,7 +34,7 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
 def _files_in(folder: Path, mistakes: list[str]) -> Iterator[tuple[str, Any]]:
     """Yield the name and the value of each file of a folder: an object in ``.json``, a text in ``.txt``.
 
-    Note the mistakes of others.
+    Add a message to ``mistakes`` for each file that has no prompt.
     """
     for path in sorted(folder.iterdir()):
         kind = path.suffix.lower()
@@ -58,9 +58,9 @@ def _files_in(folder: Path, mistakes: list[str]) -> Iterator[tuple[str, Any]]:
 
 
 def read_rows(path: Path) -> tuple[list[tuple[str, Prompt]], list[str]]:
-    """Return the place and the prompt of each row of a file, in file order, equal ones too, and all mistakes in others.
+    """Return place and prompt of each valid row of a file, in file order, with duplicates, and all mistakes in others.
 
-    Raises like :func:`read_prompts` if it cannot be read at all.
+    Raises like :func:`read_prompts` if the file cannot be read at all.
     """
     mistakes: list[str] = []
     with _named(path):
@@ -88,7 +88,7 @@ def prompts_in(path: Path, data: bytes) -> tuple[Prompt, ...]:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Turn errors of what is no text or no JSON into a :class:`ConfigError` that names the file."""
+    """Turn errors of bytes that are not text or not JSON into a :class:`ConfigError` that names the file."""
     try:
         yield
     except ConfigError:
@@ -105,7 +105,7 @@ def _text(path: Path, data: bytes) -> str:
 
 
 def prompts_of(source: str | Path, values: Iterable[tuple[str, Any]], others: Iterable[str] = ()) -> tuple[Prompt, ...]:
-    """Return the prompts of objects, each given with its place in the source.
+    """Return the prompts of JSON objects, each given with its place in the source.
 
     The text ``prompt`` of an object is its prompt. The list ``references`` has paths of pictures, relative to the file
     or folder, or spans of other files. Its other values are metadata, and so are values of an object ``metadata`` in
@@ -129,7 +129,7 @@ def prompts_of(source: str | Path, values: Iterable[tuple[str, Any]], others: It
 def _rows(
     source: str | Path, values: Iterable[tuple[str, Any]], mistakes: list[str]
 ) -> Iterator[tuple[str, Prompt, str]]:
-    """Yield the place and the prompt of each object, and the id of a prompt of other metadata; note mistakes."""
+    """Yield place and prompt of each object, and the id for equal texts with different metadata; collect mistakes."""
     folder = source if isinstance(source, Path) else None
     pictures = References(folder.parent if folder and not folder.is_dir() else folder)
     for place, value in values:
@@ -145,7 +145,7 @@ def _rows(
 
 
 def _taken_apart(value: Any) -> tuple[str, dict[str, Any], Any]:
-    """Return text, metadata and places of references of an object. Raises ``ValueError`` with what is wrong with it."""
+    """Return text, metadata and places of references of an object. Raises ``ValueError`` if it has another form."""
     text = value.get("prompt") if isinstance(value, dict) else None
     if not isinstance(text, str) or not text.strip():
         raise ValueError('expected an object with the text "prompt"')

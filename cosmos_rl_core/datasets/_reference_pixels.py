@@ -16,7 +16,7 @@ from cosmos_rl_core.datasets._base import ItemError
 MOST_BYTES, MOST_PIXELS = 64 * 2**20, 2**26
 """Most bytes of a file, and most pixels of its picture or of one frame of its clip."""
 CLIP_FRAMES = 5
-"""Frames at the end of a clip that are read: two latent frames of VAEs that make one of each four after the first."""
+"""Number of frames read from the end of a clip: two latent frames of VAEs that compress each four after the first."""
 PICTURE_FORMATS = (*_clips.IMAGE_FORMATS, "TIFF", "AVIF")
 """Formats of pictures. The first picture is taken from a JPEG that has further ones in it (MPO)."""
 
@@ -24,9 +24,9 @@ PICTURE_FORMATS = (*_clips.IMAGE_FORMATS, "TIFF", "AVIF")
 def decoded(data: bytes) -> np.ndarray:
     """Return the picture or the end of the clip in the bytes of a file: uint8 RGB ``[frames, height, width, 3]``.
 
-    It is turned as it is shown, and transparent parts are white. A picture is one frame; the last
-    :data:`CLIP_FRAMES` frames of a clip are read. Raises ``ValueError`` unless it is one whole picture or clip of usual
-    size. A clip is whole if its frames last as long as its file says; files of MPEG streams do not say it.
+    Pictures are turned upright, and transparent parts become white. A picture is one frame; of a clip, the last
+    :data:`CLIP_FRAMES` frames are read. Raises ``ValueError`` unless the bytes are one whole picture or clip of usual
+    size. A clip is whole if its frames last as long as its file states; MPEG streams state no length.
     """
     if len(data) > MOST_BYTES:
         raise ValueError(f"{len(data) / 2**20:.0f} MiB, at most {MOST_BYTES // 2**20} are taken; make the file smaller")
@@ -84,7 +84,7 @@ def _end_of_clip(data: bytes) -> np.ndarray:
 
 
 def _declared_end_s(container: InputContainer, stream: Any) -> float | None:
-    """Return the time at which the stream ends by its file, in seconds; None if the file does not say it."""
+    """Return the time in seconds at which the stream ends, as its file states it; None if the file does not."""
     if stream.duration is not None:
         return float((stream.duration + (stream.start_time or 0)) * stream.time_base)
     if (told := stream.metadata.get("DURATION")) is not None:

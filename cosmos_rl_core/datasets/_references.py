@@ -18,7 +18,7 @@ MOST = 8
 
 
 class Span(NamedTuple):
-    """Bytes of a picture or a clip in a file that holds more, on a disk or in S3."""
+    """The place of a picture's or a clip's bytes inside a larger file, on a disk or in S3."""
 
     url: str
     start: int
@@ -49,13 +49,13 @@ def _reference(source: str, span: tuple[int, int] | None = None) -> Reference:
 
 
 def reference_of(data: bytes, **place: Any) -> Reference:
-    """Return the reference whose bytes these are. Raises ``ValueError`` unless they are a whole picture or clip."""
+    """Return the reference with these bytes. Raises ``ValueError`` unless they are a whole picture or clip."""
     frames, height, width, _ = decoded(data).shape
     return Reference(digest=hashlib.sha256(data).hexdigest(), height=height, width=width, frames=frames, **place)
 
 
 def places_in(value: Any) -> list[Any]:
-    """Return the places of references that a value names. Raises ``ValueError`` for another value and for too many."""
+    """Return ``value`` if it is a list of at most :data:`MOST` places of references, else raise ``ValueError``."""
     if not isinstance(value, list) or not all(isinstance(one, str | Span) and one for one in value):
         raise ValueError(f'expected "references" to be a list of paths of pictures or clips, found {value!r:.80}')
     if len(value) > MOST:
@@ -76,7 +76,7 @@ class References:
     def at(self, places: Any) -> tuple[Reference, ...]:
         """Return the references at a list of places.
 
-        Raises ``ValueError`` for another value, for too many, and for one that cannot be used.
+        Raises ``ValueError`` like :func:`places_in`, and for a reference that cannot be used.
         """
         for number, place in enumerate(places_in(places), 1):
             if place not in self._known:
@@ -110,7 +110,7 @@ def frames_of(medium: Path, frames: Sequence[int], size: tuple[int, int]) -> lis
 
 
 def bytes_of(reference: Reference) -> bytes:
-    """Return the bytes at the place that the plan read, whatever they are now.
+    """Return the present bytes at the place that the plan read. They may have changed since.
 
     A frame of a medium is a PNG; a medium in a part of a file is a video. Raises :class:`ItemError` if it is damaged.
     """

@@ -48,7 +48,7 @@ class SavedFolder:
         self.stamps = {name: str(stamp) for name, stamp in stamps.items()}
 
     def json(self, kind: type[_M], name: str) -> _M:
-        """Return a JSON file of the split. Raises :class:`ConfigError` if it is missing or something else."""
+        """Return the values of a JSON file of the split. Raises :class:`ConfigError` if it is missing or not valid."""
         return _parsed(kind, store.join(self.url, name))
 
     def _split(self, wanted: str) -> list[str]:

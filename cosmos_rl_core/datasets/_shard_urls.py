@@ -23,11 +23,12 @@ _SCHEME = re.compile(r"^(?:([a-z][a-z0-9+.-]*)://|(pipe):)", re.IGNORECASE)
 _READ = ("s3", "http", "https")
 
 Places = dict[str, dict[str, str | None]]
-"""URLs of the tars of each unit: one, or one for each folder of upstream's layout. With its stamp if it was listed."""
+"""By unit, the URLs of its tars, each with its stamp, or None if it was not listed. A unit is one tar, or one of each
+folder of upstream's layout."""
 
 
 def is_http(url: str) -> bool:
-    """Return whether a server for files is asked, not a store."""
+    """Return whether a URL is read from a web server, not from a store."""
     return url.startswith(("http://", "https://"))
 
 
@@ -51,7 +52,7 @@ def is_index(url: str) -> bool:
 
 
 def mistakes(urls: Iterable[str]) -> Iterator[str]:
-    """Yield what is wrong with URLs, without asking any server."""
+    """Yield a message for each URL that cannot be read, judged without any request."""
     for url in urls:
         found = _SCHEME.match(url)
         scheme = next(filter(None, found.groups())).lower() if found else None
@@ -70,7 +71,7 @@ def mistakes(urls: Iterable[str]) -> Iterator[str]:
 
 
 def expanded(url: str) -> list[str]:
-    """Return the URLs that braces stand for: ``{000..012}`` and ``{a,b}``. Raises :class:`ConfigError` on others."""
+    """Return the URLs that braces name: ``{000..012}``, ``{a,b}``. Raises :class:`ConfigError` for other braces."""
     done, left = list[str](), [url]
     while left:
         first = left.pop()
@@ -101,7 +102,7 @@ def _choices(url: str, inside: str) -> list[str]:
 def places(urls: Iterable[str]) -> Places:
     """Return the tars of each unit, by the unit's name, which is the tar's name in its folder.
 
-    Lists folders and reads indexes. Raises :class:`ConfigError` if two have one name, or a folder has none.
+    Lists folders and reads indexes. Raises :class:`ConfigError` if two units have the same name, or a folder is empty.
     """
     found: Places = {}
     wrong: list[str] = []
@@ -126,7 +127,7 @@ def _places(url: str) -> Places:
     except FileNotFoundError:
         found = {}
     if not found:
-        # A disk that is not mounted must not end every item.
+        # An unmounted disk looks like an empty folder, and must not count as the end of all items.
         raise ConfigError(f"no shard at {url}; expected a folder with .tar files in it")
     return found
 

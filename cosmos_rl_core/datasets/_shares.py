@@ -14,7 +14,7 @@ _UNIT = 2**32
 
 
 class Share(Section):
-    """Consecutive prompts of a plan that are one set of a mixture."""
+    """One set of a mixture: a number of consecutive prompts of a plan, and their weight."""
 
     weight: float
     """Share of an iteration's prompts, relative to the other sets' shares."""
@@ -22,15 +22,16 @@ class Share(Section):
 
 
 def most(shares: Sequence[Share], wanted: int) -> list[int]:
-    """Return the most prompts that one iteration of ``wanted`` prompts takes from each set."""
+    """Return the largest number of prompts that an iteration of ``wanted`` prompts takes from each set."""
     return [math.ceil((end - begin) / _UNIT) for begin, end in itertools.pairwise(_line(shares, wanted))]
 
 
 def chosen(shares: Sequence[Share], wanted: int, seed: int, k: int) -> list[int]:
     """Return the indices of the ``wanted`` prompts of iteration k, all different.
 
-    The number of each set is drawn by systematic sampling: its mean is the set's share, and it is that share rounded up
-    or down. Each pass over a set has its own order. A pass ends when it has too few prompts left for an iteration.
+    The number of prompts from each set is drawn by systematic sampling: it is the set's share rounded up or down, and
+    its mean is the share. Each pass over a set has its own order. A pass ends when it has too few prompts left for an
+    iteration.
     """
     line, first, found = _line(shares, wanted), 0, list[int]()
     # The first draws of a generator do not depend on how many there are.
@@ -45,7 +46,7 @@ def chosen(shares: Sequence[Share], wanted: int, seed: int, k: int) -> list[int]
 
 
 def _line(shares: Sequence[Share], wanted: int) -> list[int]:
-    """Return where the sets begin on a line of ``wanted`` prompts, each as long as its share, and where it ends."""
+    """Return where each set begins on a line of ``wanted`` prompts, each as long as its share, and the line's end."""
     total = math.fsum(share.weight for share in shares)
     begins = itertools.accumulate((share.weight for share in shares[:-1]), initial=0.0)
     return [*(round(begin / total * wanted * _UNIT) for begin in begins), wanted * _UNIT]
@@ -57,7 +58,7 @@ def _points_below(end: int, offsets: np.ndarray) -> np.ndarray:
 
 
 def _last(counts: list[int], size: int) -> tuple[int, range]:
-    """Return the pass of the last of consecutive draws from a set of ``size``, and the places in its order."""
+    """Return, for the last of consecutive draws from a set of ``size``, its pass and its places in the pass's order."""
     epoch, start = 0, 0
     for count in counts[:-1]:
         epoch, start = _begin(epoch, start, count, size)

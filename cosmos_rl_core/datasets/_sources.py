@@ -30,7 +30,7 @@ def stamps(sources: Mapping[str, Source]) -> dict[str, str]:
 
 
 def digest(found: dict[str, str]) -> str:
-    """Return the digest of stamps."""
+    """Return the sha256 (hex) over the stamps of all units."""
     return canonical.digest(found)
 
 

@@ -1,4 +1,4 @@
-"""Choice of the frames that are taken of a medium. Nothing is read here."""
+"""Choice of the frames that are taken from a medium. This module reads no file."""
 
 import math
 from typing import NamedTuple
@@ -7,12 +7,12 @@ from cosmos_rl_core.datasets._base import ItemError
 
 
 class Windows(NamedTuple):
-    """Clips that a medium gives, and their frames."""
+    """Number of clips that a medium gives, and their frames."""
 
     frames: int
-    """Frames of a clip."""
+    """Number of frames of a clip."""
     clips: int = 1
-    """Clips of a medium. The first starts at the beginning, the last ends at the end, the others are evenly spaced."""
+    """Number of clips. The first starts at the beginning, the last ends at the end, the others are evenly spaced."""
     fps: float | None = None
     """Frames a second of a clip, chosen among the file's frames; None takes every frame."""
 
@@ -36,10 +36,10 @@ class Windows(NamedTuple):
         return next(frames for frames in range(about - 1, about + 2) if _taken(frames, step) >= taken)
 
     def _step(self, fps: float) -> float:
-        """Return the distance of two frames of a clip, in frames of the medium."""
+        """Return the distance between neighbouring frames of a clip, in frames of the medium."""
         return fps / self.fps if self.fps is not None and fps > 0 else 1.0
 
 
 def _taken(frames: int, step: float) -> int:
-    """Return how many frames of a medium with ``frames`` are taken; the last is the one shown at that time."""
+    """Return the number of frames, ``step`` apart, that a medium of ``frames`` frames gives."""
     return math.floor((frames - 1) / step) + 1

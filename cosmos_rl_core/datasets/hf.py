@@ -1,8 +1,8 @@
 """A folder that ``save_to_disk`` of Hugging Face's ``datasets`` wrote, on a disk or in S3.
 
 A row is an image or a video with its caption, or a prompt, alone or with the pictures that it refers to. Other columns
-of text, numbers, and lists and structs of them are metadata; what JSON does not have (null, NaN, infinity) is absent
-from it. One split of a ``DatasetDict`` is read. The package ``datasets`` is not needed.
+of text, numbers, and lists and structs of them are metadata; values that JSON does not have (NaN, infinity) and null
+are left out of it. One split of a ``DatasetDict`` is read. The package ``datasets`` is not needed.
 """
 
 import math
@@ -27,7 +27,7 @@ from cosmos_rl_core.storage import store
 CAPTIONS = ("prompt", "text", "caption")
 """Columns of captions, in the order in which they are looked for."""
 MEDIA: dict[str, Literal["image", "video"]] = {"Image": "image", "Video": "video"}
-"""Features with media, and what they hold."""
+"""Kind of media by the name of the feature that holds them."""
 REFERENCES = "references"
 """Column of references that is read if there is one."""
 ABOUT, ARROW = "dataset_info.json", ".arrow"
@@ -195,9 +195,9 @@ class _Folder:
         self._columns = _Columns(texts[0], others)
 
     def medium(self, wanted: str, references: str | None) -> tuple[str, Literal["image", "video"]]:
-        """Return the column with media, and their kind. Raises :class:`ConfigError` unless it is one.
+        """Return the column with media, and their kind. Raises :class:`ConfigError` unless exactly one fits.
 
-        The column ``references`` is another one.
+        The column ``references`` is not considered.
         """
         kinds: dict[str, Literal["image", "video"]]
         kinds = {name: MEDIA[kind] for name in self._schema.names if (kind := self._kind(name)) in MEDIA}
@@ -207,7 +207,7 @@ class _Folder:
         return found[0], kinds[found[0]]
 
     def references(self, wanted: str) -> str | None:
-        """Return the column with references; None if there is none. Raises :class:`ConfigError` for one of others."""
+        """Return the column with references; None if there is none. Raises :class:`ConfigError` for another type."""
         name = wanted or REFERENCES
         if name in self._schema.names and _has_pictures(self._schema.field(name).type):
             return name
@@ -263,7 +263,7 @@ def _is_json(kind: pa.DataType) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value without what JSON does not have. ``datasets`` fills in null for keys that an object lacks."""
+    """Return a value without null, NaN and infinity. ``datasets`` writes null for keys that an object lacks."""
     if isinstance(value, dict):
         return {name: _plain(other) for name, other in value.items() if not _is_absent(other)}
     if isinstance(value, list):

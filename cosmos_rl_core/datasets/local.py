@@ -5,8 +5,8 @@ whose ``prompt`` is the caption. Folders: media in ``images/`` or ``videos/``, c
 ``metas/``. Hidden files, other extensions and other folders are ignored, and so is text without a medium in a flat
 folder. The id of an item is its stem, with the number of the clip if videos give several. Items are sorted by id.
 
-An object may have ``references``, a list of pictures that an edit begins with and whose result the medium is: their
-paths, relative to the folder and inside it, in a folder of their own, with any extension. Its other keys are ignored.
+An object may have ``references``, a list of the pictures from which an edit made the medium. They are paths relative to
+the folder and inside it, in a folder of their own, with any extension. Other keys of the object are ignored.
 """
 
 import itertools
@@ -90,7 +90,7 @@ def digest(options: Options) -> str:
 
 
 def _references(options: Options) -> dict[str, list[str]]:
-    """Return the digests of the references of each item that has some. :class:`Media` raises what is wrong with any."""
+    """Return the digests of the references of each item that has some. Mistakes are left to :class:`Media`."""
     try:
         items = _items(options)
     except ConfigError:
@@ -153,14 +153,14 @@ class Source:
     def stamps(self) -> dict[str, str]:
         """Return sizes and times, or ETags, of the files of each item, and of the references that captions name.
 
-        Raises :class:`ConfigError` on no item.
+        Raises :class:`ConfigError` if there is no item.
         """
         try:
             found = store.stamps(self._root)
         except FileNotFoundError as error:
             raise no_folder(self._root) from error
         if not found:
-            # A disk that is not mounted must not end every item.
+            # An unmounted disk looks like an empty folder, and must not count as the end of all items.
             raise no_folder(self._root)
         self._media, self._captions = layout(self._root, found)
         self._all_media = frozenset(itertools.chain(*self._media.values()))
@@ -205,7 +205,7 @@ class Source:
         if outside or (on_disk and not Path(root, path).resolve().is_relative_to(Path(root).resolve())):
             raise ItemError(f"the reference {place} is outside the folder {root}; put it in a folder there")
         if path in self._all_media and path not in self._media[unit]:
-            # A stamp covers its item's own files, and files of no item: only for these are captions read.
+            # The stamp of an item would not notice a change of it: stamps cover references that are no item's files.
             raise ItemError(f"the reference {place} is the medium of another item; put a copy into a folder of its own")
         try:
             return store.read(store.join(root, path))
@@ -215,9 +215,9 @@ class Source:
             raise ItemError(f"{store.join(root, place)} cannot be read: {error}") from error
 
     def _named(self, found: Mapping[str, str]) -> dict[str, list[str]]:
-        """Return the places that the captions of each unit name, if there are files that belong to no item.
+        """Return the references that the captions of each unit name, if there are files that belong to no item.
 
-        Without any no file is read. Captions that cannot be read name none.
+        If every file belongs to an item, no caption is read. Captions that cannot be read count as without references.
         """
         if self._first_frame or found.keys() <= self._all_media.union(*self._captions.values()):
             return {}
@@ -233,7 +233,7 @@ class Source:
 
 
 def _once(items: Iterable[_Item]) -> tuple[Prompt, ...]:
-    """Return each prompt once: equal captions with pictures of equal bytes are one, whichever files hold these."""
+    """Return each prompt once: items with equal captions and references of equal bytes have the same prompt."""
     found: dict[str, Prompt] = {}
     for item in items:
         found.setdefault(item.prompt.id, item.prompt)
@@ -249,7 +249,7 @@ def _items(options: Options) -> tuple[_Item, ...]:
 
 @lru_cache(maxsize=4)
 def _read(settings: str, _stamps: tuple[tuple[str, str], ...]) -> tuple[_Item, ...]:
-    """Return all items. ``_stamps`` are of the files, which are opened for references: once for all that ask."""
+    """Return all items. ``_stamps``, which change with the files, are a key of the cache: files are read once only."""
     options = Options.model_validate_json(settings)
     media, captions = _find(options.local_dir)
     items: list[_Item] = []
@@ -309,7 +309,7 @@ def _twice(medium: str) -> str:
 
 
 def _places(local_dir: str, caption: str) -> list[str]:
-    """Return the places of the references that a caption names; none of one that cannot be read."""
+    """Return the places of the references that a caption names; an empty list if the caption cannot be read."""
     with suppress(ItemError, FileNotFoundError, UnreadableError, ValueError):
         _, values = read_caption(local_dir, caption)
         return [posixpath.normpath(place) for place in places_in(values.get(REFERENCES, []))]
@@ -347,12 +347,12 @@ def _pictures(file: Path, options: Options, clip: int) -> Iterator[Image.Image]:
 
 
 def _first(file: Path, options: Options, clip: int) -> int:
-    """Return the first frame of a clip: 0 of a medium of one clip, unopened. Raises like :func:`_start`."""
+    """Return the number of a clip's first frame. Opens the file only if media give several clips, else it is 0."""
     return _start(file, options, clip) if options.clips > 1 else 0
 
 
 def _start(file: Path, options: Options, clip: int) -> int:
-    """Return the first frame of a clip. Raises :class:`ItemError` if frames are too few for clips that differ."""
+    """Return the number of a clip's first frame. Raises :class:`ItemError` if there are too few frames."""
     with _named(file):
         count = _probe.shape(str(file), kind_of(str(file))).frames
         room, last = count - options.frames, options.clips - 1
@@ -364,7 +364,7 @@ def _start(file: Path, options: Options, clip: int) -> int:
 
 @contextmanager
 def _named(file: Path) -> Iterator[None]:
-    """Put the name of a medium before the reason why it cannot be used."""
+    """Put the name of a medium before the messages of errors in the block."""
     try:
         with _clips.damage():
             yield

@@ -41,7 +41,7 @@ class Options(DatasetOptions):
 
     @property
     def follows(self) -> tuple[str, ...]:
-        """Return what of its sets may change, each once."""
+        """Return the sentences of all sets about data that may change, each once."""
         return tuple(dict.fromkeys(said for each in self.sets for said in each.dataset.follows))
 
 

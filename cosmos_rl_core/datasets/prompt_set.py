@@ -42,7 +42,7 @@ SETS = {
     "pickscore": Origin(f"{DIFFUSION_NFT}/pickscore", lines=(25_433, 2_048)),
     "ocr": Origin(f"{DIFFUSION_NFT}/ocr", lines=(0, 1_018)),
     "geneval": Origin(f"{DIFFUSION_NFT}/geneval", METADATA, METADATA, lines=(0, 2_212)),
-    # Both splits are the one file that there is.
+    # Both splits read the only file of this set.
     "dance_grpo_t2v": Origin(DANCE_GRPO, remote="video_prompts.txt", lines=(50_000, 50_000), branch="main"),
 }
 
@@ -75,7 +75,7 @@ class Options(DatasetOptions):
 
     @property
     def follows(self) -> tuple[str, ...]:
-        """Return that a set is a file of a branch; nothing for one of a commit, of a folder or with a digest."""
+        """Return a sentence if the file is from a branch; none if it is from a commit or a folder, or has a digest."""
         if self.local_dir or self.base_url or self.sha256 or not SETS[self.set].branch:
             return ()
         return (f"set {self.set} is a file of the branch {SETS[self.set].branch}, which may change; state its sha256",)

@@ -148,7 +148,7 @@ class Source:
         self._media, self._stamp = Media(options), canonical.digest([options.identity(), digest(options)])
 
     def stamps(self) -> dict[str, str]:
-        """Return the digest of the options for each image. More images leave earlier ones unchanged, but are read."""
+        """Return one stamp for all images: the digest of the options. Any change of them reads all images again."""
         return dict.fromkeys(self._media.item_ids, self._stamp)
 
     def items(self, unit: str) -> list[Item]:

@@ -3,9 +3,10 @@
 A sample is the files of a tar whose paths are equal up to the first dot of the name: ``000017.mp4``, ``000017.txt``.
 Its medium is the file with the extension of an image or video. Its caption is ``.txt``, or ``prompt`` in ``.json``.
 The object may have ``references``, a list of pictures that the caption refers to: other files of the sample by their
-extensions, such as ``source.png`` for ``000017.source.png``, or by their names. Next to ``.txt`` nothing else of the
-object is read. With an index of upstream's layout, a sample is in two tars of one name, in ``metas/`` and ``video/``;
-its caption is its first window's, and all windows are kept as metadata. Nothing of a tar is extracted.
+extensions, such as ``source.png`` for ``000017.source.png``, or by their names. If the caption is in ``.txt``, only the
+references of the object are read. With an index of upstream's layout, a sample is in two tars of one name, in
+``metas/`` and ``video/``; its caption is the caption of its first window, and all windows are kept as metadata. Tars
+are not extracted.
 """
 
 import json
@@ -39,9 +40,9 @@ from cosmos_rl_core.errors import mistakes_in
 from cosmos_rl_core.storage import store
 
 MAX_CAPTION_BYTES = 2**20
-"""Largest file of a caption that is read."""
+"""Largest size in bytes of a file with a caption."""
 SHARDS_KEPT = 8
-"""Shards that stay open: as many as the index reads at once."""
+"""Number of shards that stay open: as many as the index reads at once."""
 WINDOWS, WINDOW_CAPTION = "t2w_windows", "qwen2p5_7b_caption"
 """Names in the captions of upstream's layout: the windows of a video, and the caption of a window."""
 
@@ -83,8 +84,7 @@ class Options(DatasetOptions):
 
 
 def prompts(options: Options) -> tuple[Prompt, ...]:
-    """Return each caption once, in the order of the samples. Reads all shards; needs media for first frames alone,
-    and decodes these.
+    """Return each caption once, in the order of the samples. Reads all shards, but decodes media only for first frames.
 
     Raises one :class:`ConfigError` with every mistake: shards and samples that cannot be used.
     """
@@ -107,7 +107,7 @@ def prompts(options: Options) -> tuple[Prompt, ...]:
 
 
 def _prompt(source: "Source", item: Item) -> Prompt:
-    references = source.spans(item)  # first, as it says why a caption is damaged
+    references = source.spans(item)  # first, because it raises with the reason if a caption is damaged
     text = checked(item.name, item.caption)
     return Prompt(id=prompt_id(text, [one.digest for one in references]), text=text, references=references)
 
@@ -142,7 +142,7 @@ class Source:
     def items(self, unit: str) -> list[Item]:
         """Return the samples of a unit, also the samples that :meth:`open` refuses.
 
-        Raises :class:`ItemError` if it is no tar, or one that nobody should unpack.
+        Raises :class:`ItemError` if it is no tar, or not safe to unpack.
         """
         shard = self._shard(unit)
         return [self._item(shard, key) for key in shard.samples]
@@ -199,7 +199,7 @@ class Source:
         return found
 
     def _item(self, shard: Shard, key: str) -> Item:
-        # One damaged sample is left out alone, when it is opened. Prompts need no medium.
+        # Raises no error, so that a damaged sample is left out alone, when it is opened. Prompts need no medium.
         caption, metadata, kind = None, dict[str, Any](), "image"
         with suppress(ItemError):
             caption, metadata = self._caption(shard, key)
@@ -218,7 +218,7 @@ class Source:
         return sample[found[0]]
 
     def _caption(self, shard: Shard, key: str) -> tuple[str | None, dict[str, Any]]:
-        """Return caption and metadata of a sample; None if there is no file for it."""
+        """Return caption and metadata of a sample; None and nothing if it has no file with a caption."""
         sample, chosen = shard.samples[key], self._options.caption
         place = next((sample[one] for one in ([chosen.lower()] if chosen else ["txt", "json"]) if one in sample), None)
         if place is None:
@@ -250,7 +250,7 @@ class Source:
         raise KeyError(name)
 
     def _shard(self, unit: str) -> Shard:
-        """Return a unit's tars, open. Those that were asked for last are kept, for all threads."""
+        """Return the open tars of a unit. The tars that were used last stay open, for all threads."""
         with self._lock:
             kept = self._kept.pop(unit, None)
             shard = kept or Future[Shard]()
@@ -280,9 +280,9 @@ def _named(sample: Sample, key: str, name: str) -> Place:
 
 
 def _references_next_to(shard: Shard, sample: Sample) -> dict[str, Any]:
-    """Return the references that the JSON of a sample names whose caption is a text.
+    """Return the ``references`` in the JSON of a sample whose caption is in a text file.
 
-    Raises :class:`ItemError` if it names some and cannot be read. Whatever else is in it may be damaged.
+    Raises :class:`ItemError` if the JSON has references and cannot be read. JSON without them may be damaged.
     """
     place = sample.get("json")
     if place is None or place.file.size > MAX_CAPTION_BYTES:
@@ -294,7 +294,7 @@ def _references_next_to(shard: Shard, sample: Sample) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ItemError(f"{place.name}: cannot be read: {line(error)}") from error
     found = about.get(REFERENCES) if isinstance(about, dict) else None
-    # Another value tells something else, and a text is a slip only if it names a file here.
+    # Other values mean something else. A text in place of a list is a slip if it names a file of the sample.
     named = isinstance(found, list) or (isinstance(found, str) and found.lower() in sample)
     return {REFERENCES: found} if found and named else {}
 
