@@ -25,7 +25,7 @@ def kl_vae() -> AutoencoderKL:
 
 
 def wan_vae(channels: int = 4, *, patched: bool = False) -> AutoencoderKLWan:
-    """Return Wan 2.1's; with ``patched``, Wan 2.2's: of patches of 2 x 2 pixels."""
+    """Return a VAE like Wan 2.1's; with ``patched``, like Wan 2.2's, which takes patches of 2 x 2 pixels."""
     patches: dict[str, Any] = {
         "patch_size": 2, "in_channels": 12, "out_channels": 12, "is_residual": True, "scale_factor_spatial": 16,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Clips that a tiny Wan 2.2 learns to make of their first frames within minutes: a picture that stays, or moves.
+"""Clips that a tiny Wan 2.2 learns within minutes to make from their first frames: a picture that stays, or moves.
 
 ``python -m cosmos_rl_core.tiny.clips DIR`` writes them, and the model. A picture has two halves of one colour each.
 Each picture has two clips with one caption: in one clip it stays, in the other it moves to the right by a half of its
@@ -23,18 +23,18 @@ from cosmos_rl_core.tiny.texts import t5_sizes, t5_tokenizer
 from cosmos_rl_core.tiny.writing import write
 
 HEIGHT, WIDTH = 32, 64
-"""Pixels of a picture."""
+"""Size of a picture in pixels."""
 STEPS, FRAMES_OF_A_STEP = 2, 4
-"""Latent frames after the first, and the frames that each of them is. All frames of a step are equal."""
+"""Number of latent frames (steps) after the first, and frames of the clip in each. All frames of a step are equal."""
 PROMPT = "two colours"
 
 
 def block_vae() -> AutoencoderKLWan:
     """Return a VAE whose latents are the mean colours of blocks of 8 x 8 pixels, in [-1, 1], and of 4 frames.
 
-    Its weights are set, not trained. The shortcuts of its blocks take means and repeat them; what is next to them is
-    zero. The last norm of either side divides by the length of a vector, which is nearly the value of its one large
-    channel. ``silu(x) - silu(-x)`` is x.
+    Its weights are set, not trained. The shortcuts of its blocks take means and repeat them; the branches next to them
+    are zero. The last norm of encoder and decoder divides by the length of a vector, which is nearly the value of its
+    one large channel. ``silu(x) - silu(-x)`` is x.
     """
     vae = AutoencoderKLWan(
         is_residual=True, base_dim=7, z_dim=3, dim_mult=[1, 1, 1, 1], num_res_blocks=1, latents_mean=[0.0] * 3,
@@ -78,7 +78,7 @@ def save_model(folder: Path, seed: int) -> None:
                 rope_max_seq_len=32,
             ),
             vae=block_vae(),
-            # Evenly spaced levels: a shift for large videos leaves few of little noise, where learning begins.
+            # Evenly spaced levels: a shift for large videos leaves few levels of little noise, where learning begins.
             scheduler=FlowMatchEulerDiscreteScheduler(),
             expand_timesteps=True,
         )
@@ -107,7 +107,7 @@ def save_clips(folder: Path) -> None:
 def moving(picture: np.ndarray, pixels: int) -> np.ndarray:
     """Return a clip ``[frames, height, width, 3]`` of a picture that moves by ``pixels`` to the right with each step.
 
-    What leaves at the right comes back at the left.
+    Columns that leave at the right come back at the left.
     """
     steps = [np.roll(picture, step * pixels, axis=1) for step in range(STEPS + 1)]
     return np.stack([steps[0], *(steps[1 + frame // FRAMES_OF_A_STEP] for frame in range(STEPS * FRAMES_OF_A_STEP))])

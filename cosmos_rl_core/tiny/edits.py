@@ -31,9 +31,9 @@ COLOURS = (
     (160, 60, 200),
 )  # fmt: skip
 HELD_OUT = 8
-"""One of so many pairs of colours is held out."""
+"""One in this many pairs of colours is held out."""
 SIDE, HEIGHT = 64, 32
-"""Pixels of a side of a reference, and of the height of its edit."""
+"""Side of a reference, and height of its edit, in pixels."""
 PROMPT = "keep the middle"
 
 
@@ -63,7 +63,7 @@ def save_model(folder: Path, seed: int) -> None:
                 axes_dims_rope=(8, 8, 8, 8),
                 guidance_embeds=False,
             ),
-            # Evenly spaced levels: a shift for large pictures leaves few of little noise, where learning begins.
+            # Evenly spaced levels: a shift for large pictures leaves few levels of little noise, where learning begins.
             scheduler=FlowMatchEulerDiscreteScheduler(),
             vae=vae,
             text_encoder=Qwen3ForCausalLM(qwen3_config(num_hidden_layers=28, initializer_range=0.08)),

@@ -25,12 +25,12 @@ TEMPLATE = """\
 {% endfor -%}
 {%- if add_generation_prompt -%}<|im_start|>assistant
 {% endif -%}"""
-"""Writes what the templates of Qwen2.5-VL and Qwen3-VL write, without their system prompt and tools."""
+"""Template of conversations. It writes the same as Qwen2.5-VL's and Qwen3-VL's, without system prompt and tools."""
 
 WIDTH = 64
 DEVIATION = 0.08
-"""Standard deviation of the random weights. With 0.02, which suits layers far wider than these, the model stays for
-hundreds of steps where it tells half of the answers apart."""
+"""Standard deviation of the random weights. With 0.02, which suits far wider layers, the model tells only half of the
+answers apart for hundreds of steps."""
 MEDIA: dict[str, dict[str, Any]] = {
     "preprocessor_config.json": {
         "patch_size": 4,
@@ -77,7 +77,7 @@ def config() -> dict[str, Any]:
 
 
 def save(folder: Path, seed: int = 0) -> None:
-    """Write the model with random weights, its tokenizer, and how it sees media."""
+    """Write the model with random weights, its tokenizer, and the settings of its processor of media."""
     torch, transformers = (importlib.import_module(name) for name in ("torch", "transformers"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

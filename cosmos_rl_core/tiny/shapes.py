@@ -23,13 +23,13 @@ QUADRANTS = "1234"
 MOVES = {"<": (0, -3), ">": (0, 3), "^": (-3, 0), "v": (3, 0)}
 """Pixels down and to the right from one frame to the next."""
 NUM_PICTURES, NUM_CLIPS, NUM_HELD_OUT = 3200, 1600, 256
-"""Items to train on, and held-out ones of each kind: multiples of the numbers of answers."""
+"""Numbers of pictures and clips to train on, and of held-out items of each kind; multiples of the number of answers."""
 HELD_OUT = 1_000_000
 """First number of the items that no model trains on."""
 SIDE, SQUARE = 32, 12
-"""Pixels of a picture and of its square."""
+"""Side of a picture and of its square, in pixels."""
 CLIP_SIDE, CLIP_SQUARE, FRAMES = 16, 4, 4
-"""Pixels and frames of a clip, and pixels of its square."""
+"""Side of a clip and of its square, in pixels, and frames of a clip."""
 
 
 def picture(seed: int, number: int) -> tuple[np.ndarray, str]:
@@ -58,7 +58,7 @@ def clip(seed: int, number: int) -> tuple[np.ndarray, str]:
 def write(folder: Path, pictures: range, clips: range, *, seed: int = 0, shuffled: bool = False) -> None:
     """Write ``pictures.json`` and ``clips.json``, and in ``media/`` the files that they name.
 
-    ``shuffled`` gives each conversation the medium of another one: its answer then says nothing about what is shown.
+    ``shuffled`` gives each conversation the medium of another one, so that its answer says nothing about the medium.
     """
     (folder / "media").mkdir(parents=True)
     for kind, name, numbers in (("image", "pictures", pictures), ("video", "clips", clips)):

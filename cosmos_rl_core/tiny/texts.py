@@ -142,7 +142,7 @@ def qwen3_config(num_hidden_layers: int, initializer_range: float = 0.02) -> Qwe
 
 
 def qwen3_tokenizer() -> Qwen2Tokenizer:
-    """Return one of bytes, with Qwen3's words around a message: without thinking it has thought nothing."""
+    """Return a tokenizer of bytes, with Qwen3's words around a message: without thinking, an empty thought."""
     tokenizer = Qwen2Tokenizer(vocab=qwen3_vocabulary(), merges=[])
     tokenizer.add_special_tokens({"additional_special_tokens": QWEN3_SPECIAL[1:]})
     tokenizer.chat_template = (

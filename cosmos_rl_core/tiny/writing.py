@@ -8,7 +8,7 @@ from pathlib import Path
 def write(
     name: str, save_data: Callable[[Path], None], save_model: Callable[[Path, int], None], arguments: list[str] | None
 ) -> None:
-    """Write the data to the directory of the command line, and the model below it. ``name`` is the module's."""
+    """Write the data to the directory that the command line names, and the model below it, for the module ``name``."""
     parser = argparse.ArgumentParser(
         prog=f"python -m cosmos_rl_core.tiny.{name}", description="Write a tiny model and the data that it learns."
     )
