@@ -1,1 +1,1 @@
-"""The suite that every plugin passes, shipped or of somebody else's. It needs pytest."""
+"""The suite that every plugin has to pass, shipped or from outside. It needs pytest."""

@@ -34,7 +34,7 @@ OPTIONS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check plugins, write what was found, and return the exit code."""
+    """Check plugins, write the results, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m cosmos_rl_core.conformance", description=__doc__)
     parser.add_argument("paths", nargs="+", help="files and folders of plugins")
     parser.add_argument("--results", type=Path, required=True, help="the file to write")
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def check(paths: Sequence[str], given: Sequence[str], only: str, work: Path, *, verbose: bool) -> list[Checked]:
     """Run the suite on the plugins at these paths. Checks write to the folder ``work``.
 
-    Raises :class:`ConfigError` for what cannot be checked, and, without ``only``, if a plugin had no check at all.
+    Raises :class:`ConfigError` if a plugin cannot be checked and, without ``only``, if no check was made of a plugin.
     """
     _import(paths)
     settings = with_changes({}, Path(), given, None)
@@ -81,7 +81,7 @@ def check(paths: Sequence[str], given: Sequence[str], only: str, work: Path, *, 
 
 
 def _bases(checked: Sequence[Checked], root: Path) -> dict[str, Any]:
-    """Write the tiny pipeline of each model, and return what recipes need of it; why there is none is a failure."""
+    """Write the tiny pipeline of each model, and return the settings of recipes with it; an error is a failure."""
     found = dict[str, Any]()
     if not (models := [one for one in checked if one.kind == "models"]):
         return found
@@ -90,7 +90,7 @@ def _bases(checked: Sequence[Checked], root: Path) -> dict[str, Any]:
     for one in models:
         try:
             found[one.name] = tiny_bases.write(one.name, root)
-        except Exception as error:  # of the plugin, and of any kind
+        except Exception as error:  # raised by the plugin, so of any kind
             one.failed += 1
             message = f"{type(error).__name__}: {error}"
             failure = {"check": "the stock pipeline loads the tiny pipeline", "message": message, "place": ""}
@@ -99,7 +99,7 @@ def _bases(checked: Sequence[Checked], root: Path) -> dict[str, Any]:
 
 
 def _import(paths: Sequence[str]) -> None:
-    """Import the plugins. Raises :class:`ConfigError` for what is none, and for one that imports torch."""
+    """Import the plugins. Raises :class:`ConfigError` if a path holds none, or if a plugin imports torch."""
     for path in paths:
         find([path])
         if "torch" in sys.modules:
@@ -109,7 +109,7 @@ def _import(paths: Sequence[str]) -> None:
 
 
 def _mistakes(loaded: Sequence[tuple[str, str]], settings: Mapping[str, Any]) -> list[str]:
-    """Return what the suite lacks for these plugins."""
+    """Return a message for each setting that the plugins need and that is not given, or that no plugin has."""
     found: list[str] = []
     known: set[str] = set()
     for kind, name in loaded:

@@ -17,15 +17,15 @@ KIND_OF = {"family": "models", "referring": "models", "model": "models", "algori
     "vlm": "vlms",
     "chat_dataset": "chat_datasets",
 }
-"""Kinds by the parameters of tests that have the name of a plugin."""
+"""Kind of plugin by the name of a test's parameter whose value is the name of a plugin."""
 FILE = {"kind", "name"}
-"""Parameters of tests that are about the file of a plugin of any kind."""
+"""Parameters of a test of the file of a plugin of any kind."""
 MAX_LINES = 12
 
 
 @dataclass
 class Checked:
-    """A plugin, and how its checks ended."""
+    """A plugin, and the outcomes of its checks."""
 
     kind: str
     name: str
@@ -51,7 +51,7 @@ def plugin_of(parameters: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def sentence(item: pytest.Item, parameters: Mapping[str, Any]) -> str:
-    """Return what a test states, in words, with its parameters, without parameters that name the plugin."""
+    """Return the name of a test as a sentence, with the parameters that do not name the plugin."""
     words = getattr(item, "originalname", item.name).removeprefix("test_").replace("_", " ")
     plugin = {*KIND_OF, *(FILE if parameters.keys() >= FILE else ())}
     left = [value for key, value in parameters.items() if key not in plugin]
@@ -60,7 +60,7 @@ def sentence(item: pytest.Item, parameters: Mapping[str, Any]) -> str:
 
 
 class Checks:
-    """Selects the tests of some plugins and keeps how they ended."""
+    """Plugin of pytest that selects the tests of some plugins and keeps their outcomes."""
 
     def __init__(self, checked: Sequence[Checked], settings: Mapping[str, Any], only: str = "") -> None:
         self._settings = settings
@@ -74,7 +74,7 @@ class Checks:
 
     @pytest.fixture(scope="session")
     def plugin_settings(self) -> Mapping[str, Any]:
-        """Return settings of the plugins that are checked."""
+        """Return the settings of the plugins that are checked."""
         return self._settings
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -87,7 +87,7 @@ class Checks:
         items[:] = [item for item in items if item.nodeid in self._chosen]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count a check; what fails before or after its body is a failure too."""
+        """Count a check. An error before or after its body is a failure, too."""
         one, words = self._chosen[report.nodeid]
         if report.skipped:
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
@@ -103,7 +103,7 @@ def told(report: pytest.TestReport) -> dict[str, str]:
     """Return the message of a failure, and the file and line of the check or of what it called."""
     crash = getattr(report.longrepr, "reprcrash", None)
     message = crash.message if crash else str(report.longrepr)
-    # How pytest took a comparison apart is for `--verbose`.
+    # pytest's details of a comparison are left to `--verbose`.
     lines = [line for line in message.splitlines() if line.strip() and not line.startswith(" +")][:MAX_LINES]
     lines[:1] = [line.removeprefix("AssertionError: ") for line in lines[:1]]
     return {"message": "\n".join(lines), "place": f"{crash.path}:{crash.lineno}" if crash else ""}

@@ -19,10 +19,10 @@ def media_of(folder: str) -> dict[str, Any]:
 
 
 def write(name: str, root: Path) -> dict[str, Any]:
-    """Write the tiny pipeline of a model plugin below ``root``, and the one that takes references if it is another.
+    """Write the tiny pipeline of a model plugin below ``root``, and a second one if only that one takes references.
 
-    Return ``plain`` and ``referring``, the path of each, which may be one; ``references``, the fewest that a prompt of
-    each needs, and one at least of the second if it takes any; and ``diffusers``: :func:`media_of`.
+    Return ``plain`` and ``referring``, the paths of the two pipelines, equal if there is one; ``references``, how many
+    a prompt of each needs, for ``referring`` at least one if it takes any; and ``diffusers``: :func:`media_of`.
     """
     plain = referring = str(tiny_pipelines.save(name, root / name))
     if options := tiny_pipelines.with_references(name):

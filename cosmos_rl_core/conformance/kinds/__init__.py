@@ -1,1 +1,1 @@
-"""The suite of every kind of plugin: a file for each, and one for what all of them have."""
+"""The suite of every kind of plugin: a file of checks for each kind, and one for all kinds."""

@@ -58,5 +58,5 @@ def save_splits(folder: Path, **splits: dict[str, pa.Array]) -> Path:
 
 
 def media(values: Sequence[bytes | None]) -> pa.Array:
-    """Return a column of media, given their bytes; None is a row with a path alone."""
+    """Return a column of media, given their bytes; None makes a row with a path and no bytes."""
     return pa.array([{"bytes": value, "path": "a.png"} for value in values], MEDIUM)

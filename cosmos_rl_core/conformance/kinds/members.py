@@ -1,4 +1,4 @@
-"""Members and settings of a plugin, compared with what its kind asks for."""
+"""Members and settings of a plugin, compared with the requirements of its kind."""
 
 import ast
 import inspect
@@ -19,9 +19,9 @@ BASES: dict[str, tuple[type[Section], str]] = {
     "captioners": (CaptionerOptions, "by"),
     "chat_datasets": (ChatDatasetOptions, "name"),
 }
-"""Base of the ``Options`` of each kind that has some, and the field with the plugin's name."""
+"""Base of ``Options`` and the field with the plugin's name, for each kind that has options."""
 GIVEN: dict[str, tuple[str, ...]] = {"algorithms": ("dataset",), "datasets": ("local_dir", "path", "urls")}
-"""Settings that the suite has values of, by kind."""
+"""Settings without a default for which the suite has values, by kind."""
 
 
 def file_of(kind: str, name: str) -> str:
@@ -36,13 +36,13 @@ def required(kind: str, name: str) -> set[str]:
 
 
 def runnable(kind: str) -> list[str]:
-    """Return the plugins of a kind that the suite has all settings of, and the plugins that are not shipped."""
+    """Return the plugins of a kind whose required settings are all in :data:`GIVEN`, and all plugins from outside."""
     known = GIVEN.get(kind, ())
     return [name for name in plugins.known(kind) if name not in plugins.own(kind) or required(kind, name) <= {*known}]
 
 
 def options_of(kind: str, name: str, settings: Mapping[str, Any], **given: Any) -> Any:
-    """Return a plugin's options, its fields of ``settings`` and then ``given``. None if a required one is missing."""
+    """Return a plugin's options from ``settings`` and, where these lack one, ``given``; None if one is missing."""
     options, key = plugins.load(kind, name).Options, BASES[kind][1]
     chosen = {key: name} | given | {field: value for field, value in settings.items() if field in options.model_fields}
     return None if required(kind, name) - chosen.keys() else options.model_validate(chosen)
@@ -68,7 +68,7 @@ def described_fields(options: type[Section]) -> set[str]:
 def check_offers(plugin: type, protocol: type) -> None:
     """Check that a class, with what it inherits from any package, has the members and arguments of a protocol."""
     where = f"{inspect.getfile(plugin)}:{inspect.getsourcelines(plugin)[1]}"
-    # A protocol only states what others have.
+    # A protocol states members, and a class that inherits from it does not have them yet.
     own = [cls for cls in plugin.__mro__ if cls is not object and not getattr(cls, "_is_protocol", False)]
     offered = {name for cls in own for name in (*vars(cls), *_assigned(cls))}
     wanted = {name for name in (*vars(protocol), *protocol.__annotations__) if not name.startswith("_")}
@@ -89,7 +89,7 @@ def check_arguments(where: str, function: Callable[..., Any], expected: Callable
 
 
 def _assigned(cls: type) -> set[str]:
-    """Return names and attributes of ``self`` that the text of a class assigns; none of a class without a text."""
+    """Return names and attributes of ``self`` that the source of a class assigns; empty for a class without source."""
     try:
         nodes = list(ast.walk(ast.parse(textwrap.dedent(inspect.getsource(cls)))))
     except (OSError, TypeError):

@@ -30,7 +30,7 @@ class Subject:
     options: Any
 
     def batches(self) -> list[AnyBatch]:
-        """Return samples of every kind that the loss takes: three, or two pairs."""
+        """Return a batch of each kind that the loss takes: three samples, or two pairs."""
         needs = self.make(self.options).needs
         drawn = [1.0, -1.0, 1.0, -1.0] if needs.unit == "pair" else [-1.0, 0.0, 1.0]
         advantages, half = torch.tensor(drawn, device="cpu"), torch.full((len(drawn),), 0.5, device="cpu")
@@ -45,7 +45,7 @@ class Subject:
         return [*([steps] if needs.transitions else []), *([plain] if takes_plain else [])]
 
     def loss(self, algorithm: Any, batch: AnyBatch, asked: list[str] | None = None) -> tuple[Loss, Tensor]:
-        """Return the loss of a prediction of 0.5, where other parts predict 0, and the prediction."""
+        """Return the loss if ``current`` predicts 0.5 and other parts predict 0, and the prediction of ``current``."""
         prediction = torch.full(batch.x_t.shape, 0.5, device="cpu", requires_grad=True)
 
         def velocity(part: str) -> Tensor:
@@ -115,7 +115,7 @@ def test_metrics_are_a_finite_number_a_sample_without_gradient(algorithm: Subjec
 
 
 def test_a_loss_has_no_memory_and_leaves_its_batch_as_it_is(algorithm: Subject):
-    """An algorithm that lost a process in between goes on with a new one."""
+    """After a process was lost, training goes on with a new ``Algorithm``."""
     used = algorithm.make(algorithm.options)
     for batch, kept in zip(algorithm.batches(), algorithm.batches(), strict=True):
         losses = [algorithm.loss(made, batch)[0].per_sample for made in (used, used, algorithm.make(algorithm.options))]
@@ -155,7 +155,7 @@ def test_advantages_are_of_samples_with_a_reward(algorithm: Subject):
 
 
 def check_pairs(table: Any, needs: Any) -> None:
-    """Check that pairs are of samples with a reward, which alone are used, and no more than planned."""
+    """Check that exactly samples of pairs are used, that these have a reward, and that pairs are as many as planned."""
     pairs = [
         (winner, loser)
         for winner, losers in zip(table["sample_id"], table["beats"], strict=True)

@@ -1,4 +1,4 @@
-"""Every captioner writes a caption for each medium: none for none."""
+"""Every captioner writes a caption for each medium, so no caption if there is no medium."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from cosmos_rl_core import plugins
 from cosmos_rl_core.conformance.kinds.members import options_of
 
 SHIPPED = {"text": {"text": "a sign"}, "endpoint": {"url": "http://host/v1", "model": "m", "instruction": "?"}}
-"""Settings of shipped ones, which have no defaults."""
+"""Settings of shipped captioners that have no default."""
 
 
 @pytest.mark.parametrize("captioner", plugins.known("captioners"))

@@ -1,4 +1,4 @@
-"""Every dataset of conversations: rows that can be used, or that say why not, the same twice."""
+"""Every dataset of conversations: its rows can be used or state why not, and are the same twice."""
 
 import json
 from collections.abc import Mapping

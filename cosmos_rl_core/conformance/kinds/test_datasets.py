@@ -20,7 +20,7 @@ from cosmos_rl_core.conformance.kinds.members import options_of, runnable
 
 
 def folder_of_pictures(folder: Path) -> str:
-    """Write what a dataset that reads files is given: two captioned images."""
+    """Write two captioned images, for a dataset that reads files."""
     for index, caption in enumerate(("a dog", "a cat")):
         Image.new("RGB", (8, 8), (index, 0, 0)).save(folder / f"{index}.png")
         (folder / f"{index}.json").write_text(json.dumps({"prompt": caption}), encoding="utf-8")
@@ -28,16 +28,16 @@ def folder_of_pictures(folder: Path) -> str:
 
 
 def folder_of_rows(folder: Path) -> str:
-    """Write what `datasets` writes of two prompts."""
+    """Write two prompts as `datasets` writes them."""
     return str(hf_folder.save(folder, {"text": pa.array(["a dog", "a cat"])}, {}))
 
 
 FOLDERS = {"hf": folder_of_rows}
-"""Functions that write folders of another layout than pictures and captions, by the plugin that reads it."""
+"""Functions that write a folder of another layout than pictures with captions, by the plugin that reads it."""
 
 
 def shard_of_pictures(folder: Path) -> str:
-    """Write what a dataset that reads tar shards is given: the same two images."""
+    """Write the same two images to a tar, for a dataset that reads tar shards."""
     folder_of_pictures(folder)
     with tarfile.open(folder / "000.tar", "w") as tar:
         for file in sorted({*folder.iterdir()} - {folder / "000.tar"}):
@@ -46,7 +46,7 @@ def shard_of_pictures(folder: Path) -> str:
 
 
 def given_to(name: str, folder: Path) -> dict[str, Any]:
-    """Return settings of a dataset that reads files, which are written to ``folder``."""
+    """Write files for a dataset to ``folder``, and return its settings with their place."""
     fields = plugins.load("datasets", name).Options.model_fields
     if "urls" in fields:
         return {"urls": shard_of_pictures(folder)}

@@ -19,9 +19,9 @@ CLASSES: dict[str, dict[str, Any]] = {
     "captioners": {"Captioner": Captioner},
     "datasets": {"Media": Media, "Source": Source},
 }
-"""Protocols of the classes of a plugin, by kind and name; a dataset may go without."""
+"""Protocols of the classes of a plugin, by kind and name; a dataset need not have these classes."""
 FUNCTIONS = {"datasets": ("prompts", "digest"), "chat_datasets": ("files", "rows")}
-"""Functions of the options, by kind."""
+"""Functions of a plugin that take its options, by kind."""
 
 
 def files(*kinds: str) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Every model plugin's facts: its members, and what its spec says of the stock pipeline of diffusers."""
+"""Every model plugin's facts: its members, and the statements of its spec about diffusers' stock pipeline."""
 
 import inspect
 import re
@@ -15,7 +15,7 @@ from cosmos_rl_core.pipelines import directories, guidance
 
 
 def model_of(name: str) -> type[Model]:
-    """Return the model's class: ``load`` itself, or what its annotation states."""
+    """Return the model's class: ``load`` itself, or the class that its annotation returns."""
     load = plugins.load_model(name).load
     return load if isinstance(load, type) else load.__annotations__["return"]
 

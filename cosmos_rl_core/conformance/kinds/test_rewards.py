@@ -1,4 +1,4 @@
-"""Every reward: a score for each sample, the same twice and in any company."""
+"""Every reward: a score for each sample, the same twice and among any other samples."""
 
 import math
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class Subject:
         return self.make(self.options)
 
     def samples(self) -> list[Any]:
-        """Return media of noise, or latents if it reads these."""
+        """Return samples of noise: media, or latents if the reward reads latents."""
         frames = VIDEO_FRAMES if self.options.facts.input == "video" else 1
         generator, ids = np.random.default_rng(0), [(f"s{i}", f"p{i // 2}", PROMPT) for i in range(4)]
         if self.options.reads(frames) == "latents":
@@ -45,13 +45,13 @@ class Subject:
 
     @cached_property
     def scores(self) -> Scores:
-        """Return the first scores; skip the test if the reward refuses such a prompt."""
+        """Return the first scores; skip the test if the reward refuses the suite's prompt."""
         if reason := self.reward.check_prompt(Prompt(id="p", text=PROMPT)):
             pytest.skip(f"it refuses the prompt of the suite: {reason}")
         return self.reward.score(self.samples())
 
     def require_equal(self, found: Scores, expected: Scores, what: str) -> None:
-        """Require the same numbers by the same names; up to rounding if the reward needs torch."""
+        """Require equal names and equal numbers; up to rounding if the reward needs torch."""
         close = 1e-4 if self.options.facts.torch else 0.0
         for one, other in zip(found, expected, strict=True):
             if isinstance(one, Exception) or isinstance(other, Exception):
@@ -65,7 +65,7 @@ class Subject:
 
 
 def scored() -> list[str]:
-    """Return the rewards that the suite scores with; shipped ones with torch need weights."""
+    """Return the rewards that the suite scores with: all but shipped ones with torch, which need weights."""
     own = plugins.own("rewards")
     names = runnable("rewards")
     return [name for name in names if name not in own or not plugins.load("rewards", name).Options.facts.torch]
@@ -82,14 +82,14 @@ def reward(request: pytest.FixtureRequest, plugin_settings: Mapping[str, Any]) -
 
 
 def test_a_reward_has_a_version(reward: Subject):
-    """It is part of the identity of scores."""
+    """The version is part of the identity of scores."""
     found = reward.reward.version
     assert isinstance(found, str), f"{reward.file}: Reward.version is {found!r}, expected a text"
     assert found == reward.make(reward.options).version, f"{reward.file}: Reward.version changes from one to the next"
 
 
 def test_every_sample_has_a_score_under_the_name_of_the_reward(reward: Subject):
-    """It may have an exception instead, but not all of them."""
+    """A sample may have an exception instead, but not all samples."""
     scores, label = reward.scores, reward.options.label
     assert len(scores) == 4, f"{reward.file}: score returned {len(scores)} entries for 4 samples"
     scored = [entry for entry in scores if not isinstance(entry, Exception)]

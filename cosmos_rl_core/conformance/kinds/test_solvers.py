@@ -1,4 +1,4 @@
-"""Every solver: its table can be sampled with, and ends where every velocity points away from."""
+"""Every solver: its table can be sampled with, and its samples end at the x_0 from which all velocities point."""
 
 import itertools
 
@@ -43,7 +43,7 @@ def test_the_table_is_the_same_twice_and_its_levels_fall(solver: str, num_steps:
 @pytest.mark.parametrize("solver", plugins.known("solvers"))
 @STEPS
 def test_steps_lead_to_the_sample_that_every_velocity_points_away_from(solver: str, num_steps: int):
-    """From any noise, if no step has noise; else in the mean, which no draw moves."""
+    """From any noise, if no step has noise; otherwise in the mean, which does not depend on draws."""
     table, zeros = made(solver, num_steps), torch.zeros(3, 5, device="cpu")
     noise = torch.randn(3, 5, device="cpu", generator=torch.Generator(device="cpu").manual_seed(7))
     noise = zeros if table.trainable else noise

@@ -1,4 +1,4 @@
-"""Models by the plugins that claim their pipeline directories."""
+"""Models, loaded by the plugins whose specs name the classes of their pipelines."""
 
 from pathlib import Path
 from types import ModuleType

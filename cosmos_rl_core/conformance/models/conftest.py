@@ -12,7 +12,7 @@ from cosmos_rl_core.parallel.precision import ParamDtype
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """Return where tests compute."""
+    """Return the device on which tests compute."""
     return torch.device("cpu")
 
 
@@ -24,13 +24,13 @@ def families_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", params=plugins.known("models"))
 def family(request: pytest.FixtureRequest, families_dir: Path, device: torch.device) -> Family:
-    """Return each model plugin there is."""
+    """Return each model plugin."""
     return family_of(request.param, families_dir, device)
 
 
 @pytest.fixture(params=["float32", "bfloat16"])
 def dtype(request: pytest.FixtureRequest, device: torch.device) -> ParamDtype:
-    """Return what transformers compute with."""
+    """Return the data type in which transformers compute."""
     if request.param == "bfloat16" and not has_autocast(device):
         pytest.skip("this device has no autocast")
     return request.param

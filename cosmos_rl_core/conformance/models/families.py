@@ -1,4 +1,4 @@
-"""Every model plugin with a tiny pipeline of its own, and that pipeline as users call it: what conformance means."""
+"""Every model plugin on its tiny pipeline, and the stock pipeline as users call it, with which it is compared."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
@@ -41,13 +41,13 @@ OF_TEXT = [
 ]  # fmt: skip
 """Model plugins whose prompts need no references."""
 LENGTH = 200
-"""Tokens, more than any pipeline's own words around a prompt."""
+"""Largest number of tokens of a prompt: more than any pipeline's own words around a prompt have."""
 SIZE = (32, 64)
 PICTURES = [
     np.random.default_rng(seed).integers(0, 256, (1, *size, 3), np.uint8)
     for seed, size in enumerate([(75, 131), (140, 66)])
 ]
-"""References: one wide, one tall, and no side is a multiple of anything."""
+"""References: one wide, one tall, with sides that are no multiples of 8."""
 VIDEO_FRAMES = 5
 STATE, TIME, TEXTS = "state", "time", "texts"
 """Names in the suite of the arguments for state, time and texts of every transformer."""
@@ -76,7 +76,7 @@ class Family:
     """Conditioning of :data:`PROMPTS`."""
     negative: Conditioning
     noise: Tensor
-    """Noise that model and stock pipeline start from, one for each prompt."""
+    """Initial noise of model and stock pipeline, one for each prompt."""
 
     @property
     def frames(self) -> int:
@@ -85,21 +85,21 @@ class Family:
 
     @property
     def half_factor(self) -> int:
-        """Factor of bounds in bfloat16: transformers of packed tokens are up to three times as far off."""
+        """Factor on bounds in bfloat16: transformers of packed tokens differ up to three times as much."""
         return 3 if directories.spec(self.folder).packing > 1 else 1
 
     @property
     def length(self) -> int:
-        """Tokens that prompts are encoded to."""
+        """Number of tokens that prompts are encoded to."""
         return length_of(self.folder)
 
     @property
     def stock_calls(self) -> int:
-        """Calls of the stock pipeline for :data:`PROMPTS`: with references it makes media of one prompt at a time."""
+        """Number of stock calls for :data:`PROMPTS`: with references, a call makes media of one prompt only."""
         return len(PROMPTS) if fewest(self.folder) else 1
 
     def encode(self, prompt: str) -> Conditioning:
-        """Return the conditioning of a prompt, unbatched, with as few references as can be."""
+        """Return the conditioning of a prompt, unbatched, with as few references as the model permits."""
         return encode(self.model, self.folder, self.frames, prompt)
 
     def at(self, size: tuple[int, int]) -> "Family":
@@ -112,12 +112,12 @@ class Family:
         return encode_negative(self.model, self.folder, text)
 
     def arranged(self, raw: Tensor) -> Tensor:
-        """Latents of the stock VAE in the order of the model's, neither shifted nor scaled."""
+        """Return latents of the stock VAE in the order of the model's, neither shifted nor scaled."""
         arrange = of_tiny(self.name, "arranged")
         return arrange(raw) if arrange else raw.view(len(raw), *self.noise.shape[1:])
 
     def load(self, *components: str) -> Model:
-        """Return the model once more, to be changed."""
+        """Load the model once more, so that a test may change it."""
         model = load_model(self.folder, components, self.device)
         model.embedded_guidance_scale = EMBEDDED_GUIDANCE
         return model
@@ -125,7 +125,7 @@ class Family:
     def velocity(
         self, guidance_scale: float = 1.0, dtype: ParamDtype = "float32"
     ) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return what our samplers ask for each state and noise level."""
+        """Return the guided velocity, a function of state and noise level, as our samplers call it."""
 
         def velocity(x: Tensor, t: Tensor) -> Tensor:
             with computes_in(dtype, self.device):
@@ -135,17 +135,17 @@ class Family:
 
 
 def pictures(count: int) -> list[np.ndarray]:
-    """Return so many references: :data:`PICTURES`, then their negatives, and so on."""
+    """Return ``count`` references: :data:`PICTURES`, then their negatives, and so on."""
     return [255 - PICTURES[i % 2] if i // 2 % 2 else PICTURES[i % 2] for i in range(count)]
 
 
 def family_of(name: str, root: Path, device: torch.device = CPU) -> Family:
-    """Write the tiny pipeline of a model plugin below ``root`` and load it twice."""
+    """Write the tiny pipeline of a model plugin below ``root``, and load it as model and as stock pipeline."""
     return load_family(name, str(tiny_pipelines.save(name, root / name)), device)
 
 
 def load_family(name: str, folder: str, device: torch.device = CPU) -> Family:
-    """Return both from a tiny pipeline that lies in ``folder``."""
+    """Load model and stock pipeline from a tiny pipeline in ``folder``."""
     model, stock = load_model(folder, COMPONENTS, device), stock_pipeline(folder, device)
     model.embedded_guidance_scale = EMBEDDED_GUIDANCE
     shape = model.latent_shape(SIZE, frames_of(stock))
@@ -157,7 +157,7 @@ def load_family(name: str, folder: str, device: torch.device = CPU) -> Family:
 
 
 def encode(model: Model, folder: str, frames: int, prompt: str, size: tuple[int, int] = SIZE) -> Conditioning:
-    """Return the conditioning of a prompt, unbatched, with as few references as can be."""
+    """Return the conditioning of a prompt, unbatched, with as few references as the model permits."""
     if shown := pictures(fewest(folder)):
         return model.encode_with(prompt, shown, length_of(folder), size, frames)
     return model.encode_prompts([prompt], length_of(folder))[0]
@@ -172,12 +172,12 @@ def encode_negative(model: Model, folder: str, text: str) -> Conditioning:
 
 
 def length_of(folder: str) -> int:
-    """Return the tokens that prompts of a family are encoded to."""
+    """Return the number of tokens that prompts of a family are encoded to."""
     return directories.spec(folder).prompt_length or LENGTH
 
 
 def fewest(folder: str) -> int:
-    """References that a prompt has at least."""
+    """Return the fewest references that a prompt must have."""
     references = directories.spec(folder).references
     return references.fewest if references else 0
 
@@ -185,7 +185,7 @@ def fewest(folder: str) -> int:
 def stock_pipeline(folder: str | Path, device: torch.device = CPU) -> Any:
     """Return the pipeline as users load it.
 
-    Its weights are aligned as ours are: some CPUs' products round by the place of operands.
+    Its weights are aligned in memory like ours, because the rounding of products depends on it on some CPUs.
     """
     plugin: Any = adapter_of(folder)
     if hasattr(plugin, "load_stock"):
@@ -214,7 +214,7 @@ def frames_of(stock: Any) -> int:
 
 
 def run_stock(stock: Any, noise: Tensor, **options: Any) -> Any:
-    """Return what the stock pipeline makes of :data:`PROMPTS`, without guidance, as latents, unless told otherwise."""
+    """Return the stock pipeline's result for :data:`PROMPTS`: latents without guidance, unless ``options`` differ."""
     given = {"prompt": PROMPTS, "num_inference_steps": 5, "output_type": "latent"} | options
     given["prompt"] = [*given["prompt"]]  # some stock pipelines change the list
     references = directories.claimant(type(stock).__name__)[1].references
@@ -240,7 +240,7 @@ def run_stock(stock: Any, noise: Tensor, **options: Any) -> Any:
 
 
 def _one_by_one(stock: Any, noise: Tensor, given: dict[str, Any]) -> Any:
-    """Return what :func:`run_stock` makes of each prompt in a call of its own."""
+    """Return the result of :func:`run_stock`, with a call of its own for each prompt."""
     made = [
         run_stock(stock, noise[i : i + 1], **given | {"prompt": [prompt]}) for i, prompt in enumerate(given["prompt"])
     ]
@@ -248,7 +248,7 @@ def _one_by_one(stock: Any, noise: Tensor, given: dict[str, Any]) -> Any:
 
 
 def of_tiny(name: str, function: str) -> Callable[..., Tensor] | None:
-    """Return a function of ``tiny.py``, which those have whose stock pipelines arrange latents otherwise."""
+    """Return a function of ``tiny.py``, or None. A stock pipeline that arranges latents in another way needs it."""
     return getattr(tiny_pipelines.module_of(name), function, None)
 
 
@@ -273,7 +273,7 @@ def fed_to(transformer: nn.Module) -> Iterator[list[dict[str, Any]]]:
 
 
 def has_autocast(device: torch.device) -> bool:
-    """Return whether it can compute in bfloat16 as stages do."""
+    """Return whether a device can compute in bfloat16 as stages do."""
     return device.type in ("cpu", "cuda")
 
 
@@ -290,12 +290,12 @@ def tensors_of(weights: PolicyWeights, part: str) -> dict[str, Tensor]:
 
 
 def moved(tensors: dict[str, Tensor], by: float) -> dict[str, Tensor]:
-    """Weights some way off, each by normal noise of its own."""
+    """Return tensors moved by normal noise of their own, times ``by``."""
     return {name: t + by * torch.from_numpy(seeds.normal(tuple(t.shape), "moved", name)) for name, t in tensors.items()}
 
 
 def as_torchvision() -> Any:
-    """Return the functions of torchvision that diffusers calls, by torch and numpy: it has no build for this CPU."""
+    """Return the functions of torchvision that diffusers calls, made of torch and numpy: it need not be installed."""
 
     def resize(picture: torch.Tensor, size: list[int], interpolation: str) -> torch.Tensor:
         return torch.nn.functional.interpolate(picture, size, mode=interpolation)

@@ -64,7 +64,7 @@ def test_the_transformer_is_fed_what_the_stock_pipeline_feeds_it(family: Family,
         return isinstance(value, Tensor) or (isinstance(value, list) and isinstance(value[0], Tensor))
 
     def rows(calls: list[dict[str, Any]]) -> list[dict[str, Tensor]]:
-        """Tensors of each sample of each call, except the state and the time."""
+        """Return the tensors of each sample of each call, except the state and the time."""
         return [
             {n: v[min(row, len(v) - 1)] for n, v in call.items() if n not in (STATE, TIME) and of_rows(v)}
             for call in calls
@@ -123,7 +123,7 @@ def test_the_timestep_is_float_and_never_truncated(family: Family, dtype: ParamD
 
 @torch.no_grad()
 def test_a_velocity_does_not_depend_on_its_batch(family: Family, dtype: ParamDtype, record_property):
-    """In bfloat16 0.009 off: sums of another order, then rounded."""
+    """In bfloat16 they differ by 0.009: sums have another order, and are then rounded."""
     t = torch.tensor([0.3, 0.9], device=family.device)
     together = family.velocity(dtype=dtype)(family.noise, t)
     assert together.dtype == torch.float32
@@ -170,7 +170,7 @@ def test_without_guidance_the_negative_is_never_asked_for(family: Family, dtype:
 def test_guidance_trains_both_predictions_or_the_conditional_one_alone(
     family: Family, dtype: ParamDtype, record_property
 ):
-    """In bfloat16 0.053 of the largest gradient off: gradients of both are rounded apart or together."""
+    """In bfloat16 gradients differ by 0.053 of the largest: both predictions are rounded apart, or together."""
     t, scale = torch.tensor([0.3, 0.7], device=family.device), 3.0
     model = family.load("transformer")
     weight = next(p for name, p in model.transformer.named_parameters() if name.endswith("to_q.weight"))
@@ -202,8 +202,8 @@ def test_guidance_trains_both_predictions_or_the_conditional_one_alone(
 def test_our_euler_is_the_stock_pipeline_with_an_euler_scheduler(
     family: Family, guidance_scale: float, dtype: ParamDtype, monkeypatch: pytest.MonkeyPatch, record_property
 ):
-    """In bfloat16 they are 0.036 apart, at latents of deviation 1.3. Ours differs by 0.006 to 0.025 from ours in
-    float32, by 0.12 with packed tokens."""
+    """In bfloat16 they differ by 0.036, at latents of deviation 1.3. Our own result differs by 0.006 to 0.025 from our
+    result in float32, by 0.12 with packed tokens."""
     monkeypatch.setattr(family.stock, "scheduler", SCHEDULERS["euler"]())
     with computes_in(dtype, family.device):
         expected = run_stock(family.stock, family.noise, guidance_scale=guidance_scale)
@@ -221,9 +221,9 @@ def test_our_euler_is_the_stock_pipeline_with_an_euler_scheduler(
 
 
 def solved() -> list[Any]:
-    """Schedulers, steps, guidance and precision. 5 and 16 steps: stock DPM-Solver ends otherwise below 15.
+    """Return cases: scheduler, steps, guidance and precision. Stock DPM-Solver ends in another way below 15 steps.
 
-    Not all together in each test run: guidance and precision are of the velocity, which knows nothing of the solver.
+    Not all combinations are cases: guidance and precision concern the velocity, which does not depend on the solver.
     """
     often = [(scheduler, *rest) for scheduler in ("as it ships", *MULTISTEP) for rest in ((5, 3.0), (16, 1.0))]
     seldom = [(scheduler, *rest) for scheduler in ("as it ships", *MULTISTEP) for rest in ((5, 1.0), (16, 3.0))]
@@ -245,9 +245,9 @@ def test_our_solver_is_the_stock_pipeline_on_its_own_timesteps(
     monkeypatch: pytest.MonkeyPatch,
     record_property,
 ):
-    """Multistep schedulers feed the transformer whole timesteps: so does this test, so that the samplers compare.
+    """Multistep schedulers feed whole timesteps to the transformer. So does this test, to compare the samplers alone.
 
-    In bfloat16 0.048 off.
+    In bfloat16 they differ by 0.048.
     """
     solver = solver_of(None, *directories.scheduler(family.folder))
     if scheduler in MULTISTEP:
@@ -284,7 +284,7 @@ def test_our_solver_is_the_stock_pipeline_on_its_own_timesteps(
 
 
 def ends(family: Family) -> list[float]:
-    """Return what the transformer is told at t = 0 and t = 1. It is linear in t; some transformers count down."""
+    """Return the times that the transformer gets at t = 0 and t = 1. They are linear in t; some models count down."""
     with fed_to(family.model.transformer) as fed:
         for t in (0.0, 1.0):
             family.velocity()(family.noise, torch.full((2,), t, device=family.device))

@@ -38,12 +38,12 @@ LORA = LoraConfig(r=4, lora_alpha=12.0)
 
 
 def pixels_of(stock_media: Any) -> np.ndarray:
-    """Pictures, or lists of them, as the stock pipeline gives them for people: uint8 ``[B, frames, H, W, 3]``."""
+    """Return the stock pipeline's pictures, or lists of pictures, as uint8 ``[B, frames, H, W, 3]``."""
     return np.stack([np.stack([np.asarray(f) for f in (m if isinstance(m, list) else [m])]) for m in stock_media])
 
 
 def levels_off(ours: Tensor, pixels: np.ndarray, dtype: ParamDtype) -> float:
-    """Return the levels of 255 between pictures: the largest, in bfloat16 the root of the mean square."""
+    """Return how many levels of 255 pictures differ: at most, or in bfloat16 as the root of the mean square."""
     assert ours.dtype == torch.uint8
     assert ours.shape == pixels.shape
     differences = np.abs(ours.cpu().numpy().astype(float) - pixels)
@@ -51,7 +51,7 @@ def levels_off(ours: Tensor, pixels: np.ndarray, dtype: ParamDtype) -> float:
 
 
 def random_pixels(family: Family) -> Tensor:
-    """Two items of smooth colours with some noise."""
+    """Return two items of smooth colours with some noise."""
     generator = np.random.default_rng(2)
     coarse = generator.integers(0, 256, (2, family.frames, 2, 4, 3)).repeat(16, 2).repeat(16, 3)
     return torch.from_numpy((coarse + generator.integers(-20, 20, coarse.shape)).clip(0, 255).astype(np.uint8))
@@ -71,7 +71,7 @@ def test_decoded_latents_are_the_stock_pipelines_pictures(family: Family, dtype:
 
 
 def test_encoding_is_what_decoding_undoes(family: Family, dtype: ParamDtype, record_property):
-    """Latents that were scaled in and out again are the encoder's own, without a draw from its posterior.
+    """Latents that are scaled for the model and back are the encoder's own, without a draw from its posterior.
 
     To one level of 255. In bfloat16, in which the stock VAE codes here, to 1.7.
     """

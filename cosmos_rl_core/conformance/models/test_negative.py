@@ -28,7 +28,7 @@ def config(text: str) -> DiffusersConfig:
 
 @pytest.mark.parametrize("text", [NEGATIVE, ""])
 def test_a_negative_prompt_acts_as_in_the_stock_call(family: Family, text: str, monkeypatch: pytest.MonkeyPatch):
-    """Its embedding bit for bit, and the latents that guidance away from it leads to."""
+    """The embedding has the same bits, and guidance away from it leads to the same latents."""
     if text and not directories.spec(family.folder).takes_negative:
         with pytest.raises(ConfigError, match="guides away from the empty prompt alone; leave it out"):
             guidance.check(family.folder, config(text))

@@ -1,4 +1,4 @@
-"""Sizes, tokens and weights of every model plugin: a plan counts what its transformer has."""
+"""Sizes, tokens and weights of every model plugin: plan and transformer agree on them."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def test_a_plan_knows_the_sizes_and_tokens_of_other_patches_too(
 
 @pytest.mark.parametrize("grows", ["frames", "height", "width"])
 def test_a_plan_refuses_just_the_sizes_that_the_transformer_has_no_positions_for(family: Family, grows: str):
-    """The largest that a plan lets pass runs, the next is stopped by the transformer too."""
+    """The largest size that a plan permits runs; the next one fails in the transformer, too."""
     model = family.load("transformer")
 
     def latents(times: int) -> tuple[int, ...]:
@@ -102,9 +102,9 @@ def test_a_plan_refuses_just_the_sizes_that_the_transformer_has_no_positions_for
 
 @torch.no_grad()
 def tokens_of(model: Model, shape: tuple[int, ...], conditioning: Conditioning, device: str = "meta") -> set[int]:
-    """Tokens that the first blocks of the transformer's lists are given: of media, and maybe of texts or of both.
+    """Return the numbers of tokens that the first blocks of the transformer get: of media, maybe of texts or of both.
 
-    Weights have no values, or any.
+    The weights need no values.
     """
     transformer, given = model.transformer.to("meta").to_empty(device=device), set()
 

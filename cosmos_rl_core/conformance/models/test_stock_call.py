@@ -1,4 +1,4 @@
-"""The stock call of every model plugin, as its spec states it: guidance, and what its scheduler is given."""
+"""The stock call of every model plugin, as its spec states it: guidance, and the arguments for its scheduler."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ STEPS = 2
 
 
 class NotingScheduler(FlowMatchEulerDiscreteScheduler):
-    """Euler's, which keeps what a pipeline gives it."""
+    """Euler's scheduler, which keeps the arguments that a pipeline gives it."""
 
     given: dict[str, Any]
 
@@ -67,7 +67,7 @@ def test_a_scheduler_is_given_the_levels_and_the_shift_that_the_spec_states(
 
 
 def test_guidance_begins_where_the_spec_says(family: Family, monkeypatch: pytest.MonkeyPatch):
-    """At our 1 the stock pipeline predicts once a prompt, and at the least scale above that it has, twice."""
+    """At our scale 1 the stock pipeline makes one prediction a prompt; at the smallest scale above it, two."""
     monkeypatch.setattr(family.stock, "scheduler", SCHEDULERS["euler"]())
     spec, steps = directories.spec(family.folder), kernel(family, "euler", STEPS)
     made: list[torch.Tensor] = []

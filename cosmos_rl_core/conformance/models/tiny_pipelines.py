@@ -13,12 +13,12 @@ OPTIONS = "WITH_REFERENCES"
 
 
 def path_of(name: str) -> Path:
-    """Return where the model plugin ``name`` has its tiny pipeline."""
+    """Return the path of the ``tiny.py`` of the model plugin ``name``."""
     return Path(str(plugins.load("models", name).__file__)).with_name("tiny.py")
 
 
 def missing(name: str) -> str:
-    """Return what to write for a model plugin without a tiny pipeline."""
+    """Return advice for a model plugin without a tiny pipeline."""
     return (
         f"{path_of(name)} is missing: write a function save(folder, seed=0) that saves a pipeline of the true classes, "
         f"as small as they allow, with random weights; {Path(__file__).parents[2] / 'models/z_image/tiny.py'} is one"

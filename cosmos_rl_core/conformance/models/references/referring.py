@@ -40,7 +40,7 @@ class Referring:
 
     @property
     def references(self) -> References:
-        """Return what the pipeline takes."""
+        """Return the part of the spec on references: how many the pipeline takes, and in which form."""
         found = directories.spec(self.family.folder).references
         assert found is not None
         return found
@@ -74,7 +74,7 @@ class Referring:
     def sample(
         self, prompt: str, pictures: Sequence[np.ndarray], size: tuple[int, int], scale: float, steps: int
     ) -> Tensor:
-        """Return what our Euler makes with the stock scheduler's noise levels."""
+        """Return the latents of our Euler solver on the stock scheduler's noise levels."""
         model, frames = self.family.model, self.frames
         conditioning, negative = (
             stack([one], self.family.device) for one in (self.encoded(prompt, pictures, size), self.negative(pictures))
@@ -93,7 +93,7 @@ class Referring:
     def run_stock(
         self, prompt: str, pictures: Sequence[np.ndarray], size: tuple[int, int], guidance_scale: float, num_steps: int
     ) -> Tensor:
-        """Return latents that the stock pipeline makes; without pictures, the stock pipeline of texts alone."""
+        """Return the latents of the stock pipeline; without pictures, of the stock pipeline that takes texts alone."""
         family, spec = self.family, directories.spec(self.family.folder)
         stock = self.stock if pictures else family.stock
         given = guidance.stock_arguments(spec, guidance_scale, None, None, 1)

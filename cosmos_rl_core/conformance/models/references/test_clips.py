@@ -26,7 +26,7 @@ def continuing(
 
 
 def clip(frames: int) -> np.ndarray:
-    """Return noise of a size that no video here has."""
+    """Return a clip of noise in a size that no other medium here has."""
     return np.random.default_rng(0).integers(0, 256, (frames, 40, 56, 3), dtype=np.uint8)
 
 

@@ -42,7 +42,7 @@ def test_media_from_references_are_the_stock_pipelines(
     monkeypatch: pytest.MonkeyPatch,
     record_property,
 ):
-    """With none, one and two of them, as the family takes, of texts of unequal length."""
+    """With none, one and two references, as far as the family takes them, and texts of unequal length."""
     for stock in (referring.stock, referring.family.stock):
         monkeypatch.setattr(stock, "scheduler", SCHEDULERS["euler"]())
     found = {}
@@ -93,7 +93,7 @@ def test_what_is_encoded_does_not_depend_on_what_was_before(referring: Referring
 
 
 def test_the_tokens_of_references_are_those_that_a_plan_counts(referring: Referring):
-    """Or none are added: the first latent frame is given, or the picture is told in another way."""
+    """Or no tokens are added: the first latent frame is given, or the picture reaches the model in another way."""
     shown = pictures(referring.most)
     found = referring.encoded("a", shown)
     counted = sizes.reference_tokens(referring.family.folder, [picture.shape[1:3] for picture in shown])
