@@ -20,11 +20,12 @@ def filling(
     shrunk: Callable[[int], int] = lambda size: size,
     members: int = 1,
 ) -> Filling:
-    """Return what fills a forward pass of samples that are trained at ``num_times`` noise levels each.
+    """Return how many samples, and how many noise levels of each, go into one forward pass.
 
-    ``num_tokens`` returns the tokens of a sample's latents. ``shrunk`` lowers a number of rows that did not fit into
-    memory. All levels of a sample come before a second sample, because they share its conditioning. So many ``members``
-    are a unit, which is never divided: there is at least one unit.
+    Samples are trained at ``num_times`` noise levels each. ``num_tokens`` returns the number of tokens of a sample's
+    latents. ``shrunk`` lowers a number of rows that did not fit into memory. A pass takes all levels of a sample before
+    a second sample, because they share its conditioning. ``members`` samples are a unit, which is never divided, so the
+    number of samples is a multiple of it.
     """
     if options.tokens_per_forward is None:
         return Filling(shrunk(max(1, options.mini_batch // members)) * members)
