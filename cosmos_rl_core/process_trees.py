@@ -79,7 +79,7 @@ class Watched:
 
 
 def tree(pid: int) -> list[psutil.Process]:
-    """Return a process and its descendants; nothing if it has ended.
+    """Return a process and its descendants; an empty list if the process has ended.
 
     Torchrun's workers live in sessions of their own, so process groups do not reach them.
     """

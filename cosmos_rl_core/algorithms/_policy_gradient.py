@@ -99,9 +99,9 @@ class PolicyGradientOptions(RewardedOptions):
     """Average the advantages of all rewards, so that only the signs of the rewards' weights count; false takes the
     advantages of the weighted sum of rewards."""
     mixing: Mixing = Field(default="sum", json_schema_extra={"neutral": "sum"})
-    """How several rewards become one. ``sum`` adds weighted scores, so that one of a large scale drowns the others.
-    ``gdpo`` (arXiv:2601.05242) first normalises each within its prompt, then adds them by their weights, then divides
-    by the deviation over the iteration; it needs reward_average and global_std = false."""
+    """How several rewards become one. ``sum`` adds weighted scores, so that one of large scale outweighs the others.
+    ``gdpo`` (arXiv:2601.05242) first normalises each reward within its prompt, then adds them by their weights, then
+    divides by the deviation over the iteration; it needs reward_average and global_std = false."""
     exp_reward: bool = False
     """Replace an advantage A by -exp(-A), the transformation of DDRL's paper: negative, steep for bad samples."""
     adv_clip_min: float = Field(default=-5.0, le=0)

@@ -180,7 +180,7 @@ class Algorithm:
         """
         reference = velocity(REFERENCE).detach()
         current = velocity(CURRENT)
-        # e - e_ref as the mean of one product: a difference of two means would lose digits, and beta enlarges the loss.
+        # e - e_ref as the mean of one product: a difference of two means would round more, and beta multiplies that.
         off = current + reference - 2 * (batch.noise - batch.x_0)
         change = batch.mean((current - reference) * off)
         winner, loser = change.unflatten(0, (-1, 2)).unbind(1)

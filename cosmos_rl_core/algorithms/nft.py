@@ -49,9 +49,9 @@ class Options(RewardedOptions):
     global_std: bool = True
     """Divide advantages by the deviation of all rewards of the iteration instead of the prompt's own."""
     mixing: Mixing = Field(default="sum", json_schema_extra={"neutral": "sum"})
-    """How several rewards become one. ``sum`` adds weighted scores, so that one of a large scale drowns the others.
-    ``gdpo`` (arXiv:2601.05242) first normalises each within its prompt, then adds them by their weights, then divides
-    by the deviation over the iteration; it needs global_std = false."""
+    """How several rewards become one. ``sum`` adds weighted scores, so that one of large scale outweighs the others.
+    ``gdpo`` (arXiv:2601.05242) first normalises each reward within its prompt, then adds them by their weights, then
+    divides by the deviation over the iteration; it needs global_std = false."""
     unbiased_std: bool = False
     """Divide by the sample deviation, over n - 1, like cosmos-rl does with rewards of a service. With n rewards it is
     sqrt(n / (n - 1)) times the population's: 2 % more for 24, 41 % more for 2."""

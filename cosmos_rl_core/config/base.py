@@ -66,7 +66,7 @@ def _identity(value: Any) -> Any:
 
 @cache
 def _decisive(section: type[Section]) -> list[tuple[str, Any]]:
-    """Return the fields that decide the result, each with its neutral value. Cached: a status asks 2,000 times."""
+    """Return the fields that decide the result, each with its neutral value. Cached: a status calls it 2,000 times."""
     extras = [(name, field.json_schema_extra) for name, field in section.model_fields.items()]
     known = [(name, extra if isinstance(extra, dict) else {}) for name, extra in extras]
     return [(name, extra.get("neutral", _NO_VALUE)) for name, extra in known if extra.get("identity", True)]

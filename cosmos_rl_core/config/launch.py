@@ -76,7 +76,7 @@ class LaunchConfig(Section):
     starts; stages of one wave that together need more run one after the other. Default: all that the flow sees. Not for
     Ray and Slurm, which have ``gpus_per_node``."""
     device_memory_gb: float | None = Field(default=None, gt=0)
-    """Memory of each GPU in GiB, as ``nvidia-smi`` says it; 79 for an H100 with 80 GB. A plan refuses stages that need
+    """Memory of each GPU in GiB, as ``nvidia-smi`` shows it; 79 for an H100 with 80 GB. A plan refuses stages that need
     more and names a setting that makes them fit. Default: unknown, so that nothing is refused."""
     stage_device_memory_gb: dict[str, Annotated[float, Field(gt=0)]] = {}
     """Memory of each GPU in GiB for single stages that run on other GPUs, in place of ``device_memory_gb``, e.g.

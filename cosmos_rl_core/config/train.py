@@ -135,7 +135,7 @@ class RewardConfig(Section):
     on_fail: Literal["exclude", "worst"] = Field(default="exclude", json_schema_extra={"neutral": "exclude"})
     """What becomes of a gated sample: ``exclude`` leaves it out like one without a score; ``worst`` gives it the
     lowest place of its prompt, however rewards are mixed, so that the policy learns to avoid it. Its own rewards count
-    nowhere. A prompt without a sample that passes teaches nothing."""
+    nowhere. Prompts without a sample that passes are not trained on."""
     max_gated_fraction: float = Field(default=0.5, ge=0, le=1, json_schema_extra=NOT_IDENTITY)
     """Maximum share of an iteration's samples that a gate may hold back; above it the update fails."""
     max_attempts: int = Field(default=3, ge=1)
@@ -274,7 +274,7 @@ class RewardedOptions(AlgorithmOptions):
     mu_iterations: int = Field(default=1, ge=1)
     """Number of passes over each rollout. More learn more from it and move further from the policy that made it."""
     shuffle_rewards: bool = False
-    """Train on the iteration's rewards in random order, as a control: what still improves does not come from them."""
+    """Train on the iteration's rewards in random order, as a control: no improvement then comes from the rewards."""
     shuffle_groups: int = Field(default=0, ge=0, json_schema_extra={"neutral": 0})
     """Shuffle rewards among each prompt's samples, as such a control. The number selects the random order; 0: off."""
     data: AnyDataset | None = None

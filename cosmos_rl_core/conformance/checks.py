@@ -100,7 +100,7 @@ class Checks:
 
 
 def told(report: pytest.TestReport) -> dict[str, str]:
-    """Return the message of a failure, and the file and line of the check or of what it called."""
+    """Return the message of a failure, and the file and line of the check or of the code that it called."""
     crash = getattr(report.longrepr, "reprcrash", None)
     message = crash.message if crash else str(report.longrepr)
     # pytest's details of a comparison are left to `--verbose`.

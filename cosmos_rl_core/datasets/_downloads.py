@@ -15,7 +15,7 @@ MAX_BYTES = 2**28
 
 @dataclass(frozen=True)
 class File:
-    """Place of a file, its origin, and what is known of its bytes."""
+    """Place of a file, its origin, and the known facts about its bytes."""
 
     path: Path
     url: str
@@ -27,7 +27,7 @@ class File:
 
     @property
     def remedy(self) -> str:
-        """Return what to do if the file has other bytes than expected."""
+        """Return advice for a file that has other bytes than expected."""
         return f"{'delete it to download it again, or ' if self.url else ''}put the whole file there"
 
 

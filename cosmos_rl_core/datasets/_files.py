@@ -1,4 +1,4 @@
-"""Kinds of media by extension, and captions in files: what the sources have in common."""
+"""Kinds of media by extension, and captions in files: shared by all sources."""
 
 import json
 from pathlib import PurePath

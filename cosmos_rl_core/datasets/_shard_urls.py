@@ -33,7 +33,7 @@ def is_http(url: str) -> bool:
 
 
 def shown(url: str) -> str:
-    """Return a URL for messages and tables, without what may be secret."""
+    """Return a URL for messages and tables, without the parts of http(s) URLs that may be secret."""
     return without_secrets(url) if is_http(url) else url
 
 

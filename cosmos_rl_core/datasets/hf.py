@@ -58,8 +58,8 @@ class Options(DatasetOptions):
 def prompts(options: Options) -> tuple[Prompt, ...]:
     """Return the prompts of all rows. Equal texts with equal references and metadata are one.
 
-    Raises one :class:`ConfigError` with every row without a text or with a reference that cannot be used, or with the
-    file that is damaged.
+    Raises one :class:`ConfigError` that lists every row without a text or with a reference that cannot be used, or that
+    names the damaged file.
     """
     if options.first_frame:
         raise ConfigError(
@@ -100,7 +100,7 @@ class Source:
     def stamps(self) -> dict[str, str]:
         """Return sizes and times, or ETags, of the Arrow files.
 
-        Raises :class:`ConfigError` if the folder has another layout, or not the columns.
+        Raises :class:`ConfigError` if the folder has another layout, or lacks the columns.
         """
         self._folder = _Folder(self._options)
         self._references = self._folder.references(self._options.references_column)

@@ -65,7 +65,7 @@ class _Item:
 
 
 def prompts(options: Options) -> tuple[Prompt, ...]:
-    """Return each caption once, in the order of the items. Opens references, and media for first frames alone.
+    """Return each caption once, in the order of the items. Opens references; opens media only for first frames.
 
     Raises one :class:`ConfigError` with every mistake: media without caption or the reverse, captions that cannot be
     read, names that cannot be ids.

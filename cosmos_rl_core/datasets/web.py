@@ -218,7 +218,7 @@ class Source:
         return sample[found[0]]
 
     def _caption(self, shard: Shard, key: str) -> tuple[str | None, dict[str, Any]]:
-        """Return caption and metadata of a sample; None and nothing if it has no file with a caption."""
+        """Return caption and metadata of a sample; None and an empty table if it has no file with a caption."""
         sample, chosen = shard.samples[key], self._options.caption
         place = next((sample[one] for one in ([chosen.lower()] if chosen else ["txt", "json"]) if one in sample), None)
         if place is None:

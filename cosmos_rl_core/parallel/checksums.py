@@ -16,12 +16,13 @@ _MIXED = -4417276706812531889
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return a 64-bit checksum of each tensor's bits by name. The device is waited for once.
+    """Return a 64-bit checksum of each tensor's bits by name. Waits for the device once.
 
-    It is the sum of words of at most 32 bits times odd multipliers of 64 bits by position, modulo 2^64, plus the number
-    of words. An odd multiplier has an inverse, so tensors that differ in one word always differ in their checksum,
-    whichever of its bits are flipped. Other accidental differences, of two words that change places or of any number
-    of words, are missed with a chance of at most about 2^-32. Somebody could construct differences that are missed.
+    A checksum is the sum of words of at most 32 bits times odd multipliers of 64 bits by position, modulo 2^64, plus
+    the number of words. An odd multiplier has an inverse, so tensors that differ in one word always differ in their
+    checksum, whichever of its bits are flipped. Other accidental differences, of two words that change places or of any
+    number of words, are missed with a chance of at most about 2^-32. Somebody could construct differences that are
+    missed.
     """
     names = sorted(tensors)
     by_device: dict[torch.device, list[str]] = {}

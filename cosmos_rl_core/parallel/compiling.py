@@ -1,6 +1,6 @@
 """Compilation of a transformer's blocks by torch.compile, with the same code in every process of a machine.
 
-Inductor keeps what it compiled in a folder, by a digest of graph, shapes, settings and versions. It writes a file under
+Inductor keeps compiled code in a folder, by a digest of graph, shapes, settings and versions. It writes a file under
 another name and renames it, so ranks and stages of a machine share one folder: the first that needs code makes it.
 """
 
@@ -23,7 +23,7 @@ def set_up(*, deterministic: bool, num_cpus: int, num_ranks: int) -> None:
     The ``num_ranks`` ranks of a machine divide its CPUs, since all of them compile at the same time. ``deterministic``
     forbids a choice between kernels by their speed, which differs from run to run.
     """
-    # Imported by the processes that compile alone: it takes long.
+    # Imported here, because it takes long and only some processes compile.
     from torch._inductor import config  # noqa: PLC0415
 
     config.compile_threads = max(1, min(MOST_WORKERS, num_cpus // num_ranks))

@@ -14,7 +14,7 @@ ADVICE = "install a PyTorch that fits the driver, which `nvidia-smi` shows, or a
 def settled(wanted: Device | None, local_rank: int = 0, *, setting: str = "launch.device") -> torch.device:
     """Make this process compute on the ``wanted`` device, and return it.
 
-    ``cpu`` hides all GPUs from this process and what it starts, so that every library in it computes on the CPU.
+    ``cpu`` hides all GPUs from this process and its children, so that every library in it computes on the CPU.
     None takes a GPU if the process sees one. Raises :class:`ConfigError` if a GPU was asked for, or assigned by
     ``CUDA_VISIBLE_DEVICES``, and cannot be used, or if there is none for the rank ``local_rank`` of this machine. The
     message names ``setting`` as the setting that asked.

@@ -78,7 +78,7 @@ class Group:
             )
         self.numerics = numerics(torch)
         """Numerics of this rank, equal on all ranks."""
-        # Compared before any use of NCCL, which would hang between unlike devices until its timeout.
+        # Compared before any use of NCCL, which would hang between different devices until its timeout.
         ranks = self.gather([os.uname().nodename, self.numerics])
         require_alike(ranks)
         self.here = [rank for rank, (host, _) in enumerate(ranks) if host == ranks[self.rank][0]]

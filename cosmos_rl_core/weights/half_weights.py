@@ -17,7 +17,7 @@ from cosmos_rl_core.parallel.sharding import WHOLE, load_base, materialise, matr
 
 
 def load(path: str, param_dtype: precision.ParamDtype, device: torch.device) -> nn.Module:
-    """Load the transformer of the pipeline directory ``path`` on ``device``; it computes in the half ``param_dtype``.
+    """Load the transformer of the pipeline directory ``path`` on ``device``; it computes in a half type.
 
     The weights are read one tensor at a time. The forward pass casts its inputs to float32 and returns a tuple of
     float32 tensors, like in rollouts, because some modules return the type of their input and a stock pipeline may pass

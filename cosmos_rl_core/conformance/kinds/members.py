@@ -66,7 +66,7 @@ def described_fields(options: type[Section]) -> set[str]:
 
 
 def check_offers(plugin: type, protocol: type) -> None:
-    """Check that a class, with what it inherits from any package, has the members and arguments of a protocol."""
+    """Check that a class, with everything that it inherits, has the members and arguments of a protocol."""
     where = f"{inspect.getfile(plugin)}:{inspect.getsourcelines(plugin)[1]}"
     # A protocol states members, and a class that inherits from it does not have them yet.
     own = [cls for cls in plugin.__mro__ if cls is not object and not getattr(cls, "_is_protocol", False)]

@@ -292,7 +292,7 @@ def ends(family: Family) -> list[float]:
 
 
 def refused(family: Family) -> set[str]:
-    """Return the schedulers that fail on what the stock pipeline gives them: levels or a shift, or levels as a list."""
+    """Return the schedulers that refuse the stock pipeline's arguments: levels or a shift, or levels as a list."""
     spec = directories.spec(family.folder)
     levels = spec.stock_sigmas(5, family.stock.scheduler.config)
     refused = {"dpm2"} if spec.always_shifts or levels is not None else set()

@@ -35,7 +35,7 @@ ABLE = [name for name in plugins.known("models") if plugins.load("models", name)
 
 
 def cases() -> list[Any]:
-    """Scheduler, what is given, latent frames of it, guidance and precision."""
+    """Return cases: scheduler, kind of given media, number of given latent frames, guidance and precision."""
     often = [
         ("euler", "image", 1, 1.0, "float32"),
         ("euler", "video", 2, 3.0, "float32"),

@@ -21,7 +21,7 @@ FRAMES = 13
 def continuing(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, device: torch.device
 ) -> Referring:
-    """Return each model plugin that takes clips, with media that are longer than they are."""
+    """Return each model plugin that takes clips, with generated media that are longer than the clips."""
     return replace(load_referring(request.param, tmp_path_factory.mktemp("clips"), device), frames=FRAMES)
 
 
