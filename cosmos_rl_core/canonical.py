@@ -8,7 +8,7 @@ _SCALARS = frozenset((str, int, float, bool, type(None)))
 _ENCODER = json.JSONEncoder(
     sort_keys=True, allow_nan=False, separators=(",", ":"), ensure_ascii=False, check_circular=False
 )
-"""Encoder that does not check for circular references, which would take half as long again.
+"""Encoder without the check for circular references, which saves a third of the time.
 
 A list that contains itself raises ``RecursionError``.
 """
@@ -48,7 +48,7 @@ def require_exchangeable(value: Any) -> None:
     """
     found = _changed(value)
     if found is not None:
-        raise TypeError(f"ranks exchange JSON, which does not give back value{found}; send plain lists and dicts")
+        raise TypeError(f"ranks exchange JSON, which would change value{found}; send plain lists and dicts")
 
 
 def _changed(value: Any) -> str | None:

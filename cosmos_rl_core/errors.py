@@ -296,8 +296,8 @@ def misplaced(error: OSError, action: str, url: str) -> CosmosRLError | None:
         return None
     found = f"cannot {action} {url}: {error.strerror}"
     if action in ("read", "look up", "list"):
-        return UnreadableError(f"{found}; mend what lies there, its rights too, or remove it")
-    return ConfigError(f"{found}; give this user the right, or name another place")
+        return UnreadableError(f"{found}; let this user read it, or repair or remove the file or folder there")
+    return ConfigError(f"{found}; give this user permission, or name another place")
 
 
 def _is_of_a_library(error: BaseException) -> bool:

@@ -66,7 +66,7 @@ def loaded(function: Callable[..., T], *arguments: Any) -> T:
 
     The arguments are JSON values and name everything that decides the result, such as times of files. The caller may
     change the value: a fork has its own copy of its server's memory, and a second equal call loads again. ``function``
-    must start no thread, because a fork keeps only the thread that called it, and must compute on the CPU.
+    must start no thread, because a fork has only one, and must compute on the CPU.
     """
     key = _key(function.__module__, function.__qualname__, arguments)
     if key in _READY:

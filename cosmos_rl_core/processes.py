@@ -97,7 +97,7 @@ def age_s() -> float:
 
 
 class Traffic:
-    """Bytes read from and written to stores, and seconds that the main thread waits for other threads or processes.
+    """Bytes read from and written to stores, and seconds that the main thread waits for stores, services or threads.
 
     The counts are of the whole process and only grow: take a difference to measure a part.
     """

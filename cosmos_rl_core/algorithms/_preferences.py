@@ -69,7 +69,7 @@ def _parsed(path: str, data: bytes) -> list[Preference]:
         told = "; ".join(wrong[:3]) or "it is empty"
         raise ConfigError(
             f"preferences = {path!r}: {told}; expected the sample ids `winner` and `loser` in each line, as JSON, "
-            f"or as columns of a .csv with a header; {len(wrong)} of {len(rows)} are none"
+            f"or as columns of a .csv with a header; {len(wrong)} of {len(rows)} rows are no preferences"
         )
     return found
 

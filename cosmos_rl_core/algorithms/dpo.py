@@ -154,8 +154,8 @@ class Algorithm:
         if not here:
             such = f", such as {next(iter(place))}" if place else ""
             raise ArtifactError(
-                f"preferences = {path!r} has {len(preferences)} pairs, none of them of two of the {len(place)} samples "
-                f"of this rollout{such}"
+                f"preferences = {path!r} has {len(preferences)} pairs; none has both its samples among the "
+                f"{len(place)} samples of this rollout{such}"
             )
         prompts = samples["prompt_id"].tolist()
         for one in here:

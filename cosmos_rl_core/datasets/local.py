@@ -205,7 +205,7 @@ class Source:
         if outside or (on_disk and not Path(root, path).resolve().is_relative_to(Path(root).resolve())):
             raise ItemError(f"the reference {place} is outside the folder {root}; put it in a folder there")
         if path in self._all_media and path not in self._media[unit]:
-            # The stamp of an item would not notice a change of it: stamps cover references that are no item's files.
+            # The stamp of an item covers its own files, and references that are no item's files, but not this one.
             raise ItemError(f"the reference {place} is the medium of another item; put a copy into a folder of its own")
         try:
             return store.read(store.join(root, path))

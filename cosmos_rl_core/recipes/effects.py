@@ -104,7 +104,7 @@ def _of_levels(recipe: Recipe) -> Iterator[Row]:
     )
     yield "policy.diffusers", density, no_media, " ".join(TimeDensity.model_fields), why
     no_samples = options.rewarded and term is None
-    why_mode = f"{options.type} trains on no media here; given frames are of the mode"
+    why_mode = f"{options.type} trains on no media here; given frames use the mode"
     yield "policy.diffusers", density, no_samples, "posterior", why_mode
     why_guidance = "nothing here is a loss on media"
     yield "policy.diffusers", density, not has_losses_on_media(recipe), "supervised_guidance_scale", why_guidance

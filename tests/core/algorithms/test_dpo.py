@@ -203,7 +203,7 @@ def test_a_file_decides_pairs_whatever_the_rewards(name: str, tmp_path: Path):
 
 def test_a_rollout_without_any_pair_of_the_file_is_refused(tmp_path: Path):
     algorithm = given(tmp_path / "p.jsonl", ["x>y", "a0>y"])
-    with pytest.raises(ArtifactError, match="2 pairs, none of them of two of the 2 samples of this rollout"):
+    with pytest.raises(ArtifactError, match="2 pairs; none has both its samples among the 2 samples of this rollout"):
         algorithm.advantages(scored({"a": [1, 5]}))
 
 
@@ -234,7 +234,7 @@ def test_a_file_that_changed_since_it_was_planned_is_refused(tmp_path: Path):
         ("p.jsonl", "", "it is empty"),
         ("p.jsonl", '{"winner": "a"}', "pair 1: loser Field required"),
         ("p.jsonl", '{"winner": "a", "loser": "b", "by": "c"}', "pair 1: by Extra inputs"),
-        ("p.jsonl", '{"winner": "a", "loser": "b"}\nno', "pair 2: .* 1 of 2 are none"),
+        ("p.jsonl", '{"winner": "a", "loser": "b"}\nno', "pair 2: .* 1 of 2 rows are no preferences"),
         ("p.jsonl", '{"winner": "a", "loser": "a"}', "a cannot win against itself"),
         ("p.csv", "winner,looser\na,b\n", "pair 1: loser Field required"),
         ("p.csv", "winner,loser\n", "it is empty"),

@@ -65,8 +65,8 @@ def test_strange_files_next_to_heads_end_no_audit(forger: Forger):
     (heads / "00004.json").mkdir()
     (heads / "y.sig").write_bytes(b"")
     assert told(forger) == [
-        f"heads heads: cannot read {heads / '00004.json'}: Is a directory; mend what lies there, its rights too, or "
-        "remove it",
+        f"heads heads: cannot read {heads / '00004.json'}: Is a directory; let this user read it, or repair or remove "
+        "the file or folder there",
         "heads/x.json file: no head has such a name: 00000.json, ...",
     ]
     assert signers(str(forger.root)) == []
