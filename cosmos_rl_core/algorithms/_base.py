@@ -92,7 +92,7 @@ class Transitions:
 
     @property
     def x_t(self) -> Tensor:
-        """Return the model's input ``input_scale x``, float32, with the bits of the rollout."""
+        """Return the model's input ``input_scale x``, the shape of ``x``, float32, with the bits of the rollout."""
         return model_input(self.x, self.at)[0]
 
     @property

@@ -125,7 +125,10 @@ def as_written(value: Any) -> Any:
 
 
 def plugin_options(base: type[Section]) -> BeforeValidator:
-    """Return a validator that builds the ``Options``, a subclass of ``base``, of the plugin that a table names."""
+    """Return a validator that builds the ``Options``, a subclass of ``base``, of the plugin that a table names.
+
+    The validator raises :class:`ConfigError` for an unknown name and for a plugin whose ``Options`` do not fit.
+    """
     kind, key = base.plugin or ("", "")
 
     def validate(value: Any) -> Any:

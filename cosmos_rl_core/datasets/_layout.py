@@ -34,7 +34,10 @@ def is_medium(name: str) -> bool:
 
 
 def layout(local_dir: str, names: Iterable[str]) -> tuple[Files, Files]:
-    """Return media and captions by stem, given the names of all files, relative to the folder."""
+    """Return media and captions by stem, given the names of all files, relative to the folder.
+
+    Raises :class:`ConfigError` if the folder has both ``images/`` and ``videos/``.
+    """
     by_folder: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names):
         by_folder[str(PurePath(name).parent)].append(name)

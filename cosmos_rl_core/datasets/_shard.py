@@ -73,7 +73,7 @@ class Shard:
         return cast("BinaryIO", BufferedReader(_Section(self._files[place.tar], place.file)))
 
     def read(self, place: Place) -> bytes:
-        """Read a small file in the tars."""
+        """Read a small file in the tars. Raises :class:`DatasetError` if the tar has become shorter."""
         data = os.pread(self._files[place.tar].fileno(), place.file.size, place.file.start)
         if len(data) < place.file.size:
             raise DatasetError(_SHORTER)

@@ -54,14 +54,17 @@ class Shards:
         return self.shapes.get(name, tuple(local.shape))
 
     def local(self, name: str, whole: Tensor) -> Tensor:
-        """Return this rank's rows of a whole tensor, a view of it."""
+        """Return this rank's rows of a whole tensor ``[rows, ...]``, as a view of it."""
         if self.mesh is None or not self.cuts(name):
             return whole
         first, count = self.rows(whole.shape[0])
         return whole[first : first + count]
 
     def whole(self, name: str, local: Tensor) -> Tensor:
-        """Gather the whole tensor. Collective if the tensor is sharded: all ranks must call it together."""
+        """Gather the whole tensor ``[rows, ...]`` from all ranks' rows.
+
+        Collective if the tensor is sharded: all ranks must call it together.
+        """
         if self.mesh is None or not self.cuts(name):
             return local
         shape = torch.Size(self.shapes[name])

@@ -177,7 +177,8 @@ def _instance(_pid: int, options: tuple[tuple[str, str], ...]) -> Objects:
 def options_of(url: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the options of s3fs for a URL; empty if only the standard AWS variables and files apply.
 
-    The profile in ``COSMOS_RL_S3_PROFILES`` has precedence over cosmos-rl's variables, those over AWS's own.
+    The profile in ``COSMOS_RL_S3_PROFILES`` has precedence over cosmos-rl's variables, and these over AWS's own. Raises
+    :class:`ConfigError` if only one of cosmos-rl's two keys is set, or if the profile does not exist.
     """
     profile = _profile(url, environment.get(PROFILES, ""))
     if profile is not None:

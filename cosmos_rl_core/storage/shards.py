@@ -86,7 +86,10 @@ def _member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Member:
 
 
 def tensor_file(file: Readable, start: int, size: int) -> Member:
-    """Return header and tensors of a safetensors file of ``size`` bytes that begins at byte ``start`` of a shard."""
+    """Return header and tensors of a safetensors file of ``size`` bytes that begins at byte ``start`` of a shard.
+
+    Raises :class:`ArtifactError` if it is no safetensors file, or has another size than its header describes.
+    """
     noted = _Noted(file)
     entries = read_header(noted)
     pieces = [Piece(start, start + len(noted.data), sha256(noted.data).hexdigest())]

@@ -48,7 +48,10 @@ def dtype_of(word: str) -> torch.dtype:
 
 
 def read_tensors(stream: Readable) -> Iterator[tuple[str, Tensor]]:
-    """Yield name and tensor, on the CPU, for each tensor of the file that begins where ``stream`` is."""
+    """Yield name and tensor, on the CPU, for each tensor of the file that begins where ``stream`` is.
+
+    Raises :class:`ArtifactError` if the header is damaged or the file ends early.
+    """
     for entry in read_header(stream):
         data = stream.read(entry.end - entry.start)
         if len(data) != entry.end - entry.start:

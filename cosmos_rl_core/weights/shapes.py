@@ -65,7 +65,10 @@ def component_shapes(pipeline: str, component: str) -> dict[str, tuple[int, ...]
 
 
 def file_shapes(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors of safetensors files by name, from their headers."""
+    """Return the shapes of the tensors of safetensors files by name, from their headers.
+
+    Raises :class:`ConfigError` if a header is damaged.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
         try:
