@@ -254,7 +254,7 @@ class StageError(CosmosRLError):
         return error
 
     def again(self) -> "StageError":
-        """Return this error marked as :attr:`repeated`, with advice in its message."""
+        """Return a copy of this error that is marked as :attr:`repeated`, with advice in its message."""
         advice = "the attempt before ended there too, so no other follows; the same command tries again"
         error = StageError.of(self.kind, f"{self}; {advice}", self.log, self.raised_at)
         error.repeated = True

@@ -170,9 +170,9 @@ class Algorithm:
         """Return ``-log sigmoid(margin)`` of each pair, for both of its samples: ``[B]`` float32.
 
         The margin is ``-beta / 2 ((e - e_ref) of the winner - (e - e_ref) of the loser)``, unitless, where ``e`` is the
-        mean over generated dimensions of ``(v - (noise - x_0))²`` and ``e_ref`` the same for the reference. Up to
-        the bound that the paper takes, it is the log-likelihood that the winner gained over the reference minus what
-        the loser gained. Where current and reference are equal the loss is exactly log 2.
+        mean over generated dimensions of ``(v - (noise - x_0))²`` and ``e_ref`` the same for the reference. By
+        the bound of the paper, it approximates how much log-likelihood the winner gained over the reference, minus the
+        gain of the loser. Where current and reference are equal the loss is exactly log 2.
         Metrics: ``margin``; ``accuracy``, the share of pairs with a margin above 0; ``winner_error_change`` and
         ``loser_error_change``, ``e - e_ref`` of each. Both may rise; the margin is what trains.
         Source: Flow-DPO, arXiv:2501.13918, with the same weight at all noise levels. Its sum over dimensions is a mean

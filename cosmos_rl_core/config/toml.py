@@ -34,7 +34,7 @@ def loads(text: str) -> dict[str, Any]:
 def parsed(text: str) -> dict[str, Any]:
     """Return the values of a text without applying the limits, but keep only the first digits of very long numbers.
 
-    Raises like :func:`loads` if the text is not TOML, or if Python cannot read its depth of tables and arrays at all.
+    Raises like :func:`loads` if the text is not TOML, or if its tables and arrays are too deep for Python to read.
     """
     try:
         return tomllib.loads(text)

@@ -214,7 +214,7 @@ def frames_of(stock: Any) -> int:
 
 
 def run_stock(stock: Any, noise: Tensor, **options: Any) -> Any:
-    """Return the stock pipeline's result for :data:`PROMPTS`: latents without guidance, unless ``options`` differ."""
+    """Return the stock pipeline's result for :data:`PROMPTS`: latents without guidance by default."""
     given = {"prompt": PROMPTS, "num_inference_steps": 5, "output_type": "latent"} | options
     given["prompt"] = [*given["prompt"]]  # some stock pipelines change the list
     references = directories.claimant(type(stock).__name__)[1].references
