@@ -30,14 +30,16 @@ LOOK_S = 0.1
 
 
 def start(
-    words: Sequence[str],
-    output: int | IO[Any],
-    errors: int = subprocess.DEVNULL,
-    *,
-    cores: frozenset[int] = frozenset({CORE}),
-    **environment: str,
+    words: Sequence[str], output: int | IO[Any], errors: int = subprocess.DEVNULL, **environment: str
 ) -> subprocess.Popen[str]:
-    """A process on that core, or on others. Its standard input is a pipe."""
+    """A process on that core. Its standard input is a pipe."""
+    return start_on({CORE}, words, output, errors, **environment)
+
+
+def start_on(
+    cores: set[int], words: Sequence[str], output: int | IO[Any], errors: int = subprocess.DEVNULL, **environment: str
+) -> subprocess.Popen[str]:
+    """A process on these cores. Its standard input is a pipe."""
     return subprocess.Popen(
         [*words],
         env=os.environ | ONE_THREAD | environment,
@@ -61,12 +63,17 @@ class Ended:
     """Most resident bytes of a process of each stage."""
 
 
-def run(log: Path, *words: str, cores: frozenset[int] = frozenset({CORE}), **environment: str) -> Ended:
-    """Run a command of this project to its end. Ends this program with its output if it fails."""
+def run(log: Path, *words: str, **environment: str) -> Ended:
+    """Run a command of this project to its end, on that core. Ends this program with its output if it fails."""
+    return run_on({CORE}, log, *words, **environment)
+
+
+def run_on(cores: set[int], log: Path, *words: str, **environment: str) -> Ended:
+    """Run a command of this project to its end, on these cores. Ends this program with its output if it fails."""
     began, began_s = time.time(), time.perf_counter()
     with (
         log.open("w", encoding="utf-8") as file,
-        start([*COMMAND, *words], file, subprocess.STDOUT, cores=cores, **environment) as process,
+        start_on(cores, [*COMMAND, *words], file, subprocess.STDOUT, **environment) as process,
     ):
         watched = _Peaks(process.pid)
         watched.start()

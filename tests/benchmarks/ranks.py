@@ -24,7 +24,7 @@ def turn(folder: Path, samples: int, ranks: int) -> dict[str, float]:
     overrides = [*one_core.sizes_of(samples), "launch.mode=warm", f"launch.processes={ranks}"]
     place = ("--store", str(folder), "--run-id", "measured", "--iterations", "2")
     words = ["run", one_core.recipe_without_validation(folder), *place, *one_core.sets(overrides)]
-    one_core.run(folder / "log.txt", *words, cores=frozenset(os.sched_getaffinity(0)))
+    one_core.run_on(os.sched_getaffinity(0), folder / "log.txt", *words)
     found = one_core.iteration(str(folder), "measured", 1)
     return {f"{stage}_s": found[f"{stage}_s"] for stage in STAGES} | {"iteration_s": found["iteration_s"]}
 

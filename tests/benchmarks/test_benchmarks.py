@@ -31,6 +31,7 @@ from tests.benchmarks import (
     one_core,
     overlap,
     pictures,
+    ranks,
     rewards,
     vlm,
 )
@@ -115,6 +116,17 @@ def test_scoring_during_the_rollout_is_measured_with_equal_policies(tmp_path: Pa
     (path,) = tmp_path.iterdir()
     (row,) = json.loads(path.read_text(encoding="utf-8"))["measured"]
     assert row["ratio"] == pytest.approx(row["beside_s"] / row["after_s"])
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_rollout_and_update_are_measured_on_one_rank_and_on_two(tmp_path: Path):
+    assert ranks.main(["--samples", "24", "--repeats", "1", "--output", str(tmp_path)]) == 0
+    (path,) = tmp_path.iterdir()
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert [(row["ranks"], row["samples"]) for row in found["measured"]] == [(1, 24), (2, 24)]
+    one, two = (row["rollout_s"] + row["update_s"] for row in found["measured"])
+    assert found["times_as_fast"] == pytest.approx(one / two)
 
 
 @pytest.mark.slow
