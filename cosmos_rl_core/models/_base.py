@@ -54,9 +54,10 @@ class Model(Encoder):
     """Guidance that the transformer takes as an input, if it has one. Set it before ``velocity``."""
 
     def __init__(self, path: str, components: tuple[str, ...], device: torch.device) -> None:
-        """Load the named ones of ``COMPONENTS``: float32, frozen, in eval mode.
+        """Load ``components`` of the pipeline directory ``path``: float32, frozen, in eval mode.
 
-        ``path`` is a pipeline directory. Raises :class:`ConfigError` for one that the spec does not allow.
+        ``components`` are names such as ``COMPONENTS`` in :mod:`cosmos_rl_core.models._loading`. Raises
+        :class:`ConfigError` for a pipeline that the spec does not allow.
         """
         checkpoints.check(path)
         self._path, self._device = path, device
@@ -67,7 +68,7 @@ class Model(Encoder):
             keep_float32(self.pipeline.transformer)
 
     def _load_pipeline(self, components: tuple[str, ...]) -> Any:
-        """Return the stock pipeline with these components; every other one is None."""
+        """Return the stock pipeline with these components loaded; every other component is None."""
         return _loading.load_pipeline(self.stock_class, self._path, components, self._device)
 
     @property
@@ -117,10 +118,11 @@ class Model(Encoder):
         """
 
     def encode_posterior(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mode and standard deviation of the posterior of what :meth:`encode_media` encodes.
+        """Encode pixels like :meth:`encode_media`, and return the posterior's mode and standard deviation.
 
-        Both are normalised, so that ``mode + deviation * noise`` is a draw: the stock VAE's own, shifted and scaled, up
-        to rounding. Only for VAEs with a posterior, as the spec says.
+        Both are normalised float32 ``[B, *latent_shape]``: ``mode + deviation * noise`` equals a draw by the stock VAE,
+        shifted and scaled, up to rounding. Raises ``NotImplementedError`` for models whose VAE has no posterior; the
+        spec says which VAEs have one.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define encode_posterior")
 
@@ -133,9 +135,9 @@ class Model(Encoder):
         """
 
     def screen(self, frames: np.ndarray) -> np.ndarray | None:
-        """Return decoded frames ``[frames, height, width, 3]`` as they may be shown; None if a guardrail refuses them.
+        """Give decoded frames ``[frames, height, width, 3]`` to the guardrail, and return the frames that may be shown.
 
-        The default changes nothing: most models have no guardrail.
+        None means that the guardrail refuses them. The default returns them unchanged: most models have no guardrail.
         """
         return frames
 
@@ -155,7 +157,10 @@ class Model(Encoder):
         return unconditional + guidance_scale * (conditional - unconditional)
 
     def unguided(self, t: Tensor) -> Tensor | None:
-        """Return which of the times ``t``, ``[B]``, the stock pipeline does not guide at; None: it guides at all."""
+        """Return a bool mask ``[B]``: True where the stock pipeline does not guide at time ``t``, ``[B]``.
+
+        None, the default, means that it guides at all times.
+        """
         return None
 
     def split_sequence(self, group: dist.ProcessGroup) -> None:
@@ -176,12 +181,13 @@ def guided_velocity(
     *,
     trains_unconditional: bool = True,
 ) -> Tensor:
-    """Return the velocity guided by ``model.guide``, the shape of ``x_t``; a scale of 1 is one forward pass.
+    """Return the velocity with classifier-free guidance, the shape of ``x_t``.
 
-    At any other scale ``negative`` is needed, also at times that ``model.unguided`` names: all ranks of a sharded model
-    have the same passes. Both passes get the shared entries of ``conditioning``. Without
-    ``trains_unconditional`` no gradient flows through the unconditional prediction; values are the same.
-    Source: classifier-free guidance, arXiv:2207.12598, in the parametrisation of diffusers, where 1 is no guidance.
+    At a scale of 1 there is one forward pass, and no guidance. At any other scale there are two, and ``negative`` is
+    needed, even at times that ``model.unguided`` names: all ranks of a sharded model must make the same passes. Both
+    passes get the shared entries of ``conditioning``. Without ``trains_unconditional`` no gradient flows through the
+    unconditional prediction; the values are the same. Raises ``ValueError`` if ``negative`` is missing.
+    Source: arXiv:2207.12598, in the parametrisation of diffusers, where 1 is no guidance.
     """
     conditional = _velocity(model, x_t, t, conditioning)
     if guidance_scale == 1:
@@ -197,7 +203,7 @@ def guided_velocity(
 
 
 def _velocity(model: Model, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-    """Return the velocity. Raises :class:`ConfigError` if the adapter returns another shape, or changes its input."""
+    """Return the model's velocity. Raises :class:`ConfigError` if it has a wrong shape, or if the model changed x_t."""
     before = x_t._version
     found = model.velocity(x_t, t, conditioning)
     if found.shape != x_t.shape or x_t._version != before:

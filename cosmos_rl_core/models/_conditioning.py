@@ -22,12 +22,13 @@ class Conditioning(Mapping[str, Tensor]):
     """
 
     own: Entries
-    """Entries of one prediction, such as texts. Guidance also predicts with the negative prompt's."""
+    """Entries that belong to the prompt, such as text embeddings. The unconditional prediction of guidance takes the
+    negative prompt's instead."""
     shared: Entries = field(default_factory=dict)
-    """Entries of both predictions, such as given frames and tokens of references."""
+    """Entries that both predictions of guidance take, such as given frames and tokens of references."""
     shapes: tuple[tuple[int, int, int], ...] = ()
-    """Tokens of each reference along frames, height and width, if it adds any. They are integers, because ``velocity``
-    also runs on the meta device. All prompts of a batch have the same."""
+    """Number of tokens of each reference along frames, height and width; empty if references add no tokens. They are
+    integers, not a tensor, because ``velocity`` also runs on the meta device. All prompts of a batch have the same."""
 
     def __getitem__(self, name: str) -> Tensor:
         return self.own[name] if name in self.own else self.shared[name]
@@ -44,7 +45,7 @@ class Conditioning(Mapping[str, Tensor]):
         return Conditioning(self.own, {**self.shared, **shared}, self.shapes)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Return the conditioning with every tensor changed."""
+        """Return the conditioning with ``change`` applied to every tensor."""
         own, shared = ({name: change(one) for name, one in some.items()} for some in (self.own, self.shared))
         return type(self)(own, shared, self.shapes)
 
@@ -56,9 +57,9 @@ class Conditioning(Mapping[str, Tensor]):
 def stack(conditionings: Sequence[Conditioning], device: torch.device) -> Conditioning:
     """Batch unbatched conditionings: ``[...]`` each to ``[B, ...]`` on ``device``.
 
-    Texts of unequal length are padded with zeros at the end; ``<name>_mask``, 1 at tokens, is then added for each. All
-    other dimensions must be equal. Raises ``ValueError`` for references of unequal shapes, and if only some have
-    references.
+    Texts of unequal length are padded with zeros at the end, and an entry ``<name>_mask`` is added: int64 ``[B, S]``,
+    1 at tokens and 0 at padding. All other dimensions must be equal. Raises ``ValueError`` if the shapes of references
+    differ, or if only some conditionings have references.
     """
     first, *others = conditionings
     if any(one.shared.keys() != first.shared.keys() for one in others):
@@ -77,9 +78,10 @@ def stack(conditionings: Sequence[Conditioning], device: torch.device) -> Condit
 
 
 def given_frames(latents: Tensor, num_latent_frames: int) -> dict[str, Tensor]:
-    """Return the shared entries that give a video of ``num_latent_frames`` its first frames.
+    """Return the shared entries that give a video of ``num_latent_frames``, T, its first frames.
 
-    ``latents`` are the n given frames, normalised, ``[C, n, H, W]``; n = 0 is text to video.
+    ``latents`` are the n given frames, normalised, ``[C, n, H, W]``; n = 0 is text to video. The entries are float32:
+    the latents ``[C, T, H, W]``, zero after the given frames, and the mask ``[1, T, 1, 1]``, 1 at given frames.
     """
     num_given = latents.shape[1]
     padding = (0, 0, 0, 0, 0, num_latent_frames - num_given)

@@ -19,9 +19,10 @@ def without_numbers(
     pictures: sizes.Pictures = (),
     device: torch.device | None = None,
 ) -> Conditioning:
-    """Return uninitialised conditioning of ``batch`` full texts, each with references of the sizes in ``pictures``.
+    """Return conditioning of uninitialised tensors, for counts of memory and operations.
 
-    A model reads the entries that it has. ``path`` is the pipeline's directory.
+    It is a batch of ``batch`` texts of full length, each with references of the sizes in ``pictures``. A model ignores
+    the entries that it does not take. ``path`` is the pipeline's directory.
     """
     spec, transformer = directories.spec(path), directories.settings(path, directories.TRANSFORMER)
     tokens = sizes.text_tokens(path, max_prompt_length)
@@ -36,13 +37,17 @@ def without_numbers(
 
 
 class Encoder(ABC):
-    """Encoding of prompts. A model plugin defines ``_encode_prompt``, and two more methods for references."""
+    """Encoding of prompts. A model plugin defines ``_encode_prompt``.
+
+    A plugin that takes references also defines ``_encode_references``, and ``_encode_prompt_with`` if its text encoder
+    reads them.
+    """
 
     _path: str
 
     @torch.no_grad()
     def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
-        """Return text embeddings of each prompt, unbatched, on the CPU, equal to the stock pipeline's.
+        """Return each prompt's text embeddings, unbatched, on the CPU, equal to the stock pipeline's.
 
         Prompts are encoded one by one, so that no embedding depends on another prompt.
         """
@@ -71,8 +76,8 @@ class Encoder(ABC):
     ) -> Conditioning:
         """Return the conditioning of a prompt with references, unbatched, on the CPU, equal to the stock pipeline's.
 
-        ``references`` are uint8 RGB ``[frames, height, width, 3]``, one frame of a picture. ``size``, height and width
-        in pixels, and ``frames`` describe the generated media. Needs the components ``text`` and ``vae``.
+        ``references`` are uint8 RGB ``[frames, height, width, 3]``; a picture has one frame. ``size`` (height and width
+        in pixels) and ``frames`` describe the generated media. Needs the components ``text`` and ``vae``.
         """
         own = self._encode_prompt_with(prompt, references, max_prompt_length)
         shared = self._encode_references(references, size, frames)
@@ -90,13 +95,16 @@ class Encoder(ABC):
         return Conditioning(self._encode_prompt_with(prompt, references, max_prompt_length))
 
     def _encode_prompt_with(self, prompt: str, references: Sequence[np.ndarray], max_prompt_length: int) -> Entries:
-        """Return the embeddings of a text that the text encoder may read with references, by name: on the CPU."""
+        """Return the embeddings of a text by name, unbatched, on the CPU.
+
+        The default ignores the references. Override it if the text encoder reads them with the text.
+        """
         return self._encode_prompt(prompt, max_prompt_length)
 
     def _encode_references(self, references: Sequence[np.ndarray], size: tuple[int, int], frames: int) -> Entries:
-        """Return what references give both predictions, by name: unbatched, on the CPU.
+        """Return the shared entries that references add to the conditioning, by name: unbatched, on the CPU.
 
-        References that add tokens give them in their order, each ``height x width`` tokens of the size that
-        ``sizes.reference_tokens`` returns.
+        Tokens are in the order of the references. Each reference that adds tokens adds ``height x width`` of them, as
+        ``sizes.reference_tokens`` counts. Raises ``NotImplementedError`` for a model that takes no references.
         """
         raise NotImplementedError(f"{type(self).__name__} takes no references")

@@ -20,13 +20,15 @@ COMPONENTS = ("transformer", "vae", "text")
 VAE."""
 
 _READS_PROMPTS = ("text_encoder", "tokenizer", "processor", "image_encoder", "image_processor")
-"""Beginnings of the names of parts of ``text``: they read texts, and pictures that prompts refer to."""
+"""Beginnings of the names of the parts that the component ``text`` has: they read texts, and pictures that prompts
+refer to."""
 
 EMPTY_TRANSFORMER = "empty transformer"
-"""Replaces ``transformer``: its weights stay on the meta device until the caller reads them; buffers are real."""
+"""Component to name instead of ``transformer``: its weights stay on the meta device until the caller reads them; its
+buffers are real."""
 
 EMPTY_VAE = "empty vae"
-"""Replaces ``vae`` where nobody reads its numbers: weights and buffers stay on the meta device."""
+"""Component to name instead of ``vae`` where nobody reads its numbers: weights and buffers stay on the meta device."""
 
 GUARDRAIL = "guardrail"
 """Another component of plugins with a ``guardrail_package``: needed with the text encoders, where it refuses prompts,
@@ -42,7 +44,7 @@ def load_pipeline(
 ) -> Any:
     """Return the stock pipeline with these ``components`` (and the scheduler) loaded and every other one None.
 
-    ``given`` are parts, by name, that are not read from the directory. Only safetensors are read, never a pickle.
+    ``given`` are parts, by name, that replace the directory's own. Only safetensors are read, never a pickle.
     Raises :class:`ArtifactError` like :func:`read_part`.
     """
     parts = load_parts(path, components, device)
@@ -51,7 +53,9 @@ def load_pipeline(
 
 
 def load_parts(path: str, components: Sequence[str], device: torch.device, **options: Any) -> dict[str, nn.Module]:
-    """Return the parts with weights of these ``components``, by name. ``options`` go to ``from_pretrained``.
+    """Load the parts of these ``components`` that have weights, and return them by name.
+
+    ``options`` go to ``from_pretrained``.
 
     Weights are read straight to the device: all ranks of a machine share the CPU's memory. Raises
     :class:`ArtifactError` like :func:`read_part`.
@@ -69,7 +73,7 @@ def load_parts(path: str, components: Sequence[str], device: torch.device, **opt
 
 
 def weighted_parts(path: str, components: Sequence[str] | None = None) -> list[str]:
-    """Return the names of the parts of a pipeline directory that have weights: all, or only of some ``components``."""
+    """Return the names of a pipeline's parts that have weights: of ``components`` only, or of all if that is None."""
     names = [name for name, library in _libraries(path).items() if library in ("diffusers", "transformers")]
     wanted = names if components is None else [name for name in names if _of(name, components)]
     return [name for name in wanted if issubclass(class_of(path, name), nn.Module)]
@@ -86,7 +90,7 @@ def read_part(path: str, name: str, **options: Any) -> nn.Module:
 
 
 def _files_of(path: str, name: str) -> str:
-    """Return the words for a part's files in errors."""
+    """Return the words by which error messages name a part's files."""
     return f"the files of {name!r} in the pipeline {path!r}"
 
 
@@ -142,7 +146,7 @@ def class_of(path: str, part: str) -> Any:
 
 
 def _libraries(path: str) -> dict[str, str | None]:
-    """Return the library of each part that a pipeline directory's index lists; None for parts that are not there."""
+    """Return the library of each part that a pipeline directory's index lists; None for parts saved without files."""
     index = directories.read_json(path, directories.INDEX)
     return {name: value[0] for name, value in index.items() if isinstance(value, list)}
 

@@ -69,7 +69,7 @@ class ImageModel(Model):
 
 
 class VideoModel(Model):
-    """A model with a causal video VAE, whose settings or buffers are ``latents_mean`` and ``latents_std``.
+    """A model with a causal video VAE that has ``latents_mean`` and ``latents_std``, as settings or as buffers.
 
     The VAE keeps the first frame and compresses the others in time.
     """
@@ -102,9 +102,10 @@ class VideoModel(Model):
         frames: int,
         resampling: Image.Resampling = LANCZOS,
     ) -> Entries:
-        """Encode a picture or a clip, stretched to the size of the video, as its first latent frames.
+        """Encode the reference, a picture or a clip stretched to the video's size, as the video's first latent frames.
 
-        Without one none is given. Prompts with and without them fit in one batch.
+        Without a reference no frame is given. The entries have the same shapes then, so that prompts with and without
+        references fit in one batch.
         """
         channels, num_latent_frames, *sides = self.latent_shape(size, frames)
         if not references:

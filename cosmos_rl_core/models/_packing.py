@@ -23,9 +23,10 @@ def unpack(tokens: Tensor, height: int, width: int) -> Tensor:
 
 @contextmanager
 def exact_time(embedder: nn.Module, timesteps: Tensor) -> Iterator[None]:
-    """Replace the first argument of the embedder by ``timesteps``.
+    """Give the embedder ``timesteps`` as its first argument, within the context.
 
-    Transformers of packed tokens round the timestep to the type of their hidden states, under autocast a half type.
+    Without it, transformers of packed tokens round the timestep to the type of their hidden states, which is a half
+    type under autocast.
     """
     hook = embedder.register_forward_pre_hook(lambda _, given: (timesteps, *given[1:]))
     try:

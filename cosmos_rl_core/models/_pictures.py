@@ -7,7 +7,7 @@ LANCZOS, BILINEAR = Image.Resampling.LANCZOS, Image.Resampling.BILINEAR
 
 
 def scaled(picture: np.ndarray, size: tuple[int, int], resampling: Image.Resampling = LANCZOS) -> np.ndarray:
-    """Return a copy of ``size``, height and width in pixels, made by a filter of Pillow.
+    """Return a copy scaled to ``size`` (height and width in pixels) by a filter of Pillow.
 
     Source: ``VaeImageProcessor`` of diffusers, whose default filter is Lanczos'.
     """
@@ -16,6 +16,9 @@ def scaled(picture: np.ndarray, size: tuple[int, int], resampling: Image.Resampl
 
 
 def centre(picture: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return the middle of the picture, of ``size``: an odd pixel is left out at the bottom and at the right."""
+    """Return the middle of the picture, ``size`` (height and width in pixels) large.
+
+    If an odd number of pixels is cut, one more goes at the bottom or at the right.
+    """
     top, left = ((side - wanted) // 2 for side, wanted in zip(picture.shape, size, strict=False))
     return picture[top : top + size[0], left : left + size[1]]

@@ -30,9 +30,9 @@ class QwenImageModel(VideoModel):
         return super().decode(latents[:, :, None])
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Predict from tokens of 2 x 2 latents, then tokens of references.
+        """Predict the velocity: the transformer reads tokens of 2 x 2 latents, then tokens of references.
 
-        The transformer gets t itself in float32; 0 for references if it tells their time from the image's.
+        It gets t itself in float32. If it takes a time of their own for references (``zero_cond_t``), that is 0.
         """
         batch, _, height, width = x_t.shape
         time, tokens = t.to(torch.float32), pack(x_t)

@@ -1,4 +1,4 @@
-"""Videos that a guardrail refuses, noted without ending the call of the pipeline that made them."""
+"""A guardrail's refusals of videos, noted so that they do not end the call of the pipeline that made the videos."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,19 +17,22 @@ class Refusals:
         self._noted: list[bool] = []
 
     def __call__(self, frames: np.ndarray) -> np.ndarray:
-        """Return the frames after the check."""
+        """Return the checked frames, black ones if the check refuses them."""
         checked = self._check(frames)
         self._noted.append(checked is None)
         return np.zeros_like(frames) if checked is None else checked
 
     def taken(self) -> list[bool]:
-        """Return whether each video since the last call was refused, in order, and forget it."""
+        """Return for each video checked since the last call whether it was refused, in order, and clear the notes."""
         noted, self._noted = self._noted, []
         return noted
 
 
 def refused(pipeline: Any, count: int) -> list[bool]:
-    """Return which of the ``count`` videos of a stock pipeline's last call its guardrail, if any, refused."""
+    """Return for each of the ``count`` videos of a stock pipeline's last call whether its guardrail refused it.
+
+    All are False for a pipeline without a guardrail.
+    """
     check = getattr(getattr(pipeline, "safety_checker", None), "check_video_safety", None)
     noted = check.taken() if isinstance(check, Refusals) else []
     assert len(noted) in (0, count), "the pipeline checks every video once"

@@ -14,7 +14,7 @@ class SanaModel(Model):
     """A model of SANA's family. Conditioning: ``prompt_embeds`` and ``prompt_attention_mask``."""
 
     complex_human_instruction: Sequence[str] | None = None
-    """Comes before every prompt but the negative one; None means the default of the stock pipeline's call."""
+    """Lines put before every prompt except the negative one; None means the default of the stock pipeline's call."""
 
     def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Entries:
         """Return embeddings ``[max_prompt_length, D]`` and their mask, 1 at tokens, on the CPU.
@@ -29,7 +29,7 @@ class SanaModel(Model):
 
     @torch.no_grad()
     def encode_negative(self, prompt: str, max_prompt_length: int) -> Conditioning:
-        """Return the embeddings without an instruction, which the stock pipeline puts before prompts alone."""
+        """Return the embeddings of a negative prompt, without the instruction: stock puts it before prompts only."""
         return Conditioning(self._encode(prompt, max_prompt_length, None))
 
     def _encode(self, prompt: str, max_prompt_length: int, instruction: list[str] | None) -> Entries:
@@ -43,9 +43,10 @@ class SanaModel(Model):
         return {"prompt_embeds": embeds[0].cpu(), "prompt_attention_mask": mask[0].cpu()}
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Predict; the variance that some checkpoints predict too is dropped.
+        """Predict the velocity; drop the variance that some checkpoints predict too.
 
-        The transformer gets ``1000 t`` in float32, times its own scale if it has one. The stock scheduler rounds it.
+        The transformer gets ``1000 t`` in float32, times its ``timestep_scale`` if it has one. The stock scheduler
+        rounds its timesteps.
         """
         scale = self._transformer_config.get("timestep_scale", 1.0)
         velocity = self.transformer(

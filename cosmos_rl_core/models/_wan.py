@@ -39,7 +39,10 @@ def split(transformer: Any, group: dist.ProcessGroup) -> None:
         return patches.flatten(2)[..., peers.own()]
 
     def own_modulation(_module: nn.Module, _args: Any, embeddings: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Cut time embeddings of tokens, ``[B, S, C]``, not embeddings of samples, ``[B, C]``, nor of the text."""
+        """Cut time embeddings if there is one for each token, ``[B, S, C]``.
+
+        Time embeddings of samples, ``[B, C]``, and the text's embeddings stay whole.
+        """
         time, projected_time, *text = embeddings
         if time.ndim == 3:
             time, projected_time = time[:, peers.own()], projected_time[:, peers.own()]

@@ -13,7 +13,7 @@ _MODULE = re.compile(
 
 
 def _comfyui(module: str) -> str | None:
-    """Return the name in Wan's own files, which ComfyUI has."""
+    """Return a module's name in Wan's own files, which ComfyUI also uses; None if ComfyUI has no such module."""
     if (found := _MODULE.fullmatch(module)) is None:
         return None
     block, attention, linear, feed_forward = found.groups()

@@ -1,8 +1,8 @@
 """Cosmos-Predict2.5: text, image or video to video; Qwen2.5-VL as text encoder, 5-D latents of Wan's causal video VAE.
 
-The stock pipeline computes ``v_c + g (v_c - v_u)`` for its ``guidance_scale`` g, which is ours minus 1, and does not
-guide up to g = 1. The mask channel marks given frames. The frozen prefix maps 100352 channels to 1024 in the released
-models.
+The stock pipeline computes ``v_c + g (v_c - v_u)`` for its ``guidance_scale`` g, which is ours minus 1, and guides only
+if g is above 1. The mask channel marks given frames. In the released models the frozen prefix maps 100352 channels to
+1024.
 """
 
 from cosmos_rl_core.pipelines.spec import (

@@ -29,7 +29,7 @@ from cosmos_rl_core.pipelines.spec import CONDITIONAL_LATENTS, CONDITIONAL_MASK
 EMBEDS, PROJECTED = "prompt_embeds", "projected_prompt_embeds"
 """Names of text embeddings in a conditioning: before the frozen prefix, and after it."""
 _GIVEN_T = 1e-4
-"""Noise level of given frames that the transformer gets: the stock pipeline's ``conditional_frame_timestep``."""
+"""Noise level that the transformer gets for given frames: the stock pipeline's ``conditional_frame_timestep``."""
 
 
 class CosmosPredict25(VideoModel):
@@ -58,8 +58,8 @@ class CosmosPredict25(VideoModel):
     def encode_prompts(self, prompts: list[str], max_prompt_length: int) -> list[Conditioning]:
         """Return embeddings ``[max_prompt_length, layers x hidden size]``, or their projection if ``prefix`` is loaded.
 
-        They are on the CPU; the system prompt is among the tokens. Raises :class:`ConfigError` for prompts that the
-        guardrail, if it is loaded, refuses.
+        They are on the CPU; the system prompt is among the tokens. If the guardrail is loaded, raises
+        :class:`ConfigError` for prompts that it refuses.
         """
         self._check(prompts)
         return super().encode_prompts(prompts, max_prompt_length)
@@ -77,7 +77,7 @@ class CosmosPredict25(VideoModel):
         return super().encode_with(prompt, references, max_prompt_length, size, frames)
 
     def _check(self, prompts: Sequence[str]) -> None:
-        """Raise :class:`ConfigError` for prompts that the guardrail, if it is loaded, refuses."""
+        """Raise :class:`ConfigError` if the guardrail is loaded and refuses some of the prompts."""
         if self._guardrail is None:
             return
         if unsafe := [prompt for prompt in prompts if prompt and not self._guardrail.check_text_safety(prompt)]:
@@ -96,11 +96,11 @@ class CosmosPredict25(VideoModel):
         return {PROJECTED: self._prefix(embeds)[0].cpu()}
 
     def screen(self, frames: np.ndarray) -> np.ndarray | None:
-        """Return frames after the guardrail, if it is loaded, which may change pixels; None if it refuses them."""
+        """Give the frames to the guardrail if it is loaded: it returns them, maybe with changed pixels, or None."""
         return frames if self._guardrail is None else self._guardrail.check_video_safety(frames)
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Predict; the transformer gets t itself in float32, once for each latent frame, and 1e-4 at given frames."""
+        """Predict the velocity; the transformer gets float32 t itself for each latent frame, and 1e-4 at given ones."""
         batch, _, frames, height, width = x_t.shape
         t = t.to(torch.float32).view(batch, 1, 1, 1, 1)
         given = conditioning.get(CONDITIONAL_MASK, x_t.new_zeros(batch, 1, frames, 1, 1))
@@ -129,8 +129,8 @@ def load_stock(
     """Return the whole stock pipeline, float32, read straight to ``device``.
 
     Without ``guardrail`` nothing is checked. With it a refused video becomes black, and
-    :func:`cosmos_rl_core.models._refusals.refused` tells which ones did. ``transformer``, if given, replaces the
-    directory's own.
+    :func:`cosmos_rl_core.models._refusals.refused` tells which videos were refused. ``transformer``, if given, replaces
+    the directory's own.
     """
     own = "transformer" if transformer is None else EMPTY_TRANSFORMER
     pipeline = _load_pipeline(path, (own, "vae", "text"), device, device_map=device.type)
@@ -156,7 +156,7 @@ class _Unchecked:
 
 @contextmanager
 def _skipped(transformer: nn.Module, name: str) -> Iterator[None]:
-    """Replace the child module ``name`` of the transformer by the identity."""
+    """Replace the child module ``name`` of the transformer by the identity, within the context."""
     module = transformer.get_submodule(name)
     assert not any(p.requires_grad for p in module.parameters()), f"{name} is trained, and so cannot be skipped"
     setattr(transformer, name, nn.Identity())
@@ -185,8 +185,8 @@ def _load_pipeline(
 ) -> Cosmos2_5_PredictBasePipeline:
     """Return the stock pipeline with these ``components`` (and the scheduler) loaded and every other one None.
 
-    ``options`` go to ``from_pretrained`` of each part. The pipeline's own ``from_pretrained`` does not serve:
-    it makes a guardrail, or fails if the directory names one that is not installed.
+    ``options`` go to ``from_pretrained`` of each part. The pipeline's own ``from_pretrained`` cannot be used: it makes
+    a guardrail, or fails if the directory names a guardrail that is not installed.
     """
     read = {"local_files_only": True}
     parts: dict[str, Any] = dict.fromkeys(("transformer", "text_encoder", "tokenizer"))
@@ -217,7 +217,7 @@ def split(transformer: Any, group: dist.ProcessGroup) -> None:
     signature = inspect.signature(transformer.forward)
 
     def flat_timesteps(_module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Flatten noise levels of frames, ``[B, 1, T, 1, 1]``, to ``[B T]``: these are not repeated for all tokens."""
+        """Flatten noise levels of frames, ``[B, 1, T, 1, 1]``, to ``[B T]``: the transformer must not repeat them."""
         call = signature.bind(*args, **kwargs)
         call.arguments["timestep"] = call.arguments["timestep"].flatten()
         return call.args, call.kwargs

@@ -20,8 +20,8 @@ from cosmos_rl_core.tiny.texts import (
 def save(folder: Path, seed: int = 0, *, latent_channels: int = 4, **transformer: Any) -> Path:
     """Write a Cosmos2_5_PredictBasePipeline: 8 x 8 x 4 compression, a projection of the text.
 
-    Its index names no safety checker. Real ones have 16 ``latent_channels``. ``transformer`` are further settings, such
-    as ``concat_padding_mask``, which real ones have, and which needs torchvision to run.
+    Its index names no safety checker. Real pipelines have 16 ``latent_channels``. ``transformer`` are further settings
+    of the transformer, such as ``concat_padding_mask``: real ones set it, and it needs torchvision to run.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -33,13 +33,13 @@ def save(folder: Path, seed: int = 0, *, latent_channels: int = 4, **transformer
 
 
 class LetsPass:
-    """Takes the place of a safety checker: the stock pipeline is neither made nor run without one."""
+    """Safety checker that refuses nothing: the stock pipeline can be neither made nor called without one."""
 
     def to(self, *_: Any) -> None:
-        """Has no weights."""
+        """Do nothing: there are no weights."""
 
     def check_text_safety(self, _: str) -> bool:
-        """Lets every prompt pass."""
+        """Return True: every prompt passes."""
         return True
 
 

@@ -21,7 +21,7 @@ class Flux(ImageModel):
         return {"prompt_embeds": embeds[0].cpu(), "pooled_prompt_embeds": pooled[0].cpu()}
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Predict from tokens of 2 x 2 latents; the transformer gets t itself in float32."""
+        """Predict the velocity: the transformer reads tokens of 2 x 2 latents, and t itself in float32."""
         batch, _, height, width = x_t.shape
         texts = conditioning["prompt_embeds"]
         takes_guidance = self._transformer_config["guidance_embeds"]

@@ -19,8 +19,10 @@ from cosmos_rl_core.tiny.texts import clip_config, clip_tokenizer, t5_sizes, t5_
 
 
 def save(folder: Path, seed: int = 0, *, guidance_embeds: bool = True) -> Path:
-    """Write a FluxPipeline: latents of 4 channels, 4 pixels wide; schnell's without ``guidance_embeds``, which has no
-    shift by size either."""
+    """Write a FluxPipeline: latents of 4 channels, 4 pixels wide.
+
+    Without ``guidance_embeds`` it is a schnell, which does not shift by size either.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         _pipeline(guidance_embeds).save_pretrained(folder)

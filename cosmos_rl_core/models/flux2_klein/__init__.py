@@ -15,11 +15,11 @@ SIDE = 2
 """Latents of the VAE along a side of a square."""
 _FEW_STEPS, _MANY_STEPS = 10, 200
 _LARGE = 4300
-"""Tokens above which the number of steps does not count."""
+"""Number of image tokens above which the shift does not depend on the number of steps."""
 _REFERENCE_PIXELS = 1024 * 1024
-"""Pixels of a reference, above which it is scaled down."""
+"""Number of pixels above which a reference is scaled down."""
 _MIN_SIDE, _MAX_RATIO = 64, 8
-"""Pixels of the shorter side of a reference, and sides to each other, that the stock pipeline takes."""
+"""Smallest side of a reference in pixels, and largest ratio of its sides, that the stock pipeline takes."""
 
 
 def _geometry(vae: Settings) -> Geometry:
@@ -28,7 +28,7 @@ def _geometry(vae: Settings) -> Geometry:
 
 
 def _shift(image_tokens: int, num_steps: int, _scheduler: Settings) -> float:
-    """Return the shift between lines fitted at 10 and at 200 steps. Source: the stock pipeline."""
+    """Return the shift, interpolated between lines fitted at 10 and at 200 steps. Source: the stock pipeline."""
     many = 0.00016927 * image_tokens + 0.45666666
     if image_tokens > _LARGE:
         return many
@@ -44,7 +44,7 @@ def _sigmas(num_steps: int, scheduler: Settings) -> np.ndarray | None:
 def reference_size(size: tuple[int, int]) -> tuple[int, int]:
     """Return the height and width that a reference is scaled to: its own, or an area of about 1024 x 1024 pixels.
 
-    Raises :class:`ConfigError` for one that the stock pipeline does not take. Source: its image processor.
+    Raises :class:`ConfigError` for a reference that the stock pipeline does not take. Source: its image processor.
     """
     height, width = size
     if min(size) < _MIN_SIDE or max(size) > _MAX_RATIO * min(size):

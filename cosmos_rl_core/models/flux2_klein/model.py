@@ -33,7 +33,7 @@ class Flux2Klein(ImageModel):
         return {"prompt_embeds": embeds[0].cpu()}
 
     def _encode_references(self, references: Sequence[np.ndarray], size: tuple[int, int], frames: int) -> Entries:
-        """Encode what whole tokens cover of the middle of each picture, which is scaled down if it is large."""
+        """Scale down large pictures, cut each in its middle to whole tokens, and encode it."""
         if not references:
             return {}
         multiples, encoded = sizes.multiples(self._path), list[Tensor]()
@@ -59,7 +59,7 @@ class Flux2Klein(ImageModel):
         return pixels.permute(0, 2, 3, 1)[:, None].contiguous()
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Predict from one token a latent, then tokens of references; the transformer gets t in float32."""
+        """Predict the velocity: the transformer reads a token a latent, then tokens of references, and t in float32."""
         texts, (height, width) = conditioning["prompt_embeds"], x_t.shape[2:]
         time, tokens = t.to(torch.float32), x_t.flatten(2).mT
         places = [(0, height, width)]

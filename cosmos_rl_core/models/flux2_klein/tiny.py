@@ -25,7 +25,10 @@ def arranged(raw: Tensor) -> Tensor:
 
 
 def latents_of(pipeline: Any, made: Tensor) -> Tensor:
-    """Return the last state of a stock call whose output are latents: it puts their statistics and squares back."""
+    """Return the last state of a stock call, computed from the latents ``made`` that it returned.
+
+    The stock call undoes the normalisation and the squares of its state before it returns latents.
+    """
     vae = pipeline.vae
     deviation = torch.sqrt(vae.bn.running_var + vae.config.batch_norm_eps)
     return (arranged(made) - vae.bn.running_mean.view(1, -1, 1, 1)) / deviation.view(1, -1, 1, 1)

@@ -29,13 +29,17 @@ def text_size(size: tuple[int, int]) -> tuple[int, int]:
 def vae_size(size: tuple[int, int]) -> tuple[int, int]:
     """Return height and width of the picture that the VAE encodes.
 
-    Raises :class:`ConfigError` for one that the stock pipeline does not take.
+    Raises :class:`ConfigError` for a picture that the stock pipeline does not take.
     """
     return _of_area(size, VAE_PIXELS)
 
 
 def _of_area(size: tuple[int, int], pixels: int) -> tuple[int, int]:
-    """Return sides of about ``pixels`` with the aspect ratio of ``size``. Source: the stock calculate_dimensions."""
+    """Return height and width of a picture of about ``pixels`` with the aspect ratio of ``size``.
+
+    Raises :class:`ConfigError` for a ratio that the text encoder's processor does not take. Source: the stock
+    calculate_dimensions.
+    """
     height, width = size
     if min(size) < 1 or max(size) > _MAX_RATIO * min(size):
         raise ConfigError(

@@ -37,7 +37,7 @@ class QwenImageEdit(QwenImageModel):
     def _encode_prompt_with(self, prompt: str, references: Sequence[np.ndarray], max_prompt_length: int) -> Entries:
         """Return embeddings of the tokens of pictures and text.
 
-        Raises :class:`ConfigError` for more than ``max_prompt_length`` of them: the stock pipeline cuts nothing off.
+        Raises :class:`ConfigError` for more tokens than ``max_prompt_length``: the stock pipeline cuts nothing off.
         """
         pictures = [Image.fromarray(scaled(one[0], text_size(one.shape[1:3]))) for one in references]
         embeds, _ = self.pipeline.encode_prompt(prompt, image=pictures or None, device=self._device)
@@ -81,7 +81,7 @@ class _PictureProcessor(Qwen2VLProcessor):
 def _load_pipeline(path: str, components: tuple[str, ...], device: torch.device) -> Any:
     """Return the stock pipeline with these ``components`` (and the scheduler) loaded and every other one None.
 
-    Its processor scales pictures with Pillow, whether or not torchvision is there: the same bits on all machines.
+    Its processor scales pictures with Pillow even if torchvision is installed, so that all machines get the same bits.
     """
     processor = _read_processor(path) if "text" in components else None
     return _loading.load_pipeline(QwenImageEditPlusPipeline, path, components, device, processor=processor)

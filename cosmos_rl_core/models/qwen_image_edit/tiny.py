@@ -15,14 +15,14 @@ from transformers import AddedToken, Qwen2Tokenizer, Qwen2VLImageProcessorPil
 from cosmos_rl_core.tiny.texts import qwen
 
 PICTURE_PIXELS = 16 * 28 * 28
-"""Most that the text encoder reads of a picture: 16 tokens."""
+"""Largest number of pixels of a picture that the text encoder reads: 16 tokens."""
 
 
 def save(folder: Path, seed: int = 0, *, zero_cond_t: bool = False) -> Path:
     """Write a QwenImageEditPlusPipeline: latents of 4 channels, 16 pixels wide.
 
-    Pictures of the pipeline's own size have 1024 tokens then. The processor is written without its part for videos,
-    which needs torchvision.
+    A picture of the pipeline's own size, 1024 x 1024 pixels, therefore has 1024 tokens. The processor is written
+    without its part for videos, which needs torchvision.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -71,7 +71,10 @@ def _pipeline(zero_cond_t: bool) -> QwenImageEditPlusPipeline:
 
 
 def _shorten(tokenizer: Qwen2Tokenizer, template: str, num_tokens: int) -> None:
-    """Give the words before a prompt ``num_tokens`` tokens: as many as the pipeline leaves out, one of many letters."""
+    """Add a token of many letters, so that the template's words before a prompt have ``num_tokens`` tokens.
+
+    The pipeline leaves out so many tokens at the beginning.
+    """
     before = template.split("{}", maxsplit=1)[0]
     words = before.split("\n")[1]
     surplus = len(tokenizer(before)["input_ids"]) - num_tokens

@@ -15,7 +15,7 @@ from cosmos_rl_core.tiny.texts import gemma, gemma_tokenizer
 
 
 def save(folder: Path, seed: int = 0, **transformer: Any) -> Path:
-    """Write a SanaPipeline: 4 latent channels, 8 x 8 compression. ``transformer`` are further settings of it."""
+    """Write a SanaPipeline: 4 latent channels, 8 x 8 compression. ``transformer`` are further settings of that part."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         _pipeline(transformer).save_pretrained(folder)

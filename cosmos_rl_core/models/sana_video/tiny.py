@@ -22,7 +22,7 @@ from cosmos_rl_core.tiny.texts import (
 def save(folder: Path, seed: int = 0, *, latent_channels: int = 4, **transformer: Any) -> Path:
     """Write a SanaVideoPipeline: 8 x 8 x 4 compression; real ones have 16 ``latent_channels``.
 
-    ``transformer`` are further settings.
+    ``transformer`` are further settings of the transformer.
     """
     channels = {"in_channels": latent_channels, "out_channels": latent_channels}
     with torch.random.fork_rng(devices=[]):
@@ -32,9 +32,9 @@ def save(folder: Path, seed: int = 0, *, latent_channels: int = 4, **transformer
 
 
 def save_ltx2_vae(folder: Path) -> None:
-    """Write LTX2's VAE in the place of the one that the SANA-Video pipeline in ``folder`` has: 8 x 8 x 2 compression.
+    """Replace the VAE of the SANA-Video pipeline in ``folder`` by LTX2's, of 8 x 8 x 2 compression.
 
-    Its statistics are among its weights.
+    Its ``latents_mean`` and ``latents_std`` are buffers, saved with its weights.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -21,7 +21,7 @@ class StableDiffusion3(ImageModel):
     def _texts(self) -> Any:
         """Return the stock pipeline that encodes prompts.
 
-        Without T5 it replaces T5's tokens by zeros, as wide as the settings of its transformer state.
+        Without T5 it replaces the embeddings of T5's tokens by zeros, whose width the transformer's settings give.
         """
         if self.pipeline.text_encoder_3 is not None:
             return self.pipeline
@@ -29,7 +29,7 @@ class StableDiffusion3(ImageModel):
         return StableDiffusion3Pipeline(**parts)
 
     def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Entries:
-        """Return CLIP's 77 tokens and ``max_prompt_length`` of T5, zeros without T5."""
+        """Return the embeddings of CLIP's 77 tokens, then of ``max_prompt_length`` tokens of T5: zeros without T5."""
         embeds, _, pooled, _ = self._texts.encode_prompt(
             prompt,
             prompt,
@@ -41,7 +41,7 @@ class StableDiffusion3(ImageModel):
         return {"prompt_embeds": embeds[0].cpu(), "pooled_prompt_embeds": pooled[0].cpu()}
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Predict; the transformer gets ``1000 t`` in float32, never rounded to a whole number."""
+        """Predict the velocity; the transformer gets ``1000 t`` in float32, never rounded to a whole number."""
         return self.transformer(
             hidden_states=x_t,
             timestep=(t * self.scheduler.config.num_train_timesteps).to(torch.float32),

@@ -18,7 +18,7 @@ from cosmos_rl_core.tiny.texts import clip, clip_tokenizer, t5_sizes, t5_tokeniz
 
 
 def save(folder: Path, seed: int = 0) -> Path:
-    """Write a StableDiffusion3Pipeline: latents of 4 channels, 8 pixels wide patches of 2 x 4."""
+    """Write a StableDiffusion3Pipeline: latents of 4 channels, 4 pixels wide, in patches of 2 x 2 latents."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         _pipeline().save_pretrained(folder)

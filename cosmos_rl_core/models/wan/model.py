@@ -16,7 +16,7 @@ from cosmos_rl_core.pipelines.spec import CONDITIONAL_LATENTS, CONDITIONAL_MASK
 
 
 class Wan(WanModel):
-    """Wan 2.1, and the 5B model of Wan 2.2, whose times are of tokens.
+    """Wan 2.1, and the 5B model of Wan 2.2, whose transformer takes a time for each token.
 
     Conditioning: ``prompt_embeds``, zero after the last token; and given frames if Wan 2.2 gets references.
     """
@@ -32,7 +32,10 @@ class Wan(WanModel):
         return self._encode_first_frames(references, size, frames)
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Predict; the transformer gets ``1000 t`` in float32, never rounded: once, or of each token, 0 if given."""
+        """Predict the velocity; the transformer gets ``1000 t`` in float32, never rounded.
+
+        Wan 2.2 gets it for each token, with 0 at given frames.
+        """
         time = (t * self.scheduler.config.num_train_timesteps).to(torch.float32)
         given = conditioning.get(CONDITIONAL_MASK)
         if given is not None:

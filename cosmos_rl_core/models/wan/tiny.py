@@ -17,13 +17,13 @@ from cosmos_rl_core.tiny.autoencoders import wan_vae
 from cosmos_rl_core.tiny.texts import t5_sizes, t5_tokenizer
 
 WITH_REFERENCES = {"expand_timesteps": True}
-"""Arguments with which the pipeline takes a picture."""
+"""Arguments of :func:`save` for a pipeline that takes a picture."""
 
 
 def save(folder: Path, seed: int = 0, *, expand_timesteps: bool = False) -> Path:
     """Write a WanPipeline: 4 latent channels, 8 x 8 x 4 compression.
 
-    With ``expand_timesteps`` it is one of Wan 2.2, whose VAE compresses 16 x 16 x 4, as it cuts pixels in patches.
+    With ``expand_timesteps`` it is a Wan 2.2, whose VAE first cuts pixels into patches: 16 x 16 x 4 compression.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

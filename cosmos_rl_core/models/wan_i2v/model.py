@@ -21,7 +21,7 @@ class WanImageToVideo(WanModel):
     stock_class = WanImageToVideoPipeline
 
     def _encode_references(self, references: Sequence[np.ndarray], size: tuple[int, int], frames: int) -> Entries:
-        """Encode the picture, stretched to the size of the video, with grey frames after it; CLIP reads it as it is."""
+        """Encode the picture, stretched to the size of the video, and grey frames after it. CLIP reads it unscaled."""
         (reference,) = references
         picture = torch.from_numpy(scaled(reference[0], size)).to(self._device)
         video = torch.zeros(1, 3, frames, *size, device=self._device)
@@ -37,7 +37,7 @@ class WanImageToVideo(WanModel):
         return entries
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Predict; the transformer gets ``1000 t`` in float32, never rounded."""
+        """Predict the velocity; the transformer gets ``1000 t`` in float32, never rounded."""
         return self.transformer(
             hidden_states=torch.cat([x_t, conditioning[CONDITION]], dim=1),
             timestep=(t * self.scheduler.config.num_train_timesteps).to(torch.float32),

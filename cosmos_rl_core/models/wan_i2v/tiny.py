@@ -20,7 +20,7 @@ def save(folder: Path, seed: int = 0) -> Path:
 
 
 def _pipeline() -> WanImageToVideoPipeline:
-    # First: other random weights of so small a VAE decode to tens of levels elsewhere in bfloat16.
+    # The VAE is made first: with other random weights, one so small decodes tens of pixel levels off in bfloat16.
     vae, side = wan_vae(16), 32
     sizes: dict[str, Any] = {
         "hidden_size": 16,

@@ -9,7 +9,7 @@ from cosmos_rl_core.pipelines.comfyui import as_diffusers
 from cosmos_rl_core.pipelines.spec import ModelSpec, Settings, falling_sigmas, linear_shift
 
 TEXT_MULTIPLE = 32
-"""Tokens that the transformer pads a text to a multiple of."""
+"""Number of tokens; the transformer pads every text to a multiple of it."""
 
 
 def _positions(transformer: Settings) -> tuple[int, int, int]:
@@ -17,7 +17,7 @@ def _positions(transformer: Settings) -> tuple[int, int, int]:
 
 
 def _text_positions(transformer: Settings) -> int:
-    # The first position, and the image's after the padded text, are no text's.
+    # Two positions are not for text: the first one, and the image's, which follows the padded text.
     return (transformer["axes_lens"][0] - 2) // TEXT_MULTIPLE * TEXT_MULTIPLE
 
 
@@ -27,7 +27,7 @@ SPEC = ModelSpec(
     transformer_class="ZImageTransformer2DModel",
     transformer_defaults={"in_channels": 16, "cap_feat_dim": 2560, "axes_lens": (1024, 512, 512)},
     refused_settings={"siglip_feat_dim": "an Omni model, with pictures as an input"},
-    # The stock pipeline takes no other of the patches that a transformer may have.
+    # A transformer may have other patches, but the stock pipeline takes only this one.
     patch=lambda _: (1, 2, 2),
     positions=_positions,
     text_positions=_text_positions,

@@ -15,9 +15,9 @@ class ZImage(ImageModel):
 
     stock_class = ZImagePipeline
     cfg_normalization: float = 0.0
-    """Longest norm of a guided prediction, in norms of the conditional one; 0 sets no limit."""
+    """Largest norm of a guided prediction, as a multiple of the conditional prediction's norm; 0 sets no limit."""
     cfg_truncation: float = 1.0
-    """Largest ``1 - t`` that is guided."""
+    """Largest ``1 - t`` at which predictions are guided."""
 
     def _encode_prompt(self, prompt: str, max_prompt_length: int) -> Entries:
         """Encode one prompt, in a list that the stock pipeline may change."""
@@ -31,7 +31,7 @@ class ZImage(ImageModel):
         return torch.linspace(1.0, 1 / num_steps, num_steps, device="cpu").tolist()
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
-        """Predict. The transformer gets ``1 - t``, and lists of images and texts; its output is minus the velocity."""
+        """Predict the velocity: minus the transformer's output. It gets ``1 - t``, and lists of images and texts."""
         texts = list(conditioning["prompt_embeds"].unbind())
         if (mask := conditioning.get("prompt_embeds_mask")) is not None:
             texts = [text[:length] for text, length in zip(texts, mask.sum(1).tolist(), strict=True)]
@@ -39,11 +39,11 @@ class ZImage(ImageModel):
         return -torch.stack(images).squeeze(2).float()
 
     def unguided(self, t: Tensor) -> Tensor | None:
-        """Return which times are above ``cfg_truncation`` as the transformer counts them; above 1 it truncates none."""
+        """Return a mask ``[B]``: True where ``1 - t`` is above ``cfg_truncation``; None if that is above 1."""
         return None if self.cfg_truncation > 1 else _time(t).double() > self.cfg_truncation
 
     def guide(self, conditional: Tensor, unconditional: Tensor, guidance_scale: float) -> Tensor:
-        """Combine both predictions, then shorten each sample's to ``cfg_normalization`` norms of the conditional."""
+        """Combine both predictions; a sample's norm is at most ``cfg_normalization`` times its conditional norm."""
         guided = conditional + (guidance_scale - 1) * (conditional - unconditional)
         if self.cfg_normalization == 0:
             return guided

@@ -11,7 +11,7 @@ from cosmos_rl_core.tiny.texts import qwen3_config, qwen3_tokenizer
 
 
 def save(folder: Path, seed: int = 0) -> Path:
-    """Write a ZImagePipeline: latents of 4 channels, 4 pixels wide. Tokens of padding are no zeros."""
+    """Write a ZImagePipeline: latents of 4 channels, 4 pixels wide. Its padding tokens are not zero."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         _pipeline().save_pretrained(folder)
