@@ -21,7 +21,7 @@ from cosmos_rl_core.storage.file_digests import Remembered
 HEAD = "head.safetensors"
 LINEAR = ("",)
 PERCEPTRON = tuple(f"layers.{i}." for i in (0, 2, 4, 6, 7))
-"""Layers with weights of the perceptron without activations; the numbers between are dropouts."""
+"""Beginnings of the names of the perceptron's weights. It has no activations; the missing numbers are dropouts."""
 Layers = list[tuple[np.ndarray, np.ndarray]]
 
 
@@ -40,7 +40,7 @@ class Options(ClipOptions):
     name: Literal["aesthetic"] = "aesthetic"  # pyright: ignore[reportIncompatibleVariableOverride]
     model: UserPath = Field(default=L14, min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder of the CLIP model in the layout of transformers, or its name on the Hugging Face hub, ``owner/name`` or
-    ``owner/name@revision``, which is in the local cache. Its files decide scores, not their place."""
+    ``owner/name@revision``, which is in the local cache. Scores depend on its files, not on their path."""
     head: UserPath = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder that ``cosmos-flows reward-service prepare aesthetic`` wrote from a published ``.pth``:
     ``sac+logos+ava1-l14-linearMSE.pth``, or the linear ``sa_0_4_vit_l_14_linear.pth``."""
@@ -54,7 +54,10 @@ class Reward:
 
     @cached_property
     def version(self) -> str:
-        """Return the versions of the packages and the digests of the files of model and head."""
+        """Return the versions of the packages and the digests of the files of model and head.
+
+        Raises :class:`ConfigError` if a file is missing.
+        """
         if not self._file.is_file():
             made = "`cosmos-flows reward-service prepare aesthetic FILE FOLDER` makes it"
             raise ConfigError(f"no file at {self._file}; {made}")
@@ -65,7 +68,7 @@ class Reward:
         return None
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-        """Return ``{"aesthetic": rating}`` for each sample, or why it cannot be scored, in order."""
+        """Return ``{"aesthetic": rating}`` for each sample, or the error that says why it has none, in order."""
         found = self._clip.images(samples) if samples else []
         return [one if isinstance(one, Exception) else {"aesthetic": self._rating(one)} for one in found]
 
@@ -94,7 +97,10 @@ def _layers(tensors: dict[str, np.ndarray], where: str) -> Layers:
 
 
 def prepare(source: Path, target: Path) -> None:
-    """Convert a published head to the folder ``target``, once."""
+    """Convert a published head, the file ``source``, to the new folder ``target``.
+
+    Raises :class:`ConfigError` if it is no known head.
+    """
     tensors = import_module("cosmos_rl_core.importers.pickled_tensors").read(source, "a head such as *-linearMSE.pth")
     head = {name: tensor.float().numpy() for name, tensor in tensors.items()}
     _layers(head, str(source))

@@ -26,9 +26,9 @@ class Options(ClipOptions):
 
 
 class Reward(ClipReward):
-    """Score ``clip_image_similarity``: the mean cosine over frames of a sample and references of its prompt."""
+    """Score ``clip_image_similarity``: the mean cosine of a sample's frames with its prompt's references."""
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-        """Return the scores of each sample, in order, or why it has none."""
+        """Return each sample's scores by name, or the error that says why it has none, in order."""
         found = similarities(self._clip, samples)
         return [one if isinstance(one, Exception) else {"clip_image_similarity": one} for one in found]

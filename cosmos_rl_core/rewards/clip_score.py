@@ -25,7 +25,7 @@ class Options(ClipOptions):
     name: Literal["clip_score"] = "clip_score"  # pyright: ignore[reportIncompatibleVariableOverride]
     model: UserPath = Field(default=L14, min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder of the CLIP model in the layout of transformers, or its name on the Hugging Face hub, ``owner/name`` or
-    ``owner/name@revision``, which is in the local cache. Its files decide scores, not their place."""
+    ``owner/name@revision``, which is in the local cache. Scores depend on its files, not on their path."""
 
 
 class Reward(ClipReward):

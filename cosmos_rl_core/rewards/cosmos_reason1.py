@@ -26,7 +26,7 @@ PROMPT = "system_prompt.txt"
 MAX_FRAMES, STEP, FACTOR = 160, 2, 28
 """Largest number of frames; frames in a patch; side in pixels of a token."""
 MIN_PIXELS, MAX_PIXELS = 16 * FACTOR**2 * STEP, 9216 * FACTOR**2 * STEP
-"""Least pixels of a frame, and most of all frames together."""
+"""Smallest number of pixels of a frame, and largest number of pixels of all frames together."""
 
 
 class Options(VlmOptions):
@@ -48,7 +48,7 @@ class Options(VlmOptions):
     name: Literal["cosmos_reason1"] = "cosmos_reason1"  # pyright: ignore[reportIncompatibleVariableOverride]
     model: UserPath = Field(default="nvidia/Cosmos-Reason1-7B-Reward", min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder of the model, or its name on the Hugging Face hub, ``owner/name`` or ``owner/name@revision``, which is in
-    the local cache. Its files decide scores, not their place."""
+    the local cache. Scores depend on its files, not on their path."""
     question: str | None = None
     """Question about the video. Default: the sample's prompt, as cosmos-rl's service asks."""
 
@@ -70,7 +70,7 @@ class Reward:
         return None
 
     def score(self, samples: list[Sample]) -> list[dict[str, Any] | Exception]:
-        """Return the scores of each sample, or why it cannot be scored, in order."""
+        """Return each sample's scores by name, or the error that says why it has none, in order."""
         tokens = self._tokens
         return self._prepared.each(samples, lambda _, batch: self._scores(batch, tokens))
 
@@ -83,7 +83,7 @@ class Reward:
         return Prepared(self._batch)
 
     def _batch(self, sample: Sample) -> Any:
-        """Return what the model is asked about a sample."""
+        """Return the model's inputs for a sample: system prompt, video and question."""
         frames, fps = sampled(frames_of(sample), sample.fps)
         asked = {"type": "text", "text": self._options.question or sample.prompt}
         shown = {"type": "video", "video": frames, "fps": fps}
@@ -92,7 +92,7 @@ class Reward:
 
     def _scores(self, batch: Any, tokens: list[int]) -> dict[str, Any]:
         yes, no = self._vlm.next_logits(batch, tokens)
-        # Of the higher one the exponential is 1, so nothing overflows.
+        # The exponential of the larger logit is 1, so nothing overflows.
         exponentials = np.exp(np.array([yes, no]) - max(yes, no))
         probability = float(exponentials[1] / exponentials.sum())
         prediction = "Bad" if yes > no else "Good"
@@ -106,7 +106,7 @@ class Reward:
     def _vlm(self) -> Any:
         # Imported here, so that planning never loads torch.
         vlms = import_module("cosmos_rl_core.vlms._model")
-        # All frames that are given, which were chosen here.
+        # The model sees all frames that it gets, because they were chosen here.
         every = {"video": {"do_sample_frames": False, "fps": None, "num_frames": None}}
         return vlms.load(self._files.folder, *device_and_dtype(self._options.param_dtype), every)
 
@@ -114,8 +114,8 @@ class Reward:
 def sampled(frames: np.ndarray, fps: float) -> tuple[np.ndarray, float]:
     """Return the frames that the model sees of a video with ``fps``, scaled to whole tokens, and their rate.
 
-    It sees at most 160 evenly spaced frames, an even number, with at most 9216 tokens of two frames together. Raises
-    :class:`ItemError` for fewer than two frames, and for a shape that no size fits.
+    It sees an even number of evenly spaced frames, at most 160, which together have at most 9216 tokens; a token covers
+    two frames. Raises :class:`ItemError` for fewer than two frames, and for a shape that no allowed size fits.
     """
     interval = (len(frames) - 1) // MAX_FRAMES + 1
     taken = frames[::interval]

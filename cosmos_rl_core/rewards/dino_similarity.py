@@ -1,6 +1,6 @@
 """Similarity to the prompt's references by DINOv2: the cosine of the embeddings of two pictures.
 
-It tells things of one kind apart better than CLIP does, whose embeddings are trained on texts.
+It distinguishes things of one kind better than CLIP, whose embeddings are trained on texts.
 
 Source: the metric DINO of DreamBooth, arXiv:2208.12242, section 4.2, with DINOv2, arXiv:2304.07193, in place of DINO.
 """
@@ -41,16 +41,16 @@ class Options(RewardOptions):
     name: Literal["dino_similarity"] = "dino_similarity"  # pyright: ignore[reportIncompatibleVariableOverride]
     model: UserPath = Field(default="facebook/dinov2-base", min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder of the DINOv2 model in the layout of transformers, or its name on the Hugging Face hub, ``owner/name`` or
-    ``owner/name@revision``, which is in the local cache. Its files decide scores, not their place."""
+    ``owner/name@revision``, which is in the local cache. Scores depend on its files, not on their path."""
     batch_size: int = Field(default=8, ge=1)
     """Number of images in every forward pass; fewer are padded. Part of the identity, because it changes the last
     bits."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights and of all that is computed with them. The cosines are float64."""
+    """Type of the weights and of the computations of the model. The cosines are float64."""
 
 
 class Reward:
-    """Score ``dino_similarity``: the mean cosine over frames of a sample and references of its prompt."""
+    """Score ``dino_similarity``: the mean cosine of a sample's frames with its prompt's references."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -73,12 +73,12 @@ class Reward:
         return None
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-        """Return the scores of each sample, in order, or why it has none."""
+        """Return each sample's scores by name, or the error that says why it has none, in order."""
         found = similarities(self, samples)
         return [one if isinstance(one, Exception) else {"dino_similarity": one} for one in found]
 
     def images(self, samples: Sequence[Sample]) -> list[Embeddings]:
-        """Return the embeddings of each sample's frames, ``[frames, dimensions]``, or why it has none."""
+        """Return the embeddings of each sample's frames, float64 ``[frames, dimensions]``, or the sample's error."""
         return embedded(samples, self._options.batch_size, lambda frames: [*self._model.images(frames)])
 
     @cached_property

@@ -1,11 +1,11 @@
 """Judgement of an edit by a vision-language model behind a service.
 
-The model sees the references of the prompt and then the result. It answers whether the instruction was followed, and
-whether the rest is as it was, each from 0 to 10. The score is the root of their product: it is 0 if either is, as for
-a copy of the reference.
+The model sees the references of the prompt and then the result. It rates, each from 0 to 10, whether the instruction
+was followed and whether the rest is unchanged. The score is the square root of the product of both ratings, so it is 0
+if one of them is 0: a copy of the reference scores 0.
 
-Source: VIEScore, arXiv:2312.14867, which asks the same two about edits. It takes the lower one, and the root of the
-product with the quality of the picture, which is not asked here.
+Source: VIEScore, arXiv:2312.14867, which asks the same two questions about edits. It takes the lower rating, and the
+square root of its product with the quality of the picture. The quality is not asked about here.
 """
 
 import math
@@ -21,7 +21,7 @@ from cosmos_rl_core.rewards._judge.service import PROMPT, JudgeOptions, JudgeRew
 
 LOWEST, HIGHEST = 0.0, 10.0
 KEYS = ("followed", "unchanged")
-"""Names of the two scores, in the judge's answer and in its place here."""
+"""Names of the two ratings, in the judge's answer and among the scores."""
 PICTURES = "You see first {before} from before an edit, then {after} of its result."
 RUBRIC = """The instruction of the edit: {prompt}
 
@@ -52,9 +52,9 @@ class Options(JudgeOptions):
 
 
 class Reward(JudgeReward):
-    """Score ``edit_judge``, and the two that it is made of.
+    """Score ``edit_judge``, and the two ratings that it is computed from.
 
-    An answer without both numbers, or with one off their scale, is a failure of that sample, and so is a prompt without
+    A sample fails if the answer lacks one of both numbers, if a number is off the scale, or if the prompt has no
     references.
     """
 
@@ -65,11 +65,11 @@ class Reward(JudgeReward):
         self.rubric = options.rubric
 
     def asked(self, sample: Sample) -> str:
-        """Return how many pictures are of what, and the rubric."""
+        """Return a sentence with the numbers of pictures before and after the edit, then the rubric."""
         numbers = [counted(len(some), "picture") for some in (self.before(sample), self.chosen(sample))]
         return f"{PICTURES.format(before=numbers[0], after=numbers[1])}\n{self.rubric.replace(PROMPT, sample.prompt)}"
 
     def scores(self, answer: str) -> dict[str, float]:
-        """Return the scores that an answer states. Raises ``UnreadableError`` if it lacks one."""
+        """Return the scores of an answer by name. Raises ``UnreadableError`` if it lacks one of both ratings."""
         followed, unchanged = (within(by_key(answer, key), LOWEST, HIGHEST) for key in KEYS)
         return {"edit_judge": math.sqrt(followed * unchanged), "followed": followed, "unchanged": unchanged}

@@ -1,6 +1,6 @@
 """Likeness of the frames of a video: the cosine of the CLIP embeddings of each frame and the next one.
 
-A video without motion scores 1, so it belongs next to a reward for what happens.
+A video without motion scores 1, so use it together with a reward for motion or contents.
 
 Source: frame consistency of Gen-1, arXiv:2302.03011.
 """
@@ -32,14 +32,14 @@ class Options(ClipOptions):
     name: Literal["frame_consistency"] = "frame_consistency"  # pyright: ignore[reportIncompatibleVariableOverride]
     model: UserPath = Field(default=L14, min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder of the CLIP model in the layout of transformers, or its name on the Hugging Face hub, ``owner/name`` or
-    ``owner/name@revision``, which is in the local cache. Its files decide scores, not their place."""
+    ``owner/name@revision``, which is in the local cache. Scores depend on its files, not on their path."""
 
 
 class Reward(ClipReward):
     """Score ``frame_consistency``: the mean cosine over pairs of consecutive frames."""
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-        """Return the scores of each sample, in order, or why it has none."""
+        """Return each sample's scores by name, or the error that says why it has none, in order."""
         found = self._clip.images(samples)
         return [_consistency(sample, frames) for sample, frames in zip(samples, found, strict=True)]
 

@@ -61,7 +61,8 @@ class Options(ClipOptions):
     name: Literal["geneval"] = "geneval"  # pyright: ignore[reportIncompatibleVariableOverride]
     model: UserPath = Field(default=L14, min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder of the CLIP model that names colours, in the layout of transformers, or its name on the Hugging Face hub,
-    ``owner/name`` or ``owner/name@revision``, which is in the local cache. Its files decide scores, not their place."""
+    ``owner/name`` or ``owner/name@revision``, which is in the local cache. Scores depend on its files, not on their
+    path."""
     detector: UserPath = Field(default=DETECTOR, min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder or name of the Mask2Former model for instances of COCO's 80 classes, in the layout of transformers."""
     detector_batch_size: int = Field(default=1, ge=1)
@@ -85,7 +86,7 @@ class Reward:
         return f"{self._clip.version}, detector sha256:{files_digest(files)[:16]}"
 
     def check_prompt(self, prompt: Prompt) -> str | None:
-        """Return the mistakes in the prompt's GenEval tags, or that there are none; None if the tags are right."""
+        """Return a text on wrong or missing GenEval tags of the prompt; None if the tags are right."""
         try:
             rule.tags_of(prompt.metadata)
         except ValueError as error:
@@ -93,16 +94,16 @@ class Reward:
         return None
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-        """Return the scores of each sample, or why it cannot be scored, in order."""
+        """Return each sample's scores by name, or the error that says why it has none, in order."""
         pictures = each(samples, _picture)
         flat = [(frame, tags) for one in pictures if not isinstance(one, Exception) for frame, tags in one]
         found = iter(self._judged(flat))
         return [one if isinstance(one, Exception) else _mean([next(found) for _ in one]) for one in pictures]
 
     def probe(self, samples: list[Sample]) -> list[Any]:
-        """Return the bits that detector and CLIP model compute of each sample's first frame.
+        """Return a digest of the numbers that detector and CLIP model compute from each sample's first frame.
 
-        In test pictures there may be nothing to detect, and then no colour to name.
+        Scores may not show them: in a test picture there may be nothing to detect, and then no colour to name.
         """
         frames, size = [sample.pixels[0] for sample in samples], self._options.detector_batch_size
         seen: list[Any] = in_batches(frames, size, self._detector.logits, lambda frame: frame.shape)
@@ -132,7 +133,7 @@ class Reward:
         ]
 
     def _colors(self, objects: Sequence[tuple[np.ndarray, Sequence[Detection]]]) -> list[list[str]]:
-        """Return the colour of each object, for frames with objects of one class each."""
+        """Return the colours of objects. Each entry of ``objects`` is a frame and its objects of one class."""
         crops = [Sample("", "", "", crop(frame, one)[None]) for frame, some in objects for one in some]
         embedded = iter(self._clip.images(crops) if crops else [])
         return [[self._color(np.asarray(next(embedded))[0], one.kind) for one in some] for _, some in objects]
@@ -145,7 +146,7 @@ class Reward:
         return COLORS[int((means * embedding).sum(axis=1).argmax())]
 
     def _texts(self, kind: str, phrases: dict[str, list[str]]) -> dict[str, np.ndarray]:
-        """Return the embeddings ``[phrases, dimensions]`` of each colour of a class, which are computed once."""
+        """Return, for a class, the embeddings ``[phrases, dimensions]`` of each colour. They are computed only once."""
         if kind not in self._known:
             found = self._clip.texts([phrase for some in phrases.values() for phrase in some])
             self._known[kind] = {c: np.stack([found[phrase] for phrase in some]) for c, some in phrases.items()}
@@ -173,14 +174,14 @@ class Reward:
 
 
 def crop(frame: np.ndarray, one: Detection) -> np.ndarray:
-    """Return the box of an object, with grey in place of what is not the object."""
+    """Return the pixels in an object's box, uint8 ``[height, width, 3]``; all that is not the object is grey."""
     left, top, right, bottom = map(round, one.box)
     picture = np.where(one.mask[..., None], frame, np.array(GREY, np.uint8))
     return np.asarray(Image.fromarray(picture[top:bottom, left:right]))
 
 
 def _picture(sample: Sample) -> list[tuple[np.ndarray, Tags]]:
-    """Return each frame with the tags. Raises ``ValueError`` if there are no pictures or no tags."""
+    """Return each frame with the prompt's tags. Raises ``ValueError`` if pixels or tags are wrong."""
     frames = frames_of(sample)
     tags = rule.tags_of(sample.metadata)
     return [(frame, tags) for frame in frames]

@@ -35,7 +35,7 @@ class Options(ClipOptions):
     """Folder that ``cosmos-flows reward-service prepare hpsv2`` wrote from the published ``HPS_v2_compressed.pt`` or
     ``HPS_v2.1_compressed.pt``."""
     processor: UserPath | None = Field(default=H14, json_schema_extra=NOT_IDENTITY)
-    """Folder or name of the tokenizer and of the settings of images."""
+    """Folder or name with the tokenizer and the image settings."""
 
 
 class Reward(ClipReward):
@@ -49,11 +49,11 @@ class Reward(ClipReward):
 
     @property
     def version(self) -> str:
-        """Return the versions of the packages and the digest of the model's files."""
+        """Return the versions of the packages, ftfy's among them, and the digest of the model's files."""
         return f"{self._clip.version}, ftfy {version('ftfy')}"
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-        """Return the scores of each sample, or why it cannot be scored, in order."""
+        """Return each sample's scores by name, or the error that says why it has none, in order."""
         return super().score([replace(sample, prompt=mended(sample.prompt)) for sample in samples])
 
     def scores(self, cosine: float) -> dict[str, float]:
@@ -78,6 +78,6 @@ def mended(prompt: str) -> str:
 
 
 def prepare(source: Path, target: Path) -> None:
-    """Convert the published file to the folder ``target``, once."""
+    """Convert the published file ``source`` to the new folder ``target``."""
     tensors = import_module("cosmos_rl_core.importers.pickled_tensors").read(source, "HPS_v2.1_compressed.pt")
     import_module("cosmos_rl_core.importers.open_clip").convert(tensors, target, str(source))

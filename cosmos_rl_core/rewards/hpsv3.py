@@ -28,7 +28,7 @@ PROMPT, PLACE = "prompt.txt", "{text_prompt}"
 CONSTANTS = ("INSTRUCTION", "prompt_with_special_token")
 """Names, in ``data_collator_qwen.py``, of the two parts of the text that the model was trained with."""
 SIZE = 256
-"""Tokens of a picture, about: every picture is scaled to so many, whatever its shape."""
+"""Approximate number of tokens of a picture: every picture is scaled to it, whatever its shape."""
 
 
 class Options(VlmOptions):
@@ -55,7 +55,7 @@ class Reward:
     def version(self) -> str:
         """Return the versions of the packages and the digests of the model's files and of the text around prompts.
 
-        Raises :class:`ConfigError` with what is missing.
+        Raises :class:`ConfigError` that names what is missing.
         """
         found = self._files.version
         if missing := [part for part in (TOKEN, PLACE) if self._files.prompt.count(part) != 1]:
@@ -67,11 +67,11 @@ class Reward:
         return _refusal(prompt.text)
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-        """Return the score of each sample, or why it cannot be scored, in order."""
+        """Return each sample's score by name, or the error that says why it has none, in order."""
         model = self._model
 
         def score(_: Sample, frames: list[Any]) -> dict[str, float]:
-            # Of a mean and the logarithm of a deviation.
+            # The head gives a mean and the logarithm of a deviation. The mean is the score.
             return {"hpsv3": float(np.mean([model.ratings(frame)[0][0] for frame in frames]))}
 
         return self._prepared.each(samples, score)
@@ -85,14 +85,14 @@ class Reward:
         return Prepared(self._batches)
 
     def _batches(self, sample: Sample) -> list[Any]:
-        """Return what the model is asked about each frame of a sample."""
+        """Return the model's inputs for each frame of a sample."""
         frames = frames_of(sample)
         if (why := _refusal(sample.prompt)) is not None:
             raise ValueError(why)
         return [self._batch(frame, sample.prompt) for frame in frames]
 
     def _batch(self, frame: np.ndarray, prompt: str) -> Any:
-        # Not by str.format, to which braces of a prompt would be fields.
+        # Not by str.format, which would take braces in a prompt for fields.
         asked = {"type": "text", "text": self._files.prompt.replace(PLACE, prompt)}
         shown = {"type": "image", "image": scaled(frame, self._factor)}
         return self._model.prepare([{"role": "user", "content": [shown, asked]}])
@@ -121,11 +121,11 @@ def scaled(frame: np.ndarray, factor: int) -> np.ndarray:
 
 
 def prepare(source: Path, target: Path) -> None:
-    """Write the folder that is scored with, from the published weights, their base and their repository.
+    """Write the folder ``target``, which the option ``model`` then names, from the files in the folder ``source``.
 
-    ``source`` holds ``HPSv3.safetensors`` of MizzenAI/HPSv3, Qwen2-VL-7B-Instruct in the folder ``base``, and
+    These are ``HPSv3.safetensors`` of MizzenAI/HPSv3, Qwen2-VL-7B-Instruct in the folder ``base``, and
     ``data_collator_qwen.py`` of the repository MizzenAI/HPSv3, which is read, not run. Raises :class:`ConfigError` for
-    what is missing or has another layout.
+    files that are missing or have another layout.
     """
     file, texts = source / "HPSv3.safetensors", source / "data_collator_qwen.py"
     folders = import_module("cosmos_rl_core.rewards._vlm.rating_weights")

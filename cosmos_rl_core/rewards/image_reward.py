@@ -1,4 +1,4 @@
-"""Preference of people for pictures of a prompt: ImageReward, a perceptron on what BLIP makes of both."""
+"""Preference of people for pictures of a prompt: ImageReward, a perceptron on BLIP's encoding of both."""
 
 from functools import cached_property
 from importlib import import_module
@@ -50,7 +50,7 @@ class Options(RewardOptions):
     """Number of pictures in every forward pass; fewer are padded. Part of the identity, because it changes the last
     bits."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights and of all that is computed with them."""
+    """Type of the weights and of the computations of the model."""
 
 
 class Reward:
@@ -61,7 +61,10 @@ class Reward:
 
     @cached_property
     def version(self) -> str:
-        """Return the versions of the packages and the digest of the files of model and tokenizer."""
+        """Return the versions of the packages and the digest of the files of model and tokenizer.
+
+        Raises :class:`ConfigError` if a file is missing.
+        """
         model, tokenizer = self._folders
         if not Path(model, CONFIG).is_file():
             made = "`cosmos-flows reward-service prepare image_reward FILE FOLDER` makes it"
@@ -77,7 +80,7 @@ class Reward:
         return None
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-        """Return ``{"image_reward": score}`` for each sample, or why it cannot be scored, in order."""
+        """Return ``{"image_reward": score}`` for each sample, or the error that says why it has none, in order."""
         checked = each(samples, frames_of)
         flat = [
             (frame, sample.prompt)
@@ -113,6 +116,6 @@ def _entry(answers: list[Any]) -> dict[str, float]:
 
 
 def prepare(source: Path, target: Path) -> None:
-    """Convert the published ``ImageReward.pt`` to the folder ``target``, once."""
+    """Convert the published ``ImageReward.pt``, the file ``source``, to the new folder ``target``."""
     tensors = import_module("cosmos_rl_core.importers.pickled_tensors").read(source, "ImageReward.pt")
     import_module("cosmos_rl_core.rewards._image_reward.weights").convert(tensors, target, str(source))

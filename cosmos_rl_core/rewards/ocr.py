@@ -43,8 +43,8 @@ class Options(RewardOptions):
 
     match: Literal["distance", "contained"] = Field(default="distance", json_schema_extra={"neutral": "distance"})
     """How the text that is read is compared with the wanted one. ``distance`` counts every character that differs, also
-    those around the wanted text. ``contained`` is the arithmetic of FlowGRPO, DiffusionNFT and cosmos-rl's service,
-    which is the default of a reward service: 1 if the wanted text is anywhere in it."""
+    those around the wanted text. ``contained`` is 1 if the wanted text is anywhere in it: the arithmetic of FlowGRPO,
+    DiffusionNFT and cosmos-rl's service, and the default of a reward service."""
     line_width: int = Field(default=320, ge=LINE_HEIGHT, le=2048)
     """Width in pixels to which a line of height 48 is padded; longer lines are not cut. 96 suits images twice as
     wide as high, and is three times faster than the default."""
@@ -74,7 +74,10 @@ class Reward:
         return None
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-        """Return ``{"ocr": score}`` for each sample, in order; raise ``ValueError`` if one has no word or no pixels."""
+        """Return ``{"ocr": score}`` for each sample, in order.
+
+        Raises ``ValueError`` if the prompt of one has no word to render, or if its pixels are no pictures.
+        """
         # Padding depends on the longest line of a batch. In batches of one shape no score depends on other samples.
         alike: dict[tuple[int, ...], list[int]] = {}
         for i, sample in enumerate(samples):
@@ -99,13 +102,13 @@ class Reward:
     @cached_property
     def _recognizer(self) -> Any:
         path, width, num_threads = _model_path(), self._options.line_width, self._options.num_threads
-        if num_threads > 1:  # which a fork would not have
+        if num_threads > 1:  # a forked process would not have the threads
             return recognizer(str(path), width, num_threads)
         return loaded(recognizer, str(path), width, num_threads, Remembered.of_user().sha256(path))
 
 
 def recognizer(path: str, line_width: int, num_threads: int, _digest: str = "") -> Any:
-    """Load the recognition model. ``_digest`` tells another file at the same path from this one."""
+    """Load the recognition model. ``_digest`` distinguishes files that were at the same path at different times."""
     engine = rapidocr.RapidOCR(
         params={
             "Global.log_level": "error",
@@ -143,7 +146,7 @@ def containment(text: str, wanted: str) -> float:
     """Return 1 if ``wanted`` is in ``text``, else ``1 - edit distance / length of wanted``, in [0, 1].
 
     Case and spaces are ignored, but the length counts the spaces of ``wanted``, and the distance is at most its length
-    without them. So no text scores 0 for a wanted one that has spaces.
+    without them. So every text scores above 0 if ``wanted`` has spaces.
     Source: the service of cosmos-rl and FlowGRPO, arXiv:2505.05470, in their released code.
     """
     found, letters = (part.replace(" ", "").lower() for part in (text, wanted))

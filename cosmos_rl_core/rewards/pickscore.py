@@ -27,9 +27,9 @@ class Options(ClipOptions):
     name: Literal["pickscore"] = "pickscore"  # pyright: ignore[reportIncompatibleVariableOverride]
     model: UserPath = Field(default="yuvalkirstain/PickScore_v1", min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder of the model in the layout of transformers, or its name on the Hugging Face hub, ``owner/name`` or
-    ``owner/name@revision``, which is in the local cache. Its files decide scores, not their place."""
+    ``owner/name@revision``, which is in the local cache. Scores depend on its files, not on their path."""
     processor: UserPath | None = Field(default=H14, json_schema_extra=NOT_IDENTITY)
-    """Folder or name of the tokenizer and of the settings of images."""
+    """Folder or name with the tokenizer and the image settings."""
 
 
 class Reward(ClipReward):

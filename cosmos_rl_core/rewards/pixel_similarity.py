@@ -45,7 +45,7 @@ class Reward:
         return None
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-        """Return the scores of each sample, in order, or why it has none."""
+        """Return each sample's scores by name, or the error that says why it has none, in order."""
         return [self._score(sample) for sample in samples]
 
     def _score(self, sample: Sample) -> dict[str, float] | Exception:

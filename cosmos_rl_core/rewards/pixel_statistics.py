@@ -9,13 +9,14 @@ All sums are of whole numbers, so a picture has the same statistics on every mac
 - ``fine_energy``: the variance of Y within blocks of 2 x 2 pixels: texture and noise.
 - ``grid_energy``: the variance of Y that the position within cells of 8 x 8 pixels explains: artefacts of a decoder,
   such as checkerboards. Absent below 8 x 8 pixels.
-- ``block_deviation``: the largest distance of the mean of a block from the median of all, of 8 x 8 equal blocks of the
-  picture, in any channel of its colour. ``border_deviation``: the same of the 28 blocks at the border, which hold less
-  of what the picture shows. ``block_contrast``: the largest standard deviation of Y within a block. A patch that all
-  other statistics dilute. A video has the largest value of its frames. Absent below 8 x 8 pixels.
-- ``flicker``: mean |Y(t-1) - 2 Y(t) + Y(t+1)| / 2. A steady change has none. Absent below three frames.
+- ``block_deviation``: the picture is cut into 8 x 8 equal blocks. This is the largest distance, in any channel, of a
+  block's mean colour from the median of all blocks. ``border_deviation``: the same for the 28 blocks at the border
+  only, where there is less of the picture's subject. ``block_contrast``: the largest standard deviation of Y within a
+  block. These three show a small patch, which all other statistics average away. A video has the largest value of its
+  frames. Absent below 8 x 8 pixels.
+- ``flicker``: mean |Y(t-1) - 2 Y(t) + Y(t+1)| / 2. It is 0 for a steady change. Absent below three frames.
 - ``group_diversity``: mean distance from the other samples of the prompt: the root mean square difference of colours,
-  on 32 x 32 thumbnails. Absent for a sample without others of its number of frames.
+  on 32 x 32 thumbnails. Absent if no other sample of the prompt has as many frames.
 """
 
 import math
@@ -92,9 +93,9 @@ class Reward:
         return None
 
     def score(self, samples: list[Sample]) -> list[Numbers | Exception]:
-        """Return the statistics of each sample, in order, or why it has none.
+        """Return each sample's statistics by name, or the error that says why it has none, in order.
 
-        Samples of several prompts may come together. The diversity is taken over all of them.
+        The samples may be of several prompts. Diversity compares each sample with all others of its prompt among them.
         """
         found = each(samples, _statistics)
         distances = _distances([s for s, one in zip(samples, found, strict=True) if isinstance(one, dict)])
@@ -112,7 +113,7 @@ def _statistics(sample: Sample) -> Numbers:
     frames = [_of_frame(frame, luma) for frame, luma in zip(pixels, lumas, strict=True)]
     # Frames have one size, so they have the same statistics.
     found = {name: math.fsum(one[name] for one in frames) / len(frames) for name in frames[0]}
-    # One frame may hold the patch that a reward is raised by.
+    # The patch with which a policy raises a reward may be in one frame only.
     found |= {name: max(one[name] for one in frames) for name in LOCAL if name in found}
     if len(lumas) > 2:
         bends = [_total(abs(a - 2 * b + c)) for a, b, c in zip(lumas, lumas[1:], lumas[2:], strict=False)]
@@ -179,7 +180,7 @@ def _grid_energy(luma: np.ndarray) -> float:
     """Return the variance of the mean luma of each place in a cell. Pixels beyond whole cells are left out."""
     rows, columns = (length // CELL for length in luma.shape)
     cells = luma[: rows * CELL, : columns * CELL].reshape(rows, CELL, columns, CELL)
-    # As Python's numbers, because the squares of these sums pass 2^63.
+    # As Python's numbers, because the squares of these sums exceed 2^63.
     places = cells.sum(axis=(0, 2), dtype=np.int64).ravel().tolist()
     spread = len(places) * sum(place**2 for place in places) - sum(places) ** 2
     return spread / (len(places) * rows * columns * WHITE) ** 2
@@ -209,7 +210,7 @@ def _of_blocks(frame: np.ndarray, luma: np.ndarray) -> Numbers:
 
 
 def _distances(samples: Sequence[Sample]) -> dict[str, Numbers]:
-    """Return ``group_diversity`` of each sample that has others of its prompt and its number of frames, by its id."""
+    """Return ``group_diversity`` by sample id. A sample has it if another one of its prompt has as many frames."""
     groups: dict[tuple[str, int], list[tuple[str, np.ndarray]]] = {}
     for sample in samples:
         small = np.stack(

@@ -30,13 +30,13 @@ from cosmos_rl_core.rewards._remote.window import Request, Window
 DECODED_CHANNELS = (16, 48)
 """Numbers of channels of latents that services decode: Wan2.1's and Wan2.2's."""
 IN_FLIGHT = 16
-"""Number of requests that the service has at a time, while there are so many: enough for the processes of a service and
-the way there and back. cosmos-rl's silently drops the oldest of more than 60."""
+"""Largest number of requests that the service has at a time: enough to keep its processes busy while other requests and
+answers are on their way. cosmos-rl's service silently drops the oldest of more than 60."""
 
 CONFLICT = 409
-"""Status of a service that has another scorer than the frame names."""
+"""Status of a service whose scorer is not the one that the request names."""
 LOSSES = 3
-"""Lost requests after which a fetch URL that never knew one counts as wrong."""
+"""Number of lost requests after which a fetch URL that never knew any request counts as wrong."""
 
 Samples = Sequence[Sample | LatentSample]
 Entry = dict[str, float] | Exception
@@ -48,7 +48,7 @@ _FAILED_TEXT = "Error"
 
 
 class Options(RewardOptions):
-    """Reward of the service, and the use of its numbers."""
+    """Reward of the service, and how a score is made of its numbers."""
 
     name: Literal["remote"] = "remote"  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -58,8 +58,8 @@ class Options(RewardOptions):
     """The service's number to use if it returns several: ``overall_reward``, or a sum such as
     ``vq_reward+mq_reward``. Default: the number with the name of the reward."""
     scorer_version: str = Field(default="", max_length=200, json_schema_extra={"neutral": ""})
-    """What scores, for a service that does not tell it, as cosmos-rl's: any text, such as a date or a digest of
-    weights. It is part of the identity of scores; change it when the service's scorer changes. Default: none."""
+    """Version of the scorer, for a service that does not tell it, such as cosmos-rl's: any text, such as a date or a
+    digest of weights. It is part of the identity of scores; change it when the scorer changes. Default: none."""
     clip_min: float | None = None
     """Lower bound of the score, before ``scale``. Default: none."""
     clip_max: float | None = None
@@ -75,8 +75,8 @@ class Options(RewardOptions):
     references: Literal["ignored", "taken", "needed"] = Field(
         default="ignored", json_schema_extra={"neutral": "ignored"}
     )
-    """Whether the service's reward reads the references of prompts, and whether it can score without. They are sent if
-    it does, to services of this package only; cosmos-rl's protocol has none."""
+    """Whether the service's reward reads the references of prompts, and whether it can score without them. If it reads
+    them, they are sent. Only services of this package take them; cosmos-rl's protocol has no references."""
     batch_size: int = Field(default=8, ge=1)
     """Maximum number of samples in one request."""
     timeout_s: float = Field(default=1800.0, gt=0, json_schema_extra=NOT_IDENTITY)
@@ -127,7 +127,7 @@ class Reward:
         Service.from_environment()
 
     def scorer(self) -> ServedScorer | None:
-        """Ask the service what scores, and wait until it has loaded; None if it does not tell.
+        """Ask the service for its scorer, and wait until that has loaded; None if the service does not tell.
 
         Raises :class:`UnavailableError` if it has not loaded in time, and :class:`ConfigError` if it uses references in
         another way than the options say.
@@ -142,9 +142,10 @@ class Reward:
         raise UnavailableError(f"the reward service did not load {name} within {timeout_s:g} s{reason}; see its log")
 
     def _checked(self, scorer: ServedScorer | None) -> ServedScorer | None:
-        """Return the scorer of a service, which may ignore the references that it takes.
+        """Return the scorer if its use of references fits the options. The options may ignore references that it takes.
 
-        Raises :class:`ConfigError` if it needs references that the options do not send, or reads none of those sent.
+        Raises :class:`ConfigError` if it needs references that the options do not send, or does not read the references
+        that they send.
         """
         label, said, told = self._options.label, self._options.references, scorer.references if scorer else None
         if said != "ignored" and told is None:
@@ -189,17 +190,17 @@ class Reward:
         return [found[i] for i in range(len(samples))]
 
     def _request(self, client: Client, samples: Samples) -> Request[list[Entry]]:
-        """Make the frame of samples, send it, and return their scores."""
+        """Make the request body of samples, yield, then send the body and return the samples' scores."""
         body = self._frame(samples)
         yield
         ticket = self._enqueue(client, body)
-        # A service rarely loses a frame, which is then made again.
+        # This frees memory. A service rarely loses a request; its body is then made again.
         del body
         told = self._result(client, samples, ticket)
         return self._entries(told["scores"], len(samples))
 
     def _result(self, client: Client, samples: Samples, ticket: Ticket) -> dict[str, Any]:
-        """Return the service's answer. A frame that the service has lost is sent again, within the same deadline."""
+        """Return the service's answer. A request that the service has lost is sent again, within the same deadline."""
         lost: list[LostError] = []
         for _ in tries(ticket.deadline_s, RETRY_DELAYS_S, client.ended):
             try:
@@ -218,7 +219,7 @@ class Reward:
         raise lost[-1]
 
     def _check_scorer(self, told: Any) -> None:
-        """Raise :class:`ScorerChangedError` for an answer of another scorer than the one that this reward holds to."""
+        """Raise :class:`ScorerChangedError` if another scorer answered than the one given to :meth:`hold_to`."""
         found = ServedScorer.of(self._options.reward_fn, told)
         if self._held is not None and (found is None or found.digest != self._held.digest):
             raise ScorerChangedError.of(self._options.label, self._held, found)
@@ -243,7 +244,7 @@ class Reward:
             raise
 
     def _refuse_other(self, error: RefusedError) -> None:
-        """Raise :class:`ScorerChangedError` if another scorer is the reason for an error."""
+        """Raise :class:`ScorerChangedError` if the error comes from a service that has another scorer."""
         answer = error.answer
         if self._held is None or answer is None:
             return
@@ -284,9 +285,9 @@ class Reward:
 def _answers(
     ask: Callable[[list[int]], Future[Future[list[Entry]]]], batches: list[list[int]], sent: Callable[[], None]
 ) -> dict[int, Entry]:
-    """Return the entries of batches of samples by the index of the sample; call ``sent`` once all were sent.
+    """Return the entry of each sample, by the index of the sample; call ``sent`` once all batches were sent.
 
-    Raises the first error that is no sample's fault, whichever request it is of.
+    If a batch is refused, its samples are asked about one by one. Raises the first other error of any request.
     """
     asked: dict[Future[Any], list[int]] = {ask(batch): batch for batch in batches}
     unsent, found = {*asked}, dict[int, Entry]()

@@ -17,7 +17,7 @@ LOWEST, HIGHEST = 1.0, 5.0
 
 
 class Options(JudgeOptions):
-    """The service, and its name of the model."""
+    """The service, the model and the file with its question."""
 
     facts = Facts(
         input="image",
@@ -30,13 +30,13 @@ class Options(JudgeOptions):
     """The service's name of the model."""
     rubric_file: UserPath = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
     """File with the question that the model was trained with, and ``{prompt}`` in place of the prompt; the model's page
-    has it. Its text decides scores, not its place."""
+    has it. Scores depend on its text, not on its path."""
 
 
 class Reward(JudgeReward):
     """Score ``unified_reward``: the judge's "Final Score" from 1 to 5, divided by 5.
 
-    An answer without it, or with one off this scale, is a failure of that sample.
+    A sample fails if the answer has no such number, or a number off this scale.
     """
 
     parser = f"{PATTERN}, {LOWEST} to {HIGHEST}, divided by {HIGHEST}"
@@ -47,7 +47,7 @@ class Reward(JudgeReward):
 
     @cached_property
     def rubric(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Return the text of the file. Raises :class:`ConfigError` unless the prompt has one place in it."""
+        """Return the text of the file. Raises :class:`ConfigError` unless it has ``{prompt}`` exactly once."""
         try:
             text = Path(self._path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -62,7 +62,7 @@ class Reward:
     def version(self) -> str:
         """Return the versions of the packages and the digests of the model's files and of the text around prompts.
 
-        Raises :class:`ConfigError` with what is missing.
+        Raises :class:`ConfigError` that names what is missing.
         """
         found = self._files.version
         text = self._files.prompt
@@ -76,7 +76,7 @@ class Reward:
         return _refusal(prompt.text)
 
     def score(self, samples: list[Sample]) -> list[dict[str, Any] | Exception]:
-        """Return the scores of each sample, or why it cannot be scored, in order."""
+        """Return each sample's scores by name, or the error that says why it has none, in order."""
         model = self._model
         return self._prepared.each(samples, lambda _, batch: self._scores(model.ratings(batch)))
 
@@ -89,7 +89,7 @@ class Reward:
         return Prepared(self._batch)
 
     def _batch(self, sample: Sample) -> Any:
-        """Return what the model is asked about a sample."""
+        """Return the model's inputs for a sample: video and question."""
         frames = frames_of(sample)
         if (why := _refusal(sample.prompt)) is not None:
             raise ValueError(why)
@@ -98,12 +98,12 @@ class Reward:
             "video": frames[sampled(len(frames), sample.fps, self._options.fps)],
             "fps": self._options.fps,
         }
-        # Not by str.format, to which braces of a prompt would be fields.
+        # Not by str.format, which would take braces in a prompt for fields.
         asked = {"type": "text", "text": self._files.prompt.replace("{text_prompt}", sample.prompt)}
         return self._model.prepare([{"role": "user", "content": [shown, asked]}])
 
     def _scores(self, rated: list[list[float]]) -> dict[str, Any]:
-        # The head has a row a token.
+        # The head gives all scores at every token; each score counts at its own token.
         raw = [row[i] for i, row in enumerate(rated)]
         found = {
             name: (value - mean) / deviation
@@ -141,10 +141,10 @@ def _refusal(text: str) -> str | None:
 
 
 def sampled(total: int, fps: float, seen: float) -> list[int]:
-    """Return the frames that the model sees of a video of ``total`` frames, ``seen`` of each second of ``fps``: evenly
-    spaced, from the first to the last.
+    """Return the indices of the frames that the model sees of a video of ``total`` frames at ``fps`` frames a second.
 
-    Raises :class:`ItemError` if it is too short.
+    It sees ``seen`` frames of each second, evenly spaced from the first to the last. Raises :class:`ItemError` for a
+    video of fewer than 2 frames.
     """
     most = min(MOST_FRAMES, total) // 2 * 2
     count = round(min(max(total / fps * seen, LEAST_FRAMES), most) / 2) * 2
@@ -154,10 +154,10 @@ def sampled(total: int, fps: float, seen: float) -> list[int]:
 
 
 def prepare(source: Path, target: Path) -> None:
-    """Write the folder that is scored with, from the published checkpoint, its base and its repository.
+    """Write the folder ``target``, which the option ``model`` then names, from the files in the folder ``source``.
 
-    ``source`` holds ``model_config.json`` and ``checkpoint-*/model.pth`` of KwaiVGI/VideoReward, Qwen2-VL-2B-Instruct
-    in the folder ``base``, and ``prompt_template.py`` of the repository KwaiVGI/VideoAlign, which is read, not run.
-    Raises :class:`ConfigError` for what is missing or has another layout.
+    These are ``model_config.json`` and ``checkpoint-*/model.pth`` of KwaiVGI/VideoReward, Qwen2-VL-2B-Instruct in the
+    folder ``base``, and ``prompt_template.py`` of the repository KwaiVGI/VideoAlign, which is read, not run. Raises
+    :class:`ConfigError` for files that are missing or have another layout.
     """
     import_module("cosmos_rl_core.rewards._vlm.video_align_weights").convert(source, target)

@@ -1,8 +1,8 @@
-"""A score that a vision-language model of a folder states by a rubric: one that was trained here, or any other.
+"""A score that a vision-language model states by a rubric. The model is in a folder: trained here, or any other.
 
 It uses the question and the parser of ``vlm_judge``, without a service: the stage ``judge``, the reward
-service or ``cosmos-flows score`` loads the model. Each sample is a forward of its own, always the likeliest token, so
-no answer depends on other samples.
+service or ``cosmos-flows score`` loads the model. Each sample gets forward passes of its own, and every token is the
+likeliest one, so no answer depends on other samples.
 """
 
 from dataclasses import replace
@@ -45,7 +45,7 @@ class Options(RubricOptions):
     name: Literal["vlm_answer"] = "vlm_answer"  # pyright: ignore[reportIncompatibleVariableOverride]
     model: UserPath = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder of the model, or its name on the Hugging Face hub, ``owner/name`` or ``owner/name@revision``, which is in
-    the local cache. Its files decide scores, not their place."""
+    the local cache. Scores depend on its files, not on their path."""
     system: str | None = Field(default=None, min_length=1)
     """System prompt. Default: none."""
     max_new_tokens: int = Field(default=128, ge=1)
@@ -57,7 +57,7 @@ class Options(RubricOptions):
     max_side: int | None = Field(default=1024, ge=1)
     """Largest height and width of an image or frame in pixels. Larger ones are scaled down."""
     param_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Type of the weights and of all that is computed with them."""
+    """Type of the weights and of the computations of the model."""
     agreement: UserPath | None = Field(default=None, min_length=1, json_schema_extra=NOT_IDENTITY)
     """File that says how far this model agrees with labels of people: ``cosmos-flows score --labels --agreement``
     writes it. A reward with the role ``train`` needs it."""
@@ -78,7 +78,7 @@ class Options(RubricOptions):
 class Reward:
     """Score under the options' label: the number that the model states.
 
-    A cut answer, one without the number, or one off the rubric's scale is a failure of that sample.
+    A sample fails if its answer is cut, has no number, or has a number off the rubric's scale.
     """
 
     def __init__(self, options: Options) -> None:
@@ -101,9 +101,10 @@ class Reward:
         return None
 
     def agreement(self) -> str:
-        """Return how far the model agrees with labels, in a line.
+        """Return one line of text on how far the model agrees with labels.
 
-        Raises :class:`ConfigError` unless the options name a file of this very model, question and parser.
+        Raises :class:`ConfigError` unless the options name a file that was written with this model, question and
+        parser.
         """
         if (path := self._options.agreement) is None:
             raise ConfigError(
@@ -114,7 +115,7 @@ class Reward:
         return agreement.read(path, self._options.label, self.version).words()
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-        """Return the score of each sample, or why it has none, in order."""
+        """Return each sample's score by name, or the error that says why it has none, in order."""
         vlm, options = self._vlm, self._options
 
         def score(_: Sample, batch: Any) -> dict[str, float]:
@@ -135,7 +136,7 @@ class Reward:
         return Prepared(lambda sample: self._vlm.prepare([self._asked(sample)]))
 
     def _asked(self, sample: Sample) -> list[dict[str, Any]]:
-        """Return the conversation about a sample. Raises ``ValueError`` if it needs references and there are none."""
+        """Return the conversation about a sample. Raises ``ValueError`` if it has no references and they are needed."""
         uses = self._options.uses_references
         if uses == "needed" and not sample.references:
             raise no_reference(sample)

@@ -22,7 +22,7 @@ class Options(JudgeOptions, RubricOptions):
 class Reward(JudgeReward):
     """Score under the options' label: the number that the judge states.
 
-    An answer without it, or with one off the rubric's scale, is a failure of that sample.
+    A sample fails if its answer has no number, or a number off the rubric's scale.
     """
 
     def __init__(self, options: Options, environment: Mapping[str, str] | None = None) -> None:

@@ -16,7 +16,7 @@ STORED_FPS = 16.0
 
 @dataclass(frozen=True)
 class Scored:
-    """Facts of a generated sample for every reward."""
+    """Facts about a generated sample that every reward gets."""
 
     sample_id: str
     prompt_id: str
@@ -67,12 +67,12 @@ class Reward(Protocol):
 
 @runtime_checkable
 class LabelledReward(Reward, Protocol):
-    """A reward that may train only once it was compared with labels of people."""
+    """A reward that a run may train on only if it was compared with labels of people."""
 
     def agreement(self) -> str:
-        """Return how far it agrees with labels, in a line. Called when a run is planned that trains on it.
+        """Return one line of text on how far the reward agrees with labels.
 
-        Raises :class:`ConfigError` if it was not compared.
+        Called when a run that trains on it is planned. Raises :class:`ConfigError` if it was not compared.
         """
         ...
 
@@ -91,25 +91,28 @@ class PreparingReward(Reward, Protocol):
     """A reward that prepares samples in the background while it scores others."""
 
     def expect(self, samples: list[Sample]) -> None:
-        """Prepare these samples, the very objects that it is asked about next. Any thread may call it."""
+        """Prepare these samples, the same objects that :meth:`score` gets next. Any thread may call this."""
         ...
 
 
 @runtime_checkable
 class ProbedReward(Reward, Protocol):
-    """A reward whose scores do not show everything that it computes of several samples together."""
+    """A reward that computes more in batches of samples than its scores show.
+
+    The test whether batches change scores compares its probes instead of its scores.
+    """
 
     def probe(self, samples: list[Sample]) -> list[Any]:
-        """Return for each sample, in order, values that differ if anything so computed does; or its error."""
+        """Return for each sample, in order, values that change if any number computed in a batch does; or its error."""
         ...
 
 
 @runtime_checkable
 class NamedReward(Reward, Protocol):
-    """A reward of a service that may name its scorer, to which a run then keeps."""
+    """A reward of a service that may name its scorer. A run then takes scores of that scorer only."""
 
     def scorer(self) -> ServedScorer | None:
-        """Ask the service which scorer it has; None if it does not tell."""
+        """Ask the service which scorer it has, and return it; None if the service does not tell."""
         ...
 
     def hold_to(self, scorer: ServedScorer | None) -> None:
@@ -118,17 +121,17 @@ class NamedReward(Reward, Protocol):
 
 
 Ask = Callable[[list[Any], Callable[[], None]], list[dict[str, float] | Exception]]
-"""Scores samples as :meth:`Reward.score` does. Calls its second argument, maybe several times, once a service has all
-of the samples."""
+"""Function that scores samples like :meth:`Reward.score`. It calls its second argument, maybe several times, once the
+service has all of the samples."""
 
 
 @runtime_checkable
 class WindowReward(Reward, Protocol):
-    """A reward of a service that always has a window of requests, which several callers share."""
+    """A reward of a service that has a fixed number of requests at a time, a window, which several callers share."""
 
     def window(self, count: int) -> AbstractContextManager[Ask]:
-        """Open ``count`` windows and return what scores samples through them. Any number of threads may call it.
+        """Open ``count`` windows; the context gives the function that scores samples through them.
 
-        After an error inside the context, what the threads still wait for fails.
+        Any number of threads may call that function. After an error inside the context, the calls that still wait fail.
         """
         ...

@@ -4,7 +4,7 @@ from cosmos_rl_core import plugins
 
 
 def plugin_of(name: str) -> str:
-    """Return the plugin with a name, or the one that is also offered under it.
+    """Return the name of the reward plugin with this name, or of the plugin that services also offer under it.
 
     Raises :class:`ConfigError` for an unknown name, and lists the known ones.
     """

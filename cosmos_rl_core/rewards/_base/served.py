@@ -1,4 +1,4 @@
-"""Scorers behind a reward service: who they are, and that a run keeps to one of them."""
+"""Scorers behind a reward service: their identity, and the error if a scorer changes during a run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base.answers import brief
 
 FORMAT = 1
-"""Format of what services tell of their scorers."""
+"""Version of the format in which services describe their scorers."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class ServedScorer:
     digest: str
     """Digest of the plugin, its settings, its version and its weights."""
     metadata: bool = field(default=False, compare=False)
-    """Whether frames for it may have the metadata of prompts."""
+    """Whether requests to this scorer may have the metadata of prompts."""
     references: str | None = field(default=None, compare=False)
-    """Whether references of prompts are ``ignored``, ``taken`` or ``needed``. None if it does not tell, so that frames
-    may have none."""
+    """Use of the prompts' references: ``ignored``, ``taken`` or ``needed``. None if the service does not tell; requests
+    to it then have no references."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.version} ({self.digest[:12]})"
@@ -39,7 +39,7 @@ class ServedScorer:
 
 
 class ScorerChangedError(ConfigError):
-    """Another scorer than the one that a run began with."""
+    """A service has another scorer than the one that the run began with."""
 
     @classmethod
     def of(cls, name: str, pinned: ServedScorer | None, found: ServedScorer | None) -> "ScorerChangedError":
@@ -53,7 +53,10 @@ class ScorerChangedError(ConfigError):
 
 
 def why_loading(told: Mapping[str, Any] | None, name: str) -> str | None:
-    """Return why a service does not know a scorer's digest yet, "" for no reason; None if it knows or has none."""
+    """Return why a service has not loaded a scorer yet, "" if it gives no reason.
+
+    None if the scorer is loaded or the service has no such scorer. ``told`` has the service's descriptions by name.
+    """
     one = (told or {}).get(name)
     if not isinstance(one, Mapping) or one.get("digest") != "":
         return None
@@ -61,9 +64,9 @@ def why_loading(told: Mapping[str, Any] | None, name: str) -> str | None:
 
 
 def named(told: Mapping[str, Any] | None, name: str) -> ServedScorer | None:
-    """Return the scorer with a name from what a service tells of its scorers; None if it tells nothing.
+    """Return the scorer with a name from a service's descriptions of its scorers; None if there are none.
 
-    Raises :class:`ConfigError` if it tells of others only.
+    Raises :class:`ConfigError` if the service describes other scorers only.
     """
     if told is None:
         return None

@@ -42,7 +42,7 @@ def in_batches(
 
 
 def each(samples: Sequence[Item], prepare: Callable[[Item], Found]) -> list[Found | Exception]:
-    """Return ``prepare`` of each sample, or the ``ValueError`` that says why it cannot be scored."""
+    """Return the result of ``prepare`` for each sample, or the ``ValueError`` that it raised."""
 
     def one(sample: Item) -> Found | Exception:
         try:

@@ -1,8 +1,8 @@
-"""Scores that depend on no other sample, made sure of on the machine that computes them.
+"""A test, on the machine that computes scores, that a sample's scores do not depend on the other samples of its batch.
 
-Forwards of one size give a sample equal bits in every place of a batch only if the machine's kernels compute all its
-rows alike. Whether they do is tried out when a scorer has loaded. If not, each item gets a forward of its own, and what
-names the scorer says so.
+Forward passes of one size give a sample the same bits in every place of a batch only if the machine's kernels compute
+all rows alike. The test runs when a scorer has loaded. If it fails, each item gets a forward pass of its own, and the
+scorer's version says so.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,20 +15,20 @@ from cosmos_rl_core.rewards._base.answers import brief, words
 from cosmos_rl_core.rewards._batches.trial import trial_samples
 
 ONE_BY_ONE = "batches of 1"
-"""What follows the version of a scorer whose batches changed scores."""
+"""Words added to the version of a scorer whose batches changed scores."""
 
 
 def batch_sizes(options: RewardOptions) -> dict[str, int]:
-    """Return the settings by which several items share a forward, and their values."""
+    """Return the batch sizes above 1 among a scorer's settings, by name: with them items share a forward pass."""
     facts = options.facts
     sizes = {name: int(getattr(options, name)) for name in facts.batches} if facts.torch else {}
     return {name: size for name, size in sizes.items() if size > 1}
 
 
 def why_not_exact(reward: Reward, options: RewardOptions) -> str | None:
-    """Return why batches of this loaded reward change scores, or None.
+    """Return why batches change the scores of this loaded reward; None if they do not.
 
-    A test sample is scored alone, first and last among others, which thereby change their places too.
+    A test sample is scored alone, then first and then last in a batch. The other samples thereby change places, too.
     """
     if not (sizes := batch_sizes(options)):
         return None
@@ -45,9 +45,9 @@ def why_not_exact(reward: Reward, options: RewardOptions) -> str | None:
 
 
 def one_by_one(make: Callable[[Any], Reward], options: RewardOptions) -> Reward:
-    """Return the reward with a forward for each item. ``make`` is the plugin's class.
+    """Return the reward with a forward pass for each item. ``make`` is the plugin's class.
 
-    Raises :class:`ConfigError` if that does not make scores repeatable either.
+    Raises :class:`ConfigError` if scores are not repeatable even then.
     """
     reward = make(options.model_copy(update=dict.fromkeys(batch_sizes(options), 1)))
     pair = trial_samples(options.facts.input, 2)
@@ -61,9 +61,9 @@ def one_by_one(make: Callable[[Any], Reward], options: RewardOptions) -> Reward:
 
 
 def exact(make: Callable[[Any], Reward], options: RewardOptions, say: Callable[[str], None]) -> tuple[Reward, bool]:
-    """Return the reward whose scores depend on no other sample, and whether its items get forwards of their own.
+    """Return the reward, and whether each item needs a forward pass of its own for its scores to depend on no other.
 
-    ``say`` gets the reason. Loads models, if they share forwards.
+    ``say`` gets the reason if so. Loads the model if items may share forward passes. Raises like :func:`one_by_one`.
     """
     reward = make(options)
     if (why := why_not_exact(reward, options)) is None:
@@ -74,12 +74,15 @@ def exact(make: Callable[[Any], Reward], options: RewardOptions, say: Callable[[
 
 
 def named(version: str, *, alone: bool) -> str:
-    """Return a scorer's version, followed by how it batches if it does not batch as its settings say."""
+    """Return a scorer's version, with :data:`ONE_BY_ONE` added if each item gets a forward pass ``alone``."""
     return f"{version}, {ONE_BY_ONE}" if alone else version
 
 
 def _found(reward: Reward, samples: Sequence[Sample]) -> list[Any]:
-    """Return what the reward finds of each sample, or its error. Raises errors of service and settings."""
+    """Return the reward's probe of each sample, or its scores if it has no probes. A ``ValueError`` counts for all.
+
+    Other errors, :class:`ConfigError` among them, are raised.
+    """
     probe = reward.probe if isinstance(reward, ProbedReward) else reward.score
     try:
         return [*probe([*samples])]

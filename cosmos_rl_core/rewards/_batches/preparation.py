@@ -1,7 +1,7 @@
-"""Samples that a thread prepares for a model, while the model works on those before them.
+"""Preparation of samples in a thread, while the model works on earlier samples.
 
-What a language model is asked about a sample, its pictures scaled and cut into patches, takes the CPU about as long as
-the answer takes a GPU. Order and contents do not change, so scores have the same bits.
+To scale a sample's pictures and cut them into patches takes the CPU about as long as a language model's answer takes a
+GPU. Order and contents do not change, so scores have the same bits.
 """
 
 import threading
@@ -17,13 +17,13 @@ Made = TypeVar("Made")
 Found = TypeVar("Found")
 
 AHEAD = 2
-"""Most samples that are prepared besides the one that the model works on."""
+"""Largest number of prepared samples that wait for the model."""
 
 
 class Prepared(Generic[Made]):
-    """Prepared samples: the next of the expected samples, in order.
+    """The next few of the expected samples, prepared in order.
 
-    ``prepare`` runs in a thread of its own, which ends when nothing is expected any more. It must not load a model.
+    ``prepare`` runs in a thread of its own, which ends when no more samples are expected. It must not load a model.
     """
 
     def __init__(self, prepare: Callable[[Sample], Made]) -> None:
@@ -34,7 +34,7 @@ class Prepared(Generic[Made]):
         self._turn = threading.Lock()
 
     def expect(self, samples: Sequence[Sample]) -> None:
-        """Say which samples are asked for next, after the samples that were expected before. Any thread may say it."""
+        """Add samples to the end of the expected ones. :meth:`each` gets them in this order. Any thread may call it."""
         with self._turn:
             self._expected.extend(samples)
             if self._thread is not None:
@@ -70,7 +70,7 @@ class Prepared(Generic[Made]):
             self._coming.append((sample, thread.submit(self._prepare, sample)))
 
     def _next(self, sample: Sample) -> Future[Made] | None:
-        """Take the next expected sample if it is this one, and begin another; None if it is not."""
+        """Return this sample's preparation if it is the next expected one, and begin another; else None."""
         with self._turn:
             if self._thread is None or not self._coming or self._coming[0][0] is not sample:
                 return None
@@ -79,7 +79,7 @@ class Prepared(Generic[Made]):
             return future
 
     def _end(self, samples: Sequence[Sample]) -> None:
-        """End the thread unless other samples are expected. After an error nothing of ``samples`` is."""
+        """Forget ``samples``, some of which are left after an error; end the thread unless others are expected."""
         left = {id(sample) for sample in samples}
         with self._turn:
             self._coming = deque((one, made) for one, made in self._coming if id(one) not in left)

@@ -1,4 +1,4 @@
-"""Samples with which scorers are tried out, equal on every machine."""
+"""Samples with which scorers are tested, equal on every machine."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ SIDE, FRAMES = 224, 8
 BLOCKS = 7
 """Coloured blocks along a side."""
 METADATA: dict[str, Any] = {"tag": "single_object", "include": [{"class": "stop sign", "count": 1}]}
-"""What GenEval asks for; other scorers do not read it."""
+"""Metadata of a prompt of GenEval; other scorers do not read it."""
 
 
 def trial_samples(kind: str, count: int) -> list[Sample]:
-    """Return samples of one size and unlike contents, which show nothing; videos if ``kind`` is ``video``.
+    """Return ``count`` samples of one size with different random blocks of colour: videos if ``kind`` is ``video``.
 
-    Each has the next one's first frame as a reference; scorers that take none do not read it.
+    The reference of each is the first frame of the next one; scorers that take no references do not read it.
     """
     rng, frames = np.random.default_rng(0), FRAMES if kind == "video" else 1
     blocks = rng.integers(0, 256, (count, frames, BLOCKS, BLOCKS, 3), np.uint8)

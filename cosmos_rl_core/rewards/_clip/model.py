@@ -13,7 +13,7 @@ from cosmos_rl_core.parallel.kept import frozen
 
 
 class ClipModel:
-    """A CLIP model, frozen, in eval mode. Embeddings are float64, as they come out of the projections."""
+    """A CLIP model, frozen, in eval mode. Embeddings are float64, the output of the projections, not normalised."""
 
     def __init__(self, model: Any, tokenizer: Any, processor: Any) -> None:
         """Take model, tokenizer and image processor of transformers."""
@@ -42,13 +42,14 @@ class ClipModel:
 
 
 def load(model: str, processor: str, dtype: Literal["float32", "bfloat16"]) -> ClipModel:
-    """Return the CLIP model in the folder ``model``, with tokenizer and settings of images of ``processor``.
+    """Return the CLIP model in the folder ``model``, with tokenizer and image settings from the folder ``processor``.
 
-    Raises :class:`ArtifactError` if weights are missing, and :class:`ConfigError` if the folders do not fit.
+    Raises :class:`ArtifactError` if weights are missing, and :class:`ConfigError` if the image settings crop to another
+    size than the model takes.
     """
     where = f"the files of the CLIP model {model!r}"
     clip: Any = frozen(transformers.CLIPModel, model, where, devices.current(), dtype=getattr(torch, dtype))
-    # The one that computes with PIL, whether or not torchvision is there.
+    # The class that computes with PIL even if torchvision is installed.
     images: Any = transformers.CLIPImageProcessorPil.from_pretrained(processor, local_files_only=True)
     size, side = images.crop_size, clip.config.vision_config.image_size
     if (size["height"], size["width"]) != (side, side):

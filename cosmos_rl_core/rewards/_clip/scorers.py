@@ -26,7 +26,7 @@ CONFIG, IMAGES = "config.json", "preprocessor_config.json"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json")
 """Files of tokenizers of CLIP. Each has some of them."""
 WHAT = "a CLIP model of transformers"
-"""Contents of the folders, for errors."""
+"""Words for the contents of the folders in errors."""
 H14 = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 L14 = "openai/clip-vit-large-patch14"
 
@@ -36,14 +36,14 @@ class ClipOptions(RewardOptions):
 
     model: UserPath = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder of the CLIP model in the layout of transformers, or its name on the Hugging Face hub, ``owner/name`` or
-    ``owner/name@revision``, which is in the local cache. Its files decide scores, not their place."""
+    ``owner/name@revision``, which is in the local cache. Scores depend on its files, not on their path."""
     processor: UserPath | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
-    """Folder or name of the tokenizer and of the settings of images. Default: ``model``."""
+    """Folder or name with the tokenizer and the image settings. Default: ``model``."""
     batch_size: int = Field(default=8, ge=1)
     """Number of images or texts in every forward pass; fewer are padded. Part of the identity, because it changes the
     last bits."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the weights and of all that is computed with them. The cosines are float64."""
+    """Type of the weights and of the computations of the model. The cosines are float64."""
 
 
 Fit = Callable[[np.ndarray, int], np.ndarray]
@@ -54,12 +54,12 @@ class Clip:
     """A CLIP model on the current GPU if there is one. It is loaded when it is first asked for embeddings."""
 
     def __init__(self, options: ClipOptions, fit: Fit | None = None) -> None:
-        """Take settings and, in place of the centre that the settings of images cut out, another fit of frames."""
+        """Take the settings, and a function that fits frames to the model's size; None crops them to their centre."""
         self._options, self._fit = options, fit
 
     @property
     def folders(self) -> tuple[str, str]:
-        """Return the absolute paths of the model, and of tokenizer and settings of images."""
+        """Return the absolute paths of the folder of the model, and of the folder of tokenizer and image settings."""
         options = self._options
         return resolve(options.model, WHAT), resolve(options.processor or options.model, WHAT)
 
@@ -80,17 +80,17 @@ class Clip:
         return f"{packages()}, sha256:{files_digest(files)[:16]}"
 
     def images(self, samples: Sequence[Sample]) -> list[Embeddings]:
-        """Return the embeddings of each sample's frames, ``[frames, dimensions]``, or why it has none."""
+        """Return the embeddings of each sample's frames, float64 ``[frames, dimensions]``, or the sample's error."""
         return embedded(samples, self._options.batch_size, self._embedded)
 
     def texts(self, prompts: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return the embedding of each prompt, ``[dimensions]``; a prompt that comes again is computed once."""
+        """Return the embedding of each prompt, float64 ``[dimensions]``; equal prompts are computed once."""
         unique = [*dict.fromkeys(prompts)]
         found = in_batches(unique, self._options.batch_size, self._loaded.texts)
         return {prompt: np.asarray(row) for prompt, row in zip(unique, found, strict=True)}
 
     def cosines(self, samples: Sequence[Sample]) -> list[float | Exception]:
-        """Return the cosine of each sample's pictures and its prompt, averaged over frames, or why it has none."""
+        """Return the cosine of each sample's frames and its prompt, averaged over frames, or the sample's error."""
         if not samples:
             return []
         pictures, texts = self.images(samples), self.texts([sample.prompt for sample in samples])
@@ -101,7 +101,7 @@ class Clip:
 
     @property
     def logit_scale(self) -> float:
-        """Return the model's factor of cosines."""
+        """Return the factor by which the model multiplies cosines to make logits."""
         return self._loaded.logit_scale
 
     def _embedded(self, frames: list[np.ndarray]) -> list[np.ndarray]:
@@ -131,12 +131,12 @@ class ClipReward:
         return None
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-        """Return the scores of each sample, or why it cannot be scored, in order."""
+        """Return each sample's scores by name, or the error that says why it has none, in order."""
         found = self._clip.cosines(samples)
         return [one if isinstance(one, Exception) else self.scores(one) for one in found]
 
     def scores(self, cosine: float) -> dict[str, float]:
-        """Return the scores by name that a cosine gives."""
+        """Return the scores by name, computed from the cosine of picture and prompt."""
         raise NotImplementedError
 
 

@@ -13,7 +13,7 @@ from cosmos_rl_core.parallel.kept import frozen
 
 
 class DinoModel:
-    """A DINOv2 model, frozen, in eval mode. Embeddings are float64, as they come out of the last norm."""
+    """A DINOv2 model, frozen, in eval mode. Embeddings are float64, the output of the last norm, not normalised."""
 
     def __init__(self, model: Any, processor: Any) -> None:
         """Take model and image processor of transformers."""
@@ -32,13 +32,13 @@ class DinoModel:
 
 
 def load(folder: str, dtype: Literal["float32", "bfloat16"]) -> DinoModel:
-    """Return the DINOv2 model in a folder, with its settings of images.
+    """Return the DINOv2 model in a folder, with its image settings.
 
     Raises :class:`ArtifactError` if weights are missing, and :class:`ConfigError` if it makes images of several sizes.
     """
     where = f"the files of the DINOv2 model {folder!r}"
     model: Any = frozen(transformers.Dinov2Model, folder, where, devices.current(), dtype=getattr(torch, dtype))
-    # The one that computes with PIL, whether or not torchvision is there.
+    # The class that computes with PIL even if torchvision is installed.
     images: Any = transformers.BitImageProcessorPil.from_pretrained(folder, local_files_only=True)
     if not (images.do_resize and images.do_center_crop):
         found = f"{folder!r} makes images of several sizes: its preprocessor_config.json does not scale and crop"

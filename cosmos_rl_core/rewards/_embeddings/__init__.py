@@ -1,4 +1,4 @@
-"""Embeddings of pictures by any model, of frames and of references, and their cosines. Without torch."""
+"""Embeddings of frames and references by any model of pictures, and their cosines. Without torch."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,21 +13,21 @@ from cosmos_rl_core.rewards._base.pixels import frames_of, no_reference
 from cosmos_rl_core.rewards._batches import each, in_batches
 
 Embeddings = np.ndarray | Exception
-"""Embeddings of a sample's frames, ``[frames, dimensions]``, or why it has none."""
+"""Embeddings of a sample's frames, float64 ``[frames, dimensions]``, or the error that says why it has none."""
 
 
 class Embedder(Protocol):
     """A model of pictures."""
 
     def images(self, samples: Sequence[Sample]) -> list[Embeddings]:
-        """Return the embeddings of each sample's frames, or why it has none."""
+        """Return the embeddings of each sample's frames, or the sample's error."""
         ...
 
 
 def embedded(
     samples: Sequence[Sample], size: int, forward: Callable[[list[np.ndarray]], Sequence[np.ndarray]]
 ) -> list[Embeddings]:
-    """Return the embeddings of each sample's frames, or why it has none. ``forward`` always gets ``size`` frames."""
+    """Return the embeddings of each sample's frames, or the sample's error. ``forward`` always gets ``size`` frames."""
     checked = each(samples, frames_of)
     flat = [frame for frames in checked if not isinstance(frames, Exception) for frame in frames]
     found = iter(in_batches(flat, size, forward))
@@ -38,7 +38,10 @@ def embedded(
 
 
 def similarities(embedder: Embedder, samples: Sequence[Sample]) -> list[float | Exception]:
-    """Return the mean cosine over the frames of each sample and of its prompt's references, or why it has none."""
+    """Return for each sample the mean cosine of its frames with its prompt's references, or its error.
+
+    The mean is over all pairs of a frame of the sample and a frame of a reference.
+    """
     # Samples of a prompt have the same references, which are embedded once.
     pictures = {id(one): Sample(s.sample_id, s.prompt_id, s.prompt, one) for s in samples for one in s.references}
     shown = dict(zip(pictures, embedder.images([*pictures.values()]), strict=True))
@@ -66,13 +69,13 @@ def unit(embeddings: np.ndarray) -> np.ndarray:
 def resolve(name: str, what: str) -> str:
     """Return the absolute path of a folder, or of a repository of the Hugging Face hub in the local cache.
 
-    ``what`` is there, in words for errors.
+    ``what`` says in errors what the folder should hold.
     """
     path = Path(name)
     return str((path if path.is_dir() else directories.cached_path(name, what)).resolve())
 
 
 def packages() -> str:
-    """Return the packages that compute embeddings. Builds of one version of torch are not told apart."""
+    """Return the packages that compute embeddings, with versions; torch's without its build, such as ``+cpu``."""
     torch = version("torch").partition("+")[0]
     return f"transformers {version('transformers')}, torch {torch}, pillow {version('pillow')}"

@@ -14,7 +14,7 @@ from cosmos_rl_core.errors import ConfigError, first_line
 from cosmos_rl_core.rewards._judge.service import number
 
 FEWEST = 20
-"""Least number of labelled files with a score."""
+"""Smallest number of labelled files with a score with which a reward may train."""
 
 
 class Agreement(Section):
@@ -32,13 +32,13 @@ class Agreement(Section):
     rank_correlation: float | None
     """Spearman's, -1 to 1; None if all scores or all labels are equal."""
     ordered: float | None
-    """Part of the pairs with different labels that the scores put in the same order, an equal score counting half;
+    """Share of the pairs with different labels that the scores put in the same order, an equal score counting half;
     None without such a pair. Chance is 0.5."""
     equal: float
-    """Part of the scored files whose score is the label."""
+    """Share of the scored files whose score equals their label."""
 
     def words(self) -> str:
-        """Return the numbers in a line."""
+        """Return all numbers as one line of text."""
         parts = [f"{self.files} labelled files", f"{self.failed} without a score"]
         parts += [
             "no rank correlation" if self.rank_correlation is None else f"rank correlation {self.rank_correlation:.3f}"
@@ -75,7 +75,7 @@ def _ordered(scores: np.ndarray, labels: np.ndarray) -> float | None:
 def labels_of(file: Path, count: int) -> list[float]:
     """Return the label of each of ``count`` files, a number on each line of ``file``.
 
-    Raises :class:`ConfigError` if there are fewer or more, and for lines that are no finite number.
+    Raises :class:`ConfigError` if there are fewer or more lines, and for lines that are no finite number.
     """
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
@@ -87,12 +87,15 @@ def labels_of(file: Path, count: int) -> list[float]:
     found = [number(line) for line in lines]
     if wrong := [place for place, value in enumerate(found) if value is None]:
         line = wrong[0]
-        raise ConfigError(f"{file}, line {line + 1}: {lines[line]!r} is no number; {len(wrong)} lines are none")
+        raise ConfigError(f"{file}, line {line + 1}: {lines[line]!r} is no number; {len(wrong)} lines hold none")
     return [value for value in found if value is not None]
 
 
 def read(path: str, reward: str, scorer: str) -> Agreement:
-    """Return the agreement in a file. Raises :class:`ConfigError` unless it belongs to this very scorer."""
+    """Return the agreement in a file.
+
+    Raises :class:`ConfigError` for a file of another reward or version of the scorer, and for too few scored files.
+    """
     write = (
         f"write it with `cosmos-flows score FILES --reward {reward.partition('-')[0]} --labels ... --agreement {path}`"
     )
@@ -101,10 +104,10 @@ def read(path: str, reward: str, scorer: str) -> Agreement:
     except OSError as error:
         raise ConfigError(f"agreement = {path!r} cannot be read ({error}); {write}") from error
     except (ValueError, ValidationError) as error:
-        raise ConfigError(f"agreement = {path!r} is none: {first_line(error)}; {write}") from error
+        raise ConfigError(f"agreement = {path!r} holds no agreement: {first_line(error)}; {write}") from error
     if (found.reward, found.scorer) != (reward, scorer):
         raise ConfigError(
-            f"agreement = {path!r} is of {found.reward}, {found.scorer}; this is {reward}, {scorer}; {write}"
+            f"agreement = {path!r} belongs to {found.reward}, {found.scorer}; this is {reward}, {scorer}; {write}"
         )
     if found.files - found.failed < FEWEST:
         raise ConfigError(

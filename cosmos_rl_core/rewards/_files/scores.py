@@ -26,20 +26,20 @@ from cosmos_rl_core.rewards._files.agreement import Agreement, agreement
 from cosmos_rl_core.vlms import _media
 
 TOGETHER = 16
-"""Files that are read and scored at once, unless the reward compares samples of a prompt."""
+"""Number of files that are read and scored at once, unless the reward compares samples of a prompt."""
 HELD = 16
-"""Decoded references in memory: files of a prompt have the same."""
+"""Number of decoded references that stay in memory: files of one prompt share its references."""
 OBJECTS = (".jsonl", ".json")
 """Endings of files of prompts whose rows are objects."""
 REFERENCES = (
     'name them in a file: --prompts FILE.jsonl, a line {"prompt": "...", "references": ["a.png"]} for each file'
 )
-"""What to do about a prompt without references."""
+"""Advice in errors for prompts without references."""
 
 
 @dataclass(frozen=True)
 class FileScores:
-    """Scores of a file, or why it has none."""
+    """Scores of a file by name, or the error that says why it has none."""
 
     file: str
     prompt: str
@@ -76,7 +76,7 @@ class FileScorer:
             yield from self._together(pairs[start : start + size])
 
     def agreement(self, found: Sequence[FileScores], labels: Sequence[float]) -> Agreement:
-        """Return how far the scores of files agree with their labels."""
+        """Return how far the scores agree with the labels, one for each file."""
         label = self.options.label
         return agreement(label, self.version, [one.scores.get(label) for one in found], labels)
 
@@ -121,7 +121,7 @@ class FileScorer:
 
 
 def options_of(name: str, settings: Sequence[str] = ()) -> RewardOptions:
-    """Return the options of a reward, by its name or another one, with settings ``option=value``.
+    """Return the options of a reward with settings ``option=value``. ``name`` may be one that only services offer.
 
     Raises :class:`ConfigError` for unknown names and settings.
     """
@@ -133,7 +133,8 @@ def options_of(name: str, settings: Sequence[str] = ()) -> RewardOptions:
 def prompts_of(file: Path | None, text: str, count: int, options: RewardOptions) -> list[Prompt]:
     """Return a prompt for each of ``count`` files: a row of ``file`` each, or ``text`` for all.
 
-    A row is a line of text, or an object as in prompt files, with references and metadata, of ``.jsonl`` and ``.json``.
+    A row is a line of text. In ``.jsonl`` and ``.json`` it is an object, as in prompt files, with references and
+    metadata.
 
     Raises one :class:`ConfigError` with all mistakes: both are given, the file has another number of rows or cannot be
     read, or the reward needs references that a prompt lacks.
@@ -176,7 +177,7 @@ def _picture(source: str) -> np.ndarray:
 def prepare(name: str, source: Path, target: Path) -> None:
     """Convert published weights of a reward to the new folder ``target``.
 
-    Raises :class:`ConfigError` if the reward needs none, and if ``target`` exists.
+    Raises :class:`ConfigError` if the reward's weights need no conversion, and if ``target`` exists.
     """
     converter = getattr(plugins.load("rewards", plugin_of(name)), "prepare", None)
     if converter is None:

@@ -14,13 +14,13 @@ from cosmos_rl_core.parallel.kept import frozen
 from cosmos_rl_core.rewards._geneval.rule import CLASSES, THRESHOLD, Detection
 
 MAX_DETECTIONS = 100
-"""Number of the surest pairs of query and class that are looked at."""
+"""Largest number of pairs of query and class that are examined, the surest first."""
 
 
 class Segmenter(Mask2FormerPreTrainedModel):
-    """Mask2Former with its head of classes, by the names of ``Mask2FormerForUniversalSegmentation``.
+    """Mask2Former with its classification head; tensors have the names of ``Mask2FormerForUniversalSegmentation``.
 
-    That class also makes the loss of training, which asks for scipy.
+    That class itself is not used, because it also makes the training loss, which needs scipy.
     """
 
     def __init__(self, config: transformers.Mask2FormerConfig) -> None:
@@ -37,7 +37,7 @@ class Segmenter(Mask2FormerPreTrainedModel):
 
 
 class Detector:
-    """A segmenter with its inputs, frozen, in eval mode."""
+    """A segmenter with its image processor, frozen, in eval mode."""
 
     def __init__(self, model: Any, processor: Any) -> None:
         """Take a model and the image processor of transformers."""
@@ -56,26 +56,32 @@ class Detector:
 
     @torch.no_grad()
     def logits(self, frames: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the logits of classes and masks of frames of one size, from which objects are read."""
+        """Return the float32 logits from which objects are read, for each of several frames of one size.
+
+        They are of classes, ``[queries, classes + 1]``, and of masks, ``[queries, height, width]``.
+        """
         _, _, classes, masks = self._seen(frames)
         return [*zip(classes.float().cpu().numpy(), masks.float().cpu().numpy(), strict=True)]
 
     def _seen(self, frames: list[np.ndarray]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the inputs, the used part of an input, and the model's logits of classes and masks."""
+        """Return the padded inputs, the mask of an input's pixels without padding, and logits of classes and masks."""
         inputs = self._processor(images=frames, return_tensors="pt")
         pixels = inputs["pixel_values"]
         return pixels, inputs["pixel_mask"][0], *self.model(pixels.to(self.model.device, self.model.dtype))
 
 
 def resized(masks: Tensor, padded: tuple[int, int], used: tuple[int, int], shape: tuple[int, int]) -> Tensor:
-    """Return logits of masks at the size of the frame: scaled to the padded input, cut to its used part, scaled."""
+    """Return logits of masks ``[queries, *shape]``, at the size of the frame.
+
+    They are scaled to the padded input, cut to its used part, and scaled to the frame.
+    """
     settings: dict[str, Any] = {"mode": "bilinear", "align_corners": False}
     whole = nn.functional.interpolate(masks[None], size=padded, **settings)
     return nn.functional.interpolate(whole[..., : used[0], : used[1]], size=shape, **settings)[0]
 
 
 def objects_in(classes: Tensor, masks: Tensor) -> list[Detection]:
-    """Return the objects that logits ``[queries, classes + 1]`` and ``[queries, height, width]`` state.
+    """Return the objects in a frame, read off logits ``[queries, classes + 1]`` and ``[queries, height, width]``.
 
     A confidence is the probability of the class, times the mean probability of the mask inside the mask.
     """
@@ -85,7 +91,7 @@ def objects_in(classes: Tensor, masks: Tensor) -> list[Detection]:
     for score, place in zip(best.tolist(), places.tolist(), strict=True):
         query, kind = divmod(place, scores.shape[1])
         mask = masks[query] > 0
-        # The mask's factor is at most 1: what is below the threshold never counts.
+        # The mask's factor is at most 1, so a score below the threshold stays below it.
         if score <= THRESHOLD or not mask.any():
             continue
         sure = score * float(masks[query].sigmoid()[mask].mean())
@@ -96,7 +102,10 @@ def objects_in(classes: Tensor, masks: Tensor) -> list[Detection]:
 
 
 def load(folder: str, dtype: Literal["float32", "bfloat16"]) -> Detector:
-    """Return the detector in a folder. Raises :class:`ArtifactError` if weights are missing."""
+    """Return the detector in a folder.
+
+    Raises :class:`ArtifactError` if weights are missing, and :class:`ConfigError` for classes other than COCO's.
+    """
     where = f"the files of the detector {folder!r}"
     model: Any = frozen(Segmenter, folder, where, devices.current(), dtype=getattr(torch, dtype))
     if (known := len(model.config.id2label)) != len(CLASSES):

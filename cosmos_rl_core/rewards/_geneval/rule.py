@@ -26,11 +26,11 @@ CLASSES = (
 """GenEval's names of the 80 classes of COCO, in COCO's order."""
 COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 THRESHOLD, COUNTING_THRESHOLD = 0.3, 0.9
-"""Confidence above which an object counts; prompts that ask for a number need a surer detector."""
+"""Confidence above which an object counts: in general, and for prompts that ask for a number of objects."""
 MAX_OBJECTS = 16
 """Largest number of objects of one class."""
 POSITION_THRESHOLD = 0.1
-"""Part of the objects' sizes by which their centres may be apart without a relation such as left of or above."""
+"""Share of the sum of two objects' sizes. Objects with closer centres have no relation such as left of or above."""
 
 
 class Wanted(BaseModel):
@@ -60,12 +60,12 @@ class Wanted(BaseModel):
 
 
 class Tags(BaseModel):
-    """Wishes of a prompt, from its metadata."""
+    """The objects that a prompt asks for, from its metadata."""
 
     tag: Literal["single_object", "two_object", "counting", "colors", "position", "color_attr"]
     include: list[Wanted] = Field(min_length=1)
     exclude: list[Wanted] = []
-    """Objects that must be there fewer times than their count."""
+    """Objects of which the picture must show fewer than their count."""
 
     @model_validator(mode="after")
     def _check_positions(self) -> "Tags":
@@ -95,7 +95,7 @@ ColorsOf = Callable[[str], Sequence[str]]
 
 
 def tags_of(metadata: Mapping[str, Any]) -> Tags:
-    """Return the tags in a prompt's metadata. Raises ``ValueError`` if it has none, or others."""
+    """Return the tags in a prompt's metadata. Raises ``ValueError`` if they are missing or wrong."""
     if "include" not in metadata:
         found = ", ".join(sorted(metadata)) or "nothing"
         expected = "expected GenEval's `tag` and `include`; use prompts from a geneval *_metadata.jsonl"
@@ -118,12 +118,15 @@ def seen(detections: Sequence[Detection], tags: Tags) -> dict[str, list[Detectio
 
 
 def colored(objects: Seen, tags: Tags) -> list[str]:
-    """Return the classes whose colours the rule may ask for."""
+    """Return, sorted, the classes of found objects whose colours the prompt asks for."""
     return sorted({wanted.kind for wanted in tags.include if wanted.color is not None and wanted.kind in objects})
 
 
 def judged(objects: Seen, tags: Tags, colors_of: ColorsOf) -> dict[str, float]:
-    """Return the scores by name: the graded one, and whether the picture is right, by the benchmark and exactly."""
+    """Return three scores by name: the graded one, and 1 or 0 for a picture that is right or wrong.
+
+    ``geneval_correct`` judges like the benchmark, ``geneval_strict`` asks for exactly as many objects as the prompt.
+    """
     graded, strict = _graded(objects, tags, colors_of)
     right = _right(objects, tags, colors_of)
     return {"geneval": graded, "geneval_correct": float(right), "geneval_strict": float(strict)}
@@ -143,7 +146,10 @@ def relations(one: Detection, other: Detection) -> set[str]:
 
 
 def _right(objects: Seen, tags: Tags, colors_of: ColorsOf) -> bool:
-    """Return the benchmark's judgement: of more objects than asked for, the surest count; `exclude` limits them."""
+    """Return whether the picture is right for the benchmark.
+
+    If it shows more objects of a class than asked for, only the surest ones count. `exclude` limits their number.
+    """
     groups: list[Sequence[Detection] | None] = []
     for wanted in tags.include:
         found = objects.get(wanted.kind, [])[: wanted.count]
@@ -184,7 +190,7 @@ def _share(found: int, wanted: int) -> float:
 
 
 def _matching(wanted: Wanted, found: Sequence[Detection], colors_of: ColorsOf) -> int:
-    """Return the number of objects that have the colour."""
+    """Return the number of found objects that have the wanted colour."""
     return [*colors_of(wanted.kind)[: len(found)]].count(str(wanted.color))
 
 

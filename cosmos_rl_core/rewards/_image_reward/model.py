@@ -18,7 +18,7 @@ WIDTHS = (1024, 128, 64, 16)
 
 
 class Perceptron(nn.Module):
-    """Linear layers without activations; the numbers between are dropouts, which do nothing here."""
+    """Linear layers without activations. The missing layer numbers were dropouts, which do nothing here."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Perceptron(nn.Module):
         self.layers = nn.ModuleDict({str(i): nn.Linear(*sizes) for i, sizes in layers.items()})
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the answers ``[n]`` to features ``[n, width]``."""
+        """Return a number for each row of features: ``[n, width]`` to ``[n]``."""
         for layer in self.layers.values():
             features = layer(features)
         return features[:, 0]
@@ -57,7 +57,7 @@ class Network(BlipPreTrainedModel):
 
 
 class ImageReward:
-    """The network with its inputs, frozen, in eval mode."""
+    """The network with its tokenizer and image processor, frozen, in eval mode."""
 
     def __init__(self, network: Any, tokenizer: Any) -> None:
         self.network, self._tokenizer = network, tokenizer

@@ -1,4 +1,4 @@
-"""Weights of ImageReward from the published file: names of tensors, and settings by their shapes."""
+"""Weights of ImageReward from the published file: new names of its tensors, and settings read off their shapes."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._image_reward.model import Network
 
 VISION_HEADS, TEXT_HEADS = 16, 12
-"""Attention heads of both encoders; no shape of a tensor tells them."""
+"""Numbers of attention heads of both encoders, which no shape of a tensor shows."""
 _PICTURE = {
     "cls_token": "embeddings.class_embedding",
     "pos_embed": "embeddings.position_embedding",
@@ -28,11 +28,11 @@ _BLOCK = {
     "mlp.fc2": "mlp.fc2",
 }
 _UNUSED = re.compile(r"blip\.(vision_proj|text_proj)\..*|blip\.text_encoder\.embeddings\.position_ids")
-"""Heads of BLIP's training, and numbers of places that are no weights."""
+"""Tensors that are left out: heads of BLIP's training, and indices of positions, which are no weights."""
 
 
 def renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return published tensors by their names here. Raises :class:`ConfigError` for an unknown name."""
+    """Return the published tensors by their names in :class:`Network`. Raises :class:`ConfigError` for unknown ones."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if _UNUSED.fullmatch(name):
@@ -61,7 +61,7 @@ def _of_picture(name: str) -> str:
 
 
 def config_of(tensors: Mapping[str, Tensor]) -> transformers.BlipConfig:
-    """Return the settings of a network with these tensors, by their names here."""
+    """Return the settings of a network with these tensors, which have their names in :class:`Network`."""
 
     def layers(start: str) -> int:
         return 1 + max(int(name.removeprefix(start).split(".")[0]) for name in tensors if name.startswith(start))

@@ -1,1 +1,1 @@
-"""Judges: what they are asked, and what their answers say."""
+"""Judges: the questions to them, and how scores are read in their answers."""

@@ -1,4 +1,4 @@
-"""Rubrics: what a judge is asked in words, and how the number is read in its answer."""
+"""Rubrics: the text of the question to a judge, and how the number is read in its answer."""
 
 import re
 from typing import Literal, Self
@@ -67,7 +67,7 @@ class RubricOptions(RewardOptions):
 
     @property
     def parser(self) -> str:
-        """Return how an answer is read, in words that change when it is read differently."""
+        """Return a text on how answers are read. It is part of the scorer's identity, and so differs for other ways."""
         how = f"pattern {self.pattern}" if self.key is None else f"key {self.key}"
         shown = "" if self.references == "ignored" else f", references {self.references}"
         return f"{how}, {self.lowest} to {self.highest}{shown}"
@@ -75,7 +75,7 @@ class RubricOptions(RewardOptions):
     def read(self, answer: str) -> dict[str, float]:
         """Return the number that an answer states, under the label.
 
-        Raises ``UnreadableError`` if it states none, or one off the rubric's scale.
+        Raises ``UnreadableError`` if it states no number, or a number off the rubric's scale.
         """
         found = by_pattern(answer, self.pattern or "") if self.key is None else by_key(answer, self.key)
         return {self.label: within(found, self.lowest, self.highest)}

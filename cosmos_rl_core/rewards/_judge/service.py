@@ -31,7 +31,7 @@ class JudgeOptions(ChatSettings, RewardOptions):
     """Base of the ``Options`` of judges behind a service."""
 
     scorer_version: str = Field(default="", max_length=200, json_schema_extra={"neutral": ""})
-    """What answers under the model's name, which the service does not tell: any text, such as a revision or a digest of
+    """Version of the model behind the service, which does not tell it: any text, such as a revision or a digest of
     weights. It is part of the identity of scores; change it when the judge changes. Default: none."""
 
 
@@ -40,20 +40,20 @@ class UnreadableError(ValueError):
 
 
 class JudgeReward:
-    """Base of rewards that ask a judge about each sample. A subclass says what is asked and how an answer is read."""
+    """Base of rewards that ask a judge about each sample. A subclass has the question and reads the answers."""
 
     def __init__(self, settings: JudgeOptions, environment: Mapping[str, str] | None = None) -> None:
         self._settings, self._service = settings, ChatService(settings, environment)
 
     rubric: str
-    """What is asked, with :data:`PROMPT` where the prompt belongs."""
+    """Text of the question, with :data:`PROMPT` where the prompt belongs."""
     parser: str
-    """How an answer is read, in words that change when it is read differently."""
+    """Text on how answers are read. It is part of the scorer's identity, and so differs for other ways."""
 
     @property
     def version(self) -> str:
-        """Return the model's name and what the recipe says of it, the digest of rubric and parser, and the version of
-        what encodes pictures.
+        """Return the model's name and its version in the recipe, the digest of rubric and parser, and the version of
+        Pillow, which encodes the pictures.
         """
         settings = self._settings
         asked = digest({"rubric": self.rubric, "parser": self.parser})[:16]
@@ -69,12 +69,12 @@ class JudgeReward:
         self._service.token()
 
     def score(self, samples: list[Sample]) -> list[dict[str, float] | Exception]:
-        """Return the scores that the judge states for each sample, or why it states none, in order."""
+        """Return the scores that the judge states for each sample, by name, or the sample's error, in order."""
         questions = [Question(sample.sample_id, partial(self._content, sample)) for sample in samples]
         return [self._read(answer) for answer in self._service.answers(questions)]
 
     def scores(self, answer: str) -> dict[str, float]:
-        """Return the scores by name that an answer states. Raises :class:`UnreadableError` if it states none."""
+        """Return the scores in an answer, by name. Raises :class:`UnreadableError` if it states none."""
         raise NotImplementedError
 
     def _read(self, answer: str | ValueError) -> dict[str, float] | Exception:
@@ -87,9 +87,9 @@ class JudgeReward:
 
     def shown(self, sample: Sample) -> list[np.ndarray]:
         """Return the pictures ``[height, width, 3]`` that are sent about a sample: references, if the judge takes some,
-        then the sample. A video is some of its frames.
+        then the sample. Of a video some frames are sent.
 
-        Raises ``ValueError`` if these are no pictures, or if the judge needs references and the sample has none.
+        Raises ``ValueError`` if the pixels are no pictures, or if the judge needs references and the sample has none.
         """
         return [*self.before(sample), *self.chosen(sample)]
 
@@ -109,7 +109,10 @@ class JudgeReward:
         return self.rubric.replace(PROMPT, sample.prompt)
 
     def chosen(self, sample: Sample) -> list[np.ndarray]:
-        """Return the middles of equal parts of the sample's frames. Raises ``ValueError`` if it has no frames."""
+        """Return at most ``num_frames`` of the sample's frames: the middle one of each of as many equal parts.
+
+        Raises ``ValueError`` if the pixels are no pictures.
+        """
         pixels = frames_of(sample)
         total, count = len(pixels), min(self._settings.num_frames, len(pixels))
         return [pixels[(2 * part + 1) * total // (2 * count)] for part in range(count)]
@@ -148,7 +151,7 @@ def by_key(answer: str, key: str) -> float:
 
 
 def within(value: float, lowest: float, highest: float) -> float:
-    """Return a number of the scale. Raises :class:`UnreadableError` for any other."""
+    """Return the value. Raises :class:`UnreadableError` if it is not between ``lowest`` and ``highest``."""
     if not lowest <= value <= highest:
         raise UnreadableError(f"the judge states {value:g}, expected {lowest:g} to {highest:g}")
     return value

@@ -25,7 +25,7 @@ PREFIXES = ("REMOTE_REWARD_", "DIFFUSION_REWARD_", "WFM_REWARD_")
 """Beginnings of the variables' names. The first variable that is set counts."""
 NO_REPLICA = "COSMOS_DISABLE_REMOTE_REWARD_USE_REPLICA"
 FIXED_TIMEOUT = "REMOTE_REWARD_ENQUEUE_TIMEOUT_S"
-"""Seconds to send a body of any size; replaces all timeouts but the one of connecting."""
+"""Variable with the seconds to send a body of any size. It replaces all other timeouts except the one to connect."""
 TIMEOUTS = {
     "REMOTE_REWARD_ENQUEUE_TIMEOUT_BASE_S": 30.0,
     "REMOTE_REWARD_ENQUEUE_TIMEOUT_PER_MB_S": 3.0,
@@ -33,14 +33,15 @@ TIMEOUTS = {
     "REMOTE_REWARD_ENQUEUE_TIMEOUT_MAX_S": 600.0,
     "REMOTE_REWARD_ENQUEUE_CONNECT_TIMEOUT_S": 100.0,
 }
-"""Seconds by default: base plus so many per MiB of the body, between minimum and maximum; and to connect."""
+"""Variables of timeouts with their defaults in seconds. To send a body takes at most the base and so many for each MiB,
+but not less than the minimum nor more than the maximum. The last is for the connection."""
 REPLICA_HEADER = "X-Lepton-Replica-Target"
 PULL_TIMEOUT_S = 10.0
 MAX_REPLY_BYTES = 2**24
 """Largest reply that is read, in bytes after decompression. Scores of a request take some kilobytes."""
 
 _PASSING = frozenset({408, 425, 429})
-"""Statuses below 500 that a repetition of the same request may not meet again."""
+"""Statuses below 500 after which the same request may succeed when it is repeated."""
 _NOT_READY = frozenset({202, 400})
 """Statuses of a service without scores yet; cosmos-rl's answers 400."""
 _NEVER = (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.TooManyRedirects)
@@ -55,7 +56,7 @@ _REMEDIES = {
     405: f"check {ENQUEUE_URL} and {FETCH_URL}",
     413: "lower batch_size",
 }
-"""Remedies by status that neither another sample nor another try can mend."""
+"""Advice by status, for errors that neither another sample nor another try can mend."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,9 @@ class Service:
     fetch_url: str
     token: str = field(default="", repr=False)
     timeouts_s: Mapping[str, float] = field(default_factory=lambda: TIMEOUTS)
-    """Seconds by environment variable."""
+    """Timeouts in seconds, by the name of their environment variable."""
     pins_replica: bool = True
-    """Ask the replica that accepted a request for its scores, if the service names one."""
+    """Whether scores are fetched from the replica that accepted the request, if the service names it."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
@@ -108,7 +109,7 @@ class Service:
 
     @property
     def info_url(self) -> str:
-        """Return the URL at which services tell which scorers they have, next to the first URL."""
+        """Return the URL at which services describe their scorers: ``info`` next to the enqueue URL."""
         return str(httpx.URL(self.enqueue_url).join("info"))
 
     @property
@@ -123,7 +124,10 @@ def is_named(environment: Mapping[str, str]) -> bool:
 
 
 def _with_first_prefix(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with the variables of the other prefixes under the name that begins with the first."""
+    """Return the environment in which variables with other prefixes also have their name with the first prefix.
+
+    A variable that is set under its name with the first prefix keeps its value.
+    """
     found = dict(environment)
     for prefix in PREFIXES[1:]:
         for name, value in environment.items():
@@ -165,7 +169,7 @@ class RefusedError(ValueError):
     def __init__(self, message: str, answer: Response | None = None) -> None:
         super().__init__(message)
         self.answer = answer
-        """The answer to a frame, or to the question for its scores."""
+        """The service's answer to the request, or to the poll for its scores."""
 
 
 @dataclass(frozen=True)
@@ -189,9 +193,9 @@ class Client:
         self._service, self._timeout_s = service, timeout_s
         self._http = client(service.token)
         self.known = False
-        """Whether the second URL has ever answered as the service of a request does."""
+        """Whether the fetch URL has ever answered a poll for scores as a reward service does."""
         self.ended = threading.Event()
-        """Set at the end, so that no thread tries again."""
+        """Set when the client is closed, so that no thread tries again."""
 
     def __enter__(self) -> Self:
         return self
@@ -203,7 +207,7 @@ class Client:
     def check(self) -> str:
         """Send both URLs one request that scores nothing; return their statuses and the scorers as text.
 
-        Raises :class:`ConfigError` like a run, and :class:`UnavailableError` without repetitions.
+        Raises :class:`ConfigError` like a run, and :class:`UnavailableError` after the first failure.
         """
         nothing = {"uuid": "check", "type": "check"}
         enqueue = self._checked("GET", self._service.enqueue_url)
@@ -226,7 +230,7 @@ class Client:
         return f"{answer.status_code} at {without_secrets(url)}"
 
     def scorers(self) -> dict[str, Any] | None:
-        """Return what the service tells of its scorers, by name; None if it tells nothing, as cosmos-rl's does.
+        """Return the service's descriptions of its scorers, by name; None if it has none, like cosmos-rl's service.
 
         Raises :class:`ConfigError` and :class:`UnavailableError` as other requests do.
         """
@@ -239,7 +243,7 @@ class Client:
         raise away
 
     def scorers_now(self) -> dict[str, Any] | None:
-        """Return what :meth:`scorers` does. Raises :class:`UnavailableError` without repetitions."""
+        """Return the same as :meth:`scorers`, but raise :class:`UnavailableError` after the first failure."""
         url = self._service.info_url
         answer = self._try("GET", url, time.monotonic() + PULL_TIMEOUT_S, PULL_TIMEOUT_S)
         if isinstance(answer, str):
@@ -263,7 +267,7 @@ class Client:
         return scorers
 
     def enqueue(self, body: bytes, deadline_s: float | None = None) -> Ticket:
-        """Send one frame. Raises :class:`RefusedError` if the service does not accept it."""
+        """Send the body of one request. Raises :class:`RefusedError` if the service does not accept it."""
         deadline_s = time.monotonic() + self._timeout_s if deadline_s is None else deadline_s
         url, limit_s = self._service.enqueue_url, self._service.enqueue_timeout_s(len(body))
         headers = {"Content-Type": "application/octet-stream"}
@@ -341,7 +345,10 @@ class Client:
             raise ConfigError(f"{message}; check {ENQUEUE_URL}, {FETCH_URL}, {TOKEN}") from error
 
     def _require_understood(self, url: str, answer: Response) -> None:
-        """Raise :class:`ConfigError` for an answer that neither another sample nor another try can mend."""
+        """Raise :class:`ConfigError` for an answer that no other sample and no other try would change.
+
+        Raises :class:`LostError` if the fetch URL does not know its request.
+        """
         if answer.status_code == 404 and url == self._service.fetch_url:
             found = self._quote(answer)
             raise LostError(f"{_place(url)} does not know its request: {found}; check {FETCH_URL}")
@@ -364,7 +371,7 @@ class Client:
 
     def _quote(self, answer: Response) -> str:
         """Return status and text, cut short, without the token that a service might repeat."""
-        # The charset that a header names may be any codec of Python, also one for bytes.
+        # A header may name any codec of Python as the charset, even one that makes bytes.
         text = answer.content.decode(errors="replace")
         text = text.replace(self._service.token, "<token>") if self._service.token else text
         return f"{answer.status_code} {brief(text)}"

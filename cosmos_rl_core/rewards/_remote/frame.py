@@ -1,5 +1,5 @@
 """Frames of cosmos-rl's protocol: a JSON line ``{"prompts": [...], "reward_fn": {"<name>": 1.0}, ...}``, a newline, the
-bytes of an ``.npy`` file. For services that say that they read them, the references of the prompts follow.
+bytes of an ``.npy`` file. The references of the prompts follow, if the service says that it reads them.
 """
 
 import hashlib
@@ -25,10 +25,10 @@ def frame(
 
     ``media_type`` is ``image`` (uint8 ``[B, height, width, 3]``), ``video`` (uint8 ``[B, 3, frames, height, width]``)
     or ``latent`` (float16 ``[B, channels, frames, height, width]``). ``fps``, frames per second, is for videos, as
-    pixels or latents. For services that tell of their scorers: ``digest`` of the only one that may answer, and
-    ``metadata``, the JSON values of each prompt. ``references`` are the pictures of each sample's prompt,
-    uint8 ``[frames, height, width, 3]``. Each is sent once, as ``.npy`` bytes at the end; the line has, for each
-    sample, the numbers of its references among them.
+    pixels or latents. Two arguments are for services that describe their scorers: ``digest``, of the only scorer that
+    may answer, and ``metadata``, the JSON values of each prompt. ``references`` are the pictures of each sample's
+    prompt, uint8 ``[frames, height, width, 3]``. Each picture is sent once, as ``.npy`` bytes at the end; the JSON line
+    has, for each sample, the indices of its references among these pictures.
     """
     about: dict[str, Any] = {"prompts": prompts, "reward_fn": {reward_fn: 1.0}}
     if fps is not None:
@@ -46,7 +46,7 @@ def frame(
 
 
 def _numbered(references: Sequence[Sequence[np.ndarray]]) -> tuple[list[list[int]], list[np.ndarray]]:
-    """Return the numbers of each sample's references among the pictures that differ, and these pictures."""
+    """Return the indices of each sample's references in a list of distinct pictures, and that list."""
     known: dict[tuple[Any, ...], int] = {}
     pictures: list[np.ndarray] = []
     numbers: list[list[int]] = []

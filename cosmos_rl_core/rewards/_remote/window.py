@@ -1,4 +1,4 @@
-"""A window of requests to a service: it always has so many of them, while there are some, whoever asks."""
+"""A window of requests to a service: the most that it has at a time, from all threads together."""
 
 import threading
 from collections.abc import Generator
@@ -9,14 +9,14 @@ from cosmos_rl_core.errors import UnavailableError
 
 Answer = TypeVar("Answer")
 Request = Generator[None, None, Answer]
-"""A request: it yields once, when its body is made; then it is sent, and it returns its answer."""
+"""A request as a generator: it yields once, when its body is made. The next step sends it and returns its answer."""
 
 
 class Window:
-    """At most ``size`` requests that a service has at a time, of all threads that ask, in the order of their asking.
+    """A queue of requests from any threads, sent in order. The service has at most ``size`` of them at a time.
 
-    One thread makes their bodies: while the service has as many requests as it may, the next one is ready. Each of them
-    is sent, and its answer waited for, in a thread of its own, so that a slow one keeps no other.
+    One thread makes the bodies, and the next body is ready while the service has ``size`` requests. Each request is
+    sent, and its answer awaited, in a thread of its own, so that a slow request does not delay others.
     """
 
     def __init__(self, size: int) -> None:
@@ -32,12 +32,12 @@ class Window:
         self._ended = True
         # The thread that makes bodies may wait for a place.
         self._places.release()
-        # After an error nothing is waited for: an answer may take as long as the deadline of its request.
+        # After an error there is no wait for answers, which may take until the deadline of their requests.
         for threads in (self._making, self._asking):
             threads.shutdown(wait=error[0] is None)
 
     def ask(self, request: Request[Answer]) -> Future[Future[Answer]]:
-        """Send a request in its turn. The first result, when it goes out, is the future of its answer."""
+        """Send a request in its turn. The future ends when the request is sent; its result is the answer's future."""
         return self._making.submit(self._begin, request)
 
     def _begin(self, request: Request[Answer]) -> Future[Answer]:

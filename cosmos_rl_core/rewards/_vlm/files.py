@@ -1,6 +1,6 @@
-"""Scorers by vision-language models (VLMs): their settings, the identity of their files. Without torch.
+"""Scorers by vision-language models (VLMs): their settings, and the identity of their files. Without torch.
 
-Torch is loaded with the model, for the first sample that is scored. Each sample is a forward of its own.
+Torch is loaded with the model, for the first sample that is scored. Each sample gets a forward pass of its own.
 """
 
 from functools import cached_property
@@ -23,16 +23,16 @@ class VlmOptions(RewardOptions):
 
     model: UserPath = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder of the model, or its name on the Hugging Face hub, ``owner/name`` or ``owner/name@revision``, which is in
-    the local cache. Its files decide scores, not their place."""
+    the local cache. Scores depend on its files, not on their path."""
     prompt_file: UserPath | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
-    """File with the text that the model was trained with. Its text decides scores, not its place. Default: a file in
-    the model's folder, which the page on rewards names."""
+    """File with the text that the model was trained with. Scores depend on its text, not on its path. Default: a file
+    in the model's folder, which the page on rewards names."""
     param_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Type of the weights and of all that is computed with them."""
+    """Type of the weights and of the computations of the model."""
 
 
 class VlmFiles:
-    """The files of a scorer."""
+    """The files of a scorer: the model's folder, and the text that the model was trained with."""
 
     def __init__(self, options: VlmOptions, prompt_name: str) -> None:
         """Take the options, and the name of the prompt's file in the model's folder."""
@@ -58,7 +58,7 @@ class VlmFiles:
     def version(self) -> str:
         """Return the versions of the packages and the digest of all files that decide scores.
 
-        Raises :class:`ConfigError` with what is missing.
+        Raises :class:`ConfigError` that names the missing files.
         """
         _folders.check(self.folder, {}, "")
         found = files_digest({"prompt": self._prompt_path})[:16] if self.prompt else ""
@@ -71,8 +71,9 @@ class VlmFiles:
 
 
 def device_and_dtype(param_dtype: str) -> tuple[Any, Any]:
-    """Return where this process computes, and a type of torch by its name. Imports torch. Raises like
-    :func:`cosmos_rl_core.parallel.devices.current`.
+    """Return the torch device of this process, and the torch dtype with this name. Imports torch.
+
+    Raises like :func:`cosmos_rl_core.parallel.devices.current`.
     """
     device = import_module("cosmos_rl_core.parallel.devices").current()
     return device, getattr(import_module("torch"), param_dtype)

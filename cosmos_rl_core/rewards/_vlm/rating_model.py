@@ -1,4 +1,4 @@
-"""Models that rate: Qwen2-VL without its vocabulary's head, and layers at special tokens in its place."""
+"""Models that rate: Qwen2-VL with another head instead of the language model's, which is read at special tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from cosmos_rl_core.vlms._prompts import Prompts
 
 
 class RatingModel(transformers.Qwen2VLPreTrainedModel):
-    """Qwen2-VL whose last hidden states a head turns into numbers. A subclass says which head."""
+    """Qwen2-VL whose last hidden states a head turns into numbers. A subclass defines the head."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -23,7 +23,7 @@ class RatingModel(transformers.Qwen2VLPreTrainedModel):
         self.post_init()
 
     def head(self, width: int) -> nn.Module:
-        """Return the head for hidden states of a width."""
+        """Return the head, a module for hidden states ``[..., width]``."""
         raise NotImplementedError
 
     def forward(self, **inputs: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class HPSv3Model(RatingModel):
     _keep_in_fp32_modules_strict = ["rm_head"]
 
     def head(self, width: int) -> nn.Module:
-        """Return the layers. Identity replaces the dropout of training, so that layers keep their numbers."""
+        """Return the layers. Identity replaces the dropout of training, so that weights keep their names."""
         layers = nn.Linear(width, 1024), nn.ReLU(), nn.Identity(), nn.Linear(1024, 16), nn.ReLU(), nn.Linear(16, 2)
         return nn.Sequential(*layers)
 
@@ -55,7 +55,10 @@ class Scorer:
     """A model with its prompts, frozen, in eval mode."""
 
     def __init__(self, model: RatingModel, prompts: Prompts, tokens: Sequence[str]) -> None:
-        """Take the special tokens at which it rates. Raises :class:`ConfigError` if its tokenizer lacks one."""
+        """Take a model, its prompts, and the special tokens at which the model rates.
+
+        Raises :class:`ConfigError` if the tokenizer lacks one of the tokens.
+        """
         self.model, self._prompts = model, prompts
         known = prompts.tokenizer.get_vocab()
         if missing := [token for token in tokens if token not in known]:
@@ -68,10 +71,10 @@ class Scorer:
 
     @torch.no_grad()
     def ratings(self, batch: Mapping[str, Tensor]) -> list[list[float]]:
-        """Return what the head gives at each special token of a conversation that was prepared."""
+        """Return the head's numbers at each special token of one prepared conversation: a list for each token."""
         (tokens,) = batch["input_ids"].tolist()
         there = {name: tensor.to(self.model.device) for name, tensor in batch.items()}
-        # The originals give their language model no positions, so those in the text are taken, of patches too.
+        # The originals give their language model no positions. It then counts all tokens, patches too.
         order = torch.arange(len(tokens), device=self.model.device).expand(3, 1, -1)
         (rows,) = self.model(**there, position_ids=order)
         return [rows[tokens.index(token)].double().tolist() for token in self._ids]

@@ -1,4 +1,4 @@
-"""Folders of models that rate, made of what is published: weights, the text around prompts, and the base's settings."""
+"""Folders of models that rate, written from published files: weights, the text around prompts, the base's settings."""
 
 import ast
 import json
@@ -21,7 +21,7 @@ _SETTINGS = ("preprocessor_config.json", "chat_template.json", "chat_template.ji
 
 
 def renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights by the names of transformers 5, which has the towers in ``model``, without the vocabulary's head.
+    """Return weights by their names in transformers 5, where both towers are in ``model``; the ``lm_head`` is left out.
 
     Raises :class:`ConfigError` if there are no embeddings among them.
     """
@@ -69,7 +69,10 @@ def _resized(config: dict[str, Any], rows: int) -> dict[str, Any]:
 
 
 def constant(path: Path, name: str, where: str) -> str:
-    """Return a text that a Python file of the repository ``where`` assigns to a name. It is parsed and not run."""
+    """Return the text that a Python file of the repository ``where`` assigns to a name. The file is parsed, not run.
+
+    Raises :class:`ConfigError` if file or name is missing.
+    """
     if not path.is_file():
         raise ConfigError(f"{path} is missing; copy it from the repository {where}")
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -79,7 +82,7 @@ def constant(path: Path, name: str, where: str) -> str:
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    """Return a JSON object. Raises :class:`ConfigError` if there is no such file, or it holds none."""
+    """Return the JSON object in a file. Raises :class:`ConfigError` if the file is missing or holds no JSON object."""
     if not path.is_file():
         raise ConfigError(f"{path} is missing; fetch it")
     try:

@@ -51,7 +51,7 @@ def merged(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
 
 
 def _head(published: Tensor) -> Tensor:
-    """Return the head with a row for each token. The published one has a single row, which scores at all of them."""
+    """Return the head with a row for each token. The published head has a single row, which scores at all tokens."""
     if len(published) not in (1, len(TOKENS)):
         raise ConfigError(f"rm_head has {len(published)} rows, expected 1 or {len(TOKENS)}; fetch the checkpoint again")
     return published.expand(len(TOKENS), -1)

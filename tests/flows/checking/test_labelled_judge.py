@@ -56,7 +56,7 @@ def test_a_judge_trains_once_it_was_compared_with_labels(recipe: Any, tmp_path: 
     compared = judge | {"agreement": str(tmp_path / "agreement.json")}
     plan = planned(recipe, tmp_path, compared)
     assert f"agreement  vlm_answer: {line}" in describe_plan(plan, str(tmp_path))
-    with pytest.raises(ConfigError, match="is of vlm_answer, transformers"):
+    with pytest.raises(ConfigError, match="belongs to vlm_answer, transformers"):
         planned(recipe, tmp_path, compared | {"rubric": "is it pretty?"})
 
 

@@ -33,7 +33,7 @@ def test_labels_are_a_number_a_line(tmp_path: Path):
     with pytest.raises(ConfigError, match="3 lines for 2 files"):
         labels_of(file, 2)
     file.write_text("1\n\ngood\ninf\n")
-    with pytest.raises(ConfigError, match="line 2: '' is no number; 3 lines are none"):
+    with pytest.raises(ConfigError, match="line 2: '' is no number; 3 lines hold none"):
         labels_of(file, 4)
 
 
@@ -44,11 +44,11 @@ def test_a_file_of_agreement_counts_only_for_the_scorer_that_it_is_about(tmp_pat
         "20 labelled files, 0 without a score, rank correlation 1.000, 1.000 of pairs in the order of their labels, "
         "1.000 equal"
     )
-    with pytest.raises(ConfigError, match="is of judge, v1; this is judge, v2; write it with"):
+    with pytest.raises(ConfigError, match="belongs to judge, v1; this is judge, v2; write it with"):
         read(str(file), "judge", "v2")
     file.write_text(agreement("judge", "v1", [*range(19), None], [*range(20)]).model_dump_json())
     with pytest.raises(ConfigError, match="has 19 files with a score, expected at least 20"):
         read(str(file), "judge", "v1")
     file.write_text("{}")
-    with pytest.raises(ConfigError, match="is none"):
+    with pytest.raises(ConfigError, match="holds no agreement"):
         read(str(file), "judge", "v1")
