@@ -1,4 +1,4 @@
-"""Endpoints of the service: cosmos-rl's, and what it tells about itself."""
+"""Endpoints of the service: cosmos-rl's protocol, descriptions of the scorers, health and metrics."""
 
 import asyncio
 import hmac
@@ -27,23 +27,23 @@ from cosmos_rl_core.rewards._base.answers import brief
 
 ROOT = "/api/reward"
 FORMAT = 1
-"""Format of what ``/info`` tells."""
+"""Version of the format of ``/info``."""
 DEFAULT_TYPE = "dance_grpo"
 """Reward of a ``pull`` that names none, as in cosmos-rl."""
 RETRY_S = "5"
-"""Seconds after which a client that found the queue full is asked to come again."""
+"""Seconds after which a client is asked to repeat a request that the service could not take."""
 MAX_FORM_BYTES, MAX_FORM_FIELDS = 2**24, 64
 READ_ANYWAY_BYTES = 2**26
-"""Bytes of the body of a refused request that are read, so that its client sees the answer and not a broken pipe."""
+"""Most bytes that are read of the body of a refused request, so that its client sees the answer, no broken pipe."""
 READ_ANYWAY_S = 5.0
 SLOWEST = 4096
-"""Bytes a second at which a body must come, on average, if it takes longer than its timeout."""
+"""Lowest average speed in bytes a second of a body that takes longer than its timeout."""
 log = logging.getLogger(__name__)
 Form = dict[str, str]
 
 
 def app_of(service: Service, worker_token: str = "") -> FastAPI:
-    """Return the application. ``worker_token`` is what ``/push`` takes; without one it takes nothing."""
+    """Return the application. ``/push`` takes results only with ``worker_token``, and no results if that is empty."""
     app = FastAPI(title="reward service", openapi_url=None)
     endpoints = Endpoints(service, worker_token)
     app.add_api_route("/healthz", endpoints.health, methods=["GET"])
@@ -60,7 +60,7 @@ def app_of(service: Service, worker_token: str = "") -> FastAPI:
 
 
 class Endpoints:
-    """Answers to requests."""
+    """Handlers of the endpoints."""
 
     def __init__(self, service: Service, worker_token: str) -> None:
         self._service, self._worker_token = service, worker_token
@@ -95,7 +95,7 @@ class Endpoints:
         return JSONResponse(told)
 
     async def _admit(self, request: Request) -> None:
-        """Raise :class:`RefusedError` for a request whose body is not worth reading."""
+        """Raise :class:`RefusedError` for a request that can be refused before its body is read."""
         self._require(request, self._service.config.token)
         settings = self._service.config.settings.service
         if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
@@ -119,7 +119,7 @@ class Endpoints:
         return await asyncio.to_thread(frames.read, path)
 
     async def pull(self, request: Request) -> Response:
-        """Answer with a result: 400 while there is none, 404 for what is unknown."""
+        """Answer with a result, with 400 while there is none, or with 404 for an unknown request or reward."""
         self._require(request, self._service.config.token)
         form = await _form(request)
         if missing := _missing(form, "uuid"):
@@ -137,7 +137,7 @@ class Endpoints:
         return Response(found, media_type="application/json")
 
     async def push(self, request: Request) -> Response:
-        """Store a result that another process has; it replaces none."""
+        """Store a result that another process computed, unless there is one already."""
         if not self._worker_token:
             raise RefusedError(401, "this service takes no results")
         self._require(request, self._worker_token)
@@ -156,12 +156,12 @@ class Endpoints:
         return JSONResponse({"message": "Scores received and stored successfully"})
 
     async def ping(self, request: Request) -> Response:
-        """Answer a sign of life."""
+        """Answer a client's ping."""
         self._require(request, self._service.config.token)
         return _missing(await _form(request), "info_data") or JSONResponse({"message": "Ping request received"})
 
     async def latent_attr(self, request: Request) -> Response:
-        """Accept facts of latents that follow. They are in the VAE's own files here, so nothing depends on them."""
+        """Accept a client's facts about its latents and ignore them: here they come from the VAE's own files."""
         self._require(request, self._service.config.token)
         form = await _form(request)
         if missing := _missing(form, "fields"):
@@ -174,13 +174,13 @@ class Endpoints:
         return JSONResponse({"message": "Latent attributes set successfully"})
 
     async def info(self, request: Request) -> Response:
-        """Tell which scorers there are."""
+        """Answer with a description of each scorer, by name."""
         self._require(request, self._service.config.token)
         named = {name: scorer.info() for name, scorer in self._service.offer.scorers.items()}
         return JSONResponse({"format": FORMAT, "scorers": named})
 
     async def health(self, request: Request) -> Response:
-        """Answer 200 once all scorers are ready, else 503. Faults are told by name to who has the token."""
+        """Answer 200 once all scorers are ready, else 503. Only clients with the token see the faults, by scorer."""
         pools, trusted = self._service.pools, self._is_trusted(request, self._service.config.token)
         faults = {pool.label: pool.fault for pool in pools if pool.fault and trusted}
         loading = [pool.label for pool in pools if not pool.ready]
@@ -199,7 +199,7 @@ class Endpoints:
             raise RefusedError(401, "the bearer token is missing or wrong")
 
     def _is_trusted(self, request: Request, token: str) -> bool:
-        """Return whether a request has the token, after a time that does not depend on what it has instead."""
+        """Return whether a request has the token, in a time that does not depend on a wrong token."""
         given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
         return not token or hmac.compare_digest(given.encode(), token.encode())
 
@@ -264,7 +264,7 @@ async def _read_anyway(blocks: AsyncIterator[bytes]) -> None:
 
 
 async def _form(request: Request) -> Form:
-    """Return the fields of a form; none of a body of another type. Raises :class:`RefusedError` for a large one."""
+    """Return the fields of a form, none for a body of another type. Raises :class:`RefusedError` for a large body."""
     body = bytearray()
     async for block in _blocks(request, 60.0):
         body += block
@@ -279,7 +279,7 @@ async def _form(request: Request) -> Form:
 
 
 def _missing(form: Mapping[str, str], *names: str) -> Response | None:
-    """Return the answer to a form without a field, as FastAPI words it, or None."""
+    """Return the answer 422 to a form that lacks a field, in FastAPI's words; None if it has all ``names``."""
     detail = [
         {"type": "missing", "loc": ["body", name], "msg": "Field required", "input": None}
         for name in names
@@ -297,7 +297,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _gone(request: Request, error: Exception) -> Response:
-    """Answer nobody: the client hung up in the middle of its body."""
+    """Return an answer that nobody gets: the client hung up in the middle of its body."""
     return Response(status_code=400)
 
 

@@ -39,8 +39,8 @@ class RewardArgs(Section):
     dtype: str = "float16"
     """Number format, for plugins with an option of this name."""
     device: Device = "cuda"
-    """``cuda``: each process has a GPU of its own; a model that finds none does not load. ``cuda:1``: the second one.
-    ``cpu``: none. Not written: a GPU each if there are GPUs."""
+    """``cuda``: each process has a GPU of its own; a model that finds none does not load. ``cuda:1``: the second GPU.
+    ``cpu``: none. If it is not set, each process has a GPU if there are GPUs."""
     endpoint_url: str = ""
     """Server of a judge, for plugins with an option of this name or ``url``."""
     endpoint_api_key: str = Field(default="", repr=False)
@@ -61,7 +61,7 @@ class RewardArgs(Section):
     processes: int = Field(default=1, ge=1, le=64)
     """Number of its processes, which score requests side by side."""
     gpus: tuple[Visible, ...] = ()
-    """``CUDA_VISIBLE_DEVICES`` of its processes, in turn. Default: ``service.gpus``."""
+    """Values of ``CUDA_VISIBLE_DEVICES`` for its processes, in turn. Default: ``service.gpus``."""
     batching: Batching = "exact"
     """``exact`` scores a request by itself. ``fast`` scores waiting requests of equal shape together."""
     fast_samples: int = Field(default=64, ge=1)
@@ -73,7 +73,7 @@ class RewardArgs(Section):
 _OPTIONS = ("model_path", "dtype", "endpoint_url", "endpoint_api_key")
 """Fields of cosmos-rl that reach the plugins that have an option of the same name."""
 _OTHERWISE = {"model_path": "model", "endpoint_url": "url", "endpoint_api_key": "token_variable"}
-"""Options that such a field reaches in plugins that have none of its name."""
+"""Option that such a field sets in plugins that have no option of the field's name."""
 KEY = "OPENAI_API_KEY"
 """Environment variable with ``endpoint_api_key``, for plugins that read a key from one."""
 _UNUSED = {
@@ -119,7 +119,7 @@ class ServiceSettings(Section):
     spool: UserPath = "reward-spool"
     """Folder of accepted requests and their results, on a disk of this machine."""
     token_file: UserPath = ""
-    """File with the token that clients must send; ``REWARD_SERVICE_TOKEN`` comes before it."""
+    """File with the token that clients must send. If ``REWARD_SERVICE_TOKEN`` is set, it is used instead."""
     result_ttl_s: float = Field(default=86400.0, gt=0)
     """Seconds for which a result can be fetched."""
     max_queue: int = Field(default=1024, ge=1)
@@ -127,17 +127,19 @@ class ServiceSettings(Section):
     max_body_mb: float = Field(default=1024.0, gt=0)
     """Largest body of a request, in MiB."""
     body_timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds without a byte of a body, after which the request is given up. A body that is not whole after them must
-    have come at 4 KiB a second on average."""
+    """Seconds without a byte of the body after which a request is given up. A body that takes longer than this must
+    arrive at 4 KiB a second or more, on average."""
     max_connections: int = Field(default=2048, ge=16)
-    """Maximum number of open connections; fewer where the system lets the service open fewer files. If all are taken,
-    the one that waits longest without a request is closed for a new one. Requests beyond it are answered 503."""
+    """Maximum number of open connections; fewer where the system lets the service open fewer files. If all are in use,
+    the connection that has waited longest without a request is closed for a new one. Requests beyond the maximum are
+    answered 503."""
     drain_s: float = Field(default=60.0, ge=0)
-    """Seconds that running work may take after SIGTERM. What waits or is stopped is done after the next start."""
+    """Seconds that running work may take after SIGTERM. Requests that wait or are stopped are scored after the next
+    start."""
     gpus: tuple[Visible, ...] = ()
-    """Devices for ``CUDA_VISIBLE_DEVICES``, one a process in turn. Default: the visible ones."""
+    """Devices for ``CUDA_VISIBLE_DEVICES``, one for each process, in turn. Default: all that the service sees."""
     redis_url: str = Field(default="", repr=False)
-    """Redis to which results are copied, for ``result_ttl_s``, so that other replicas can answer for them."""
+    """URL of a Redis to which results are copied, for ``result_ttl_s``, so that other replicas can answer with them."""
     plugins: tuple[str, ...] = ()
     """Files and folders of reward plugins outside the package."""
 
@@ -146,7 +148,7 @@ class Settings(Section):
     """The whole file."""
 
     host: str = "127.0.0.1"
-    """Address to listen at. Any but this machine's own needs a token."""
+    """Address to listen at. Every address except 127.0.0.1, localhost and ::1 needs a token."""
     port: int = Field(default=8080, ge=0, lt=2**16)
     """First port to try; 0 takes any free one."""
     redis_host: str = ""
@@ -191,7 +193,7 @@ class Served:
 
     @property
     def facts(self) -> Facts:
-        """Return what the plugin declares."""
+        """Return the facts that the plugin declares."""
         return self.options.facts
 
     @property
@@ -213,9 +215,9 @@ class Config:
     served: tuple[Served, ...]
     pins: tuple[outside_plugins.Pin, ...]
     token: str = field(repr=False)
-    """Token of clients; "" where none is asked for."""
+    """Token that clients must send; "" if they need none."""
     notes: tuple[str, ...] = ()
-    """Sentences on what has no effect."""
+    """Sentences on settings without effect."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
 
@@ -242,7 +244,7 @@ def read(path: Path, environment: Mapping[str, str]) -> Config:
 
 
 def _served(settings: Settings) -> tuple[tuple[Served, ...], list[str]]:
-    """Return the enabled scorers, and what is wrong with others."""
+    """Return the enabled scorers, and the mistakes in the settings of others."""
     found, mistakes, owners = list[Served](), list[str](), dict[str, int]()
     for i, args in enumerate(settings.reward_args):
         if not args.enable:
@@ -273,7 +275,7 @@ def _with_plugin(args: RewardArgs) -> Served:
 
 
 def _given(args: RewardArgs, options: type[RewardOptions]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the fields of cosmos-rl that the plugin has options for, and those it has none for."""
+    """Return the values of cosmos-rl's fields by the plugin's options, and the fields that the plugin lacks."""
     given, unused = dict[str, Any](), list[str]()
     for name in written(args, *_OPTIONS):
         target = name if name in options.model_fields else _OTHERWISE.get(name, name)

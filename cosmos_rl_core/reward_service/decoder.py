@@ -1,4 +1,4 @@
-"""Decoder of Wan's latents: each sample alone, to the pixels that cosmos-rl's service gives its scorers."""
+"""Decoder of Wan's latents. Each sample is decoded alone, to the pixels that scorers get in cosmos-rl's service."""
 
 import json
 import sys
@@ -27,7 +27,7 @@ class DecoderError(ValueError):
 
 
 def folders_of(settings: DecodeArgs) -> dict[str, Path]:
-    """Return the folder of the VAE by the number of its channels, as text.
+    """Return the folder of each VAE, by the number of its channels as text.
 
     Raises :class:`ConfigError`, which names each folder that holds no such VAE.
     """
@@ -61,7 +61,7 @@ def _folder(place: Path, channels: int) -> Path:
 
 
 def version(folders: Mapping[str, Path], dtype: str) -> str:
-    """Return what decides the decoded pixels: packages, number format and digests of the VAEs' files."""
+    """Return a text of all that decides the decoded pixels: packages, number format, digests of the VAEs' files."""
     packages = ", ".join(f"{name} {version_of(name)}" for name in ("torch", "diffusers"))
     digests = (f"{c} channels sha256:{files_digest(_files(folder))[:16]}" for c, folder in sorted(folders.items()))
     return ", ".join([packages, dtype, *digests])
@@ -89,7 +89,7 @@ class Decoding:
         return getattr(import_module("diffusers"), name).from_pretrained(folder, use_safetensors=True)
 
     def answers(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Decode the latents of each request and return what they were."""
+        """Decode the latents of each request; return for each the file of pixels and facts about the latents."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Decoding:
         frame, path = frames.read(Path(request["frame"])), Path(request["pixels"])
         sent = np.array(frame.array(Path(request["frame"])), order="C")
         torch = self._torch
-        # A dtype that torch has no numpy form of comes as the bytes of its numbers.
+        # bfloat16, which numpy does not have, comes as the bytes of its numbers.
         numbers = torch.from_numpy(sent)
         numbers = numbers.view(torch.bfloat16) if sent.dtype == np.uint8 else numbers.to(torch.bfloat16)
         for i, each in enumerate(numbers):
@@ -110,7 +110,7 @@ class Decoding:
     def decoded(self, latents: Any) -> np.ndarray:
         """Return the pixels ``[3, frames, height, width]`` uint8 of one sample's latents, normalised.
 
-        Numbers are cut, not rounded, as in cosmos-rl.
+        Fractions are cut off, not rounded, as in cosmos-rl.
         """
         torch, vae = self._torch, self._vaes[latents.shape[0]]
         mean, std = (
@@ -118,7 +118,7 @@ class Decoding:
             for name in ("latents_mean", "latents_std")
         )
         with torch.no_grad():
-            # Division by the inverse, as diffusers' own pipelines have it: the same bits.
+            # Divided by the inverse, like in diffusers' own pipelines, to get the same bits.
             z = latents[None].to(self._device, torch.float32) / (1.0 / std) + mean
             x = vae.decode(z.to(vae.dtype), return_dict=False)[0]
             _require_finite(x, f"the pixels of the decoder in {vae.dtype}")

@@ -1,7 +1,7 @@
-"""Frames: a line of JSON and an array, as clients of cosmos-rl's protocol send them.
+"""Frames: bodies of requests in cosmos-rl's protocol. Each is a line of JSON and an array of samples.
 
-Nothing of a frame is unpickled: the header of the ``.npy`` bytes is read by itself, and their data is mapped. Arrays of
-references of the prompts may follow, which cosmos-rl's protocol does not have.
+Nothing of a frame is unpickled: the header of the ``.npy`` bytes is parsed alone, and their data is mapped. Arrays of
+the prompts' references may follow, which cosmos-rl's protocol does not have.
 """
 
 import json
@@ -23,22 +23,22 @@ MAX_LINE_BYTES = 4 * 2**20
 MAX_HEADER_BYTES = 4096
 """Largest header of an array; numpy's takes 128 bytes."""
 MAX_DEPTH = 32
-"""Levels of lists and objects in the line of JSON; what scorers get and answer has more around it."""
+"""Largest number of nested levels of lists and objects in the line of JSON. Messages to and from scorers add levels."""
 MAX_SAMPLES = 4096
 LATENT_CHANNELS = (16, 48)
 """Channels of latents of Wan 2.1 and Wan 2.2."""
 SCORERS, REFERENCES = "scorers", "references"
-"""Keys of the digests of the scorers that a client expects, by name, and of the numbers of each sample's references
-among the arrays that follow the samples.
+"""Keys in the line of JSON: of the digests of the scorers that a client expects, by reward, and of the indices of each
+sample's references among the arrays that follow the samples.
 """
 Media = Literal["image", "video", "latent"]
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _GENEVAL = {"geneval_tags": "tag", "geneval_includes": "include"}
-"""Keys of cosmos-rl's clients, and the names under which GenEval's own metadata has the same."""
+"""Keys that cosmos-rl's clients send, and the keys of the same values in GenEval's own metadata."""
 _TOO_DEEP = f"the first line is nested too deeply; expected at most {MAX_DEPTH} levels"
 _PICKLES = (b"PK\x03\x04", b"\x80")
-"""Beginnings of what ``torch.save`` and ``pickle`` write."""
+"""First bytes of files by ``torch.save`` and ``pickle``."""
 
 
 class FrameError(ValueError):
@@ -91,7 +91,7 @@ class Frame:
 
     @property
     def kind(self) -> str:
-        """Return what frames have in common that can be scored together."""
+        """Return a text that is equal for frames that can be scored together."""
         return f"{self.media} {self.dtype} {self.shape[1:]}"
 
     def array(self, path: Path) -> np.ndarray:
@@ -100,7 +100,7 @@ class Frame:
 
 
 def read(path: Path) -> Frame:
-    """Read what a file says about itself. Raises :class:`FrameError` unless it is exactly one frame."""
+    """Read the line of JSON and the arrays' headers in a file. Raises :class:`FrameError` unless it is one frame."""
     with path.open("rb") as file:
         about, size = _about(file.readline(MAX_LINE_BYTES + 1)), path.stat().st_size
         numbers = _numbers(about)
@@ -133,7 +133,7 @@ def _about(line: bytes) -> dict[str, Any]:
         raise FrameError(f"{found}; expected a line of JSON, a newline and the bytes of an .npy file")
     try:
         about = json.loads(line, parse_constant=_refuse, parse_float=_finite)
-        # Half a surrogate pair, which JSON can spell, fits no file.
+        # JSON can spell half a surrogate pair, which no file can hold.
         json.dumps(about, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         if isinstance(error, RecursionError):
@@ -165,9 +165,9 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 
 def _stored(file: BinaryIO, size: int, *, last: bool) -> Stored:
-    """Return the array that begins here and go to its end. Raises :class:`FrameError` unless its bytes are there.
+    """Return the array that begins at the file's position, and go to its end.
 
-    After the last one the file, of ``size`` bytes, ends.
+    Raises :class:`FrameError` if the file, of ``size`` bytes, ends before it, or goes on after the ``last`` array.
     """
     dtype, shape, order = _header(file)
     offset = file.tell()
@@ -200,7 +200,7 @@ def _header(file: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C"
 
 
 def _media(about: Mapping[str, Any]) -> Media:
-    """Return the form of the samples; what is absent or unknown counts as latents, as in cosmos-rl."""
+    """Return the form of the samples. An absent or unknown form counts as latents, as in cosmos-rl."""
     match str(about.get("media_type")).lower():
         case "image":
             return "image"
@@ -229,9 +229,9 @@ def _check_array(media: Media, dtype: np.dtype[Any], shape: tuple[int, ...]) -> 
 
 
 def _numbers(about: Mapping[str, Any]) -> list[list[int]]:
-    """Return the numbers of each sample's references among the arrays that follow, from 0 on; no lists if it is absent.
+    """Return the indices of each sample's references among the arrays after the samples; no lists without the key.
 
-    Raises :class:`FrameError` unless every array up to the largest number has one.
+    Raises :class:`FrameError` unless the indices are all whole numbers from 0 to the largest.
     """
     rows = about.get(REFERENCES, [])
     if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) <= MOST for row in rows):
@@ -285,7 +285,7 @@ def _rows(about: Mapping[str, Any], key: str, count: int) -> tuple[Mapping[str, 
 
 
 def _metadata(about: Mapping[str, Any], count: int) -> Sequence[Mapping[str, Any]]:
-    """Return for each sample its prompt's metadata, its frames a second, and GenEval's tags as cosmos-rl sends them."""
+    """Return for each sample its prompt's metadata, merged with its video infos and the tags of GenEval, if sent."""
     rows: list[dict[str, Any]] = [dict(row) for row in _rows(about, "metadata", count) or [{}] * count]
     for row, info in zip(rows, _rows(about, "video_infos", count) or [{}] * count, strict=True):
         row.update(info)

@@ -1,4 +1,4 @@
-"""Index of requests: what was accepted, and its results. SQLite, durable at each commit."""
+"""Index of accepted requests and their results: an SQLite database, durable at each commit."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 MAX_GROUP = 256
 """Number of changes that one commit makes durable."""
 FORMAT = 1
-"""Format of the database, its `user_version`."""
+"""Version of the database's format, its `user_version`."""
 REDIS_S = 5.0
 """Seconds within which Redis must answer."""
 _SCHEMA = """
@@ -90,12 +90,12 @@ class Index:
         await self._change(_INSERT, [(job.uuid, job.type, job.expected, now_s) for job in jobs])
 
     async def settle(self, job: Job, result: dict[str, Any]) -> bool:
-        """Store a job's result. Return False if it had one, which stays."""
+        """Store a job's result and return True. If it has one already, that stays, and False is returned."""
         text = json.dumps(result, allow_nan=False)
         return await self._change(_SETTLE, [(text, time.time(), job.uuid, job.type)]) == 1
 
     async def expire(self, ttl_s: float) -> int:
-        """Delete results that are older; return their number."""
+        """Delete results older than ``ttl_s`` seconds, of requests whose jobs all have results; return their number."""
         return await self._change(_EXPIRE, [(time.time() - ttl_s,)])
 
     def waiting(self) -> list[Job]:
@@ -134,7 +134,7 @@ class Index:
 class Copies:
     """Copies of results in Redis, where other replicas of the service find them: ``<uuid>_<reward>``, a result as JSON.
 
-    A Redis that does not answer holds nothing up.
+    If Redis does not answer, the service goes on without copies.
     """
 
     def __init__(self, url: str, ttl_s: float) -> None:
@@ -148,7 +148,7 @@ class Copies:
         self._failures = (OSError, redis.RedisError)
         self._ttl_s = max(1, int(ttl_s))
         self.errors = 0
-        """Number of results that were not copied or not found out about."""
+        """Number of results that could not be copied or looked up."""
 
     async def put(self, job: Job, result: dict[str, Any]) -> None:
         """Copy a result; it lasts as long as the service's own."""
@@ -176,7 +176,7 @@ class Copies:
 
 
 def _commit(writer: sqlite3.Connection, group: Sequence[_Change]) -> None:
-    """Apply changes in one transaction; each learns its own outcome only after the commit."""
+    """Apply changes in one transaction, then set the outcome of each."""
     counts = list[int | sqlite3.Error]()
     try:
         writer.execute("BEGIN IMMEDIATE")
@@ -196,7 +196,10 @@ def _commit(writer: sqlite3.Connection, group: Sequence[_Change]) -> None:
 
 
 def _apply(writer: sqlite3.Connection, change: _Change) -> int | sqlite3.Error:
-    """Return the number of changed rows, or the error of a change that harms no other."""
+    """Apply a change and return the number of changed rows.
+
+    If it violates the database's integrity, it is undone alone, and the error is returned.
+    """
     writer.execute("SAVEPOINT one")
     try:
         changed = 0

@@ -21,9 +21,9 @@ LOAD_TIMEOUT_S = 1800.0
 BACK_OFF_S = (0.1, 60.0)
 """First and longest pause before a process that ended is started again."""
 LOAD_ATTEMPTS = 3
-"""Starts that fail in a row before waiting tasks are given up."""
+"""Number of starts that must fail in a row before waiting tasks are given up."""
 UNAVAILABLE_TRIES, UNAVAILABLE_S = 6, 1.0
-"""Tries of a task whose scorer says that it cannot work now, and the first pause between them, which doubles."""
+"""Number of tries of a task whose scorer says that it cannot work now, and the first pause, which then doubles."""
 MAX_ANSWER_BYTES = 2**26
 _TAIL_BYTES = 4000
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class ScorerError(Exception):
 
 
 class _EndedError(Exception):
-    """The end of a process, or of its reason."""
+    """A process ended, or answered nonsense."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Task:
     size: int
     answer: "asyncio.Future[dict[str, Any]]" = field(repr=False)
     deaths: int = 0
-    """Number of processes that ended during it."""
+    """Number of processes that ended while they did this task."""
     tries: int = 0
-    """Number of times that it could not be done for a reason that may pass."""
+    """Number of times that the task could not be done for a reason that may pass."""
 
 
 class Process:
@@ -71,7 +71,10 @@ class Process:
         self._child: asyncio.subprocess.Process | None = None
 
     async def load(self) -> dict[str, Any]:
-        """Start it and return what it says once it is ready. Raises :class:`ScorerError` if it cannot work."""
+        """Start the process, and return the ``version`` and ``batching`` that it reports once it is ready.
+
+        Raises :class:`ScorerError` if it cannot work.
+        """
         environment = dict(self._start.environment) | {PARENT: str(os.getpid())}
         pipes: dict[str, Any] = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
         try:
@@ -132,7 +135,7 @@ class Process:
             await self._child.wait()
 
     async def _end(self) -> str:
-        """Wait for the end and say how it came, with the last line that was printed."""
+        """Wait for the end of the process; return how it ended, with the last line that it printed."""
         assert self._child is not None
         with suppress(TimeoutError):
             await asyncio.wait_for(self._child.wait(), 10)
@@ -151,18 +154,18 @@ class Process:
 
 
 class Pool:
-    """A queue and the processes that work it off."""
+    """A queue of tasks, and the processes that do them."""
 
     def __init__(self, label: str, starts: Sequence[Start], timeout_s: float, together: int = 1) -> None:
         self.label, self._starts, self._timeout_s, self._together = label, starts, timeout_s, together
         self.ready = 0
         """Number of processes that are ready."""
         self.version = ""
-        """Version of the scorer, as the processes tell it once one is ready."""
+        """Version of the scorer, which a process reports when it is ready; "" before."""
         self.batching = ""
-        """How the processes put samples together, as they tell it once one is ready."""
+        """How samples are batched, which a process reports when it is ready; "" before."""
         self.fault = ""
-        """Why the last process ended or did not start; "" while all are well."""
+        """Why the last process ended or did not start; "" while there is no fault."""
         self.deaths = 0
         self.broken = False
         """True if no process is ready and starting them failed several times."""
@@ -183,7 +186,7 @@ class Pool:
         self._slots = [asyncio.create_task(self._serve(i, start)) for i, start in enumerate(self._starts)]
 
     async def stop(self, drain_s: float) -> None:
-        """End the processes, the tasks that they are at first if that takes at most ``drain_s``."""
+        """End the processes. Running tasks may finish within ``drain_s`` seconds; waiting tasks are dropped."""
         self._queue.clear()
         if running := [task.answer for task in self._running]:
             await asyncio.wait(running, timeout=drain_s)
@@ -214,8 +217,8 @@ class Pool:
             finally:
                 await process.kill()
             self._not_loaded[i] = 0 if loaded else self._not_loaded[i] + 1
-            # Not for processes that a request ended: such requests are given up one by one, and others wait for that.
-            # Nor while another process may still load.
+            # Processes that a request ended do not count: such requests are given up one by one while others wait.
+            # Nothing is given up while another process may still load.
             if all(self._not_loaded[each] >= LOAD_ATTEMPTS for each in range(len(self._starts))):
                 self._give_up()
             in_vain = 0 if worked else in_vain + 1
@@ -261,7 +264,7 @@ class Pool:
         return worked
 
     async def _next(self, process: Process) -> list[Task]:
-        """Wait for tasks that are done in one call; none if the process ends first."""
+        """Wait for tasks, and return those for the next call; none if the process ends first."""
         ended = asyncio.create_task(process.wait())
         await asyncio.sleep(0)
         try:
@@ -282,7 +285,7 @@ class Pool:
             ended.cancel()
 
     def _batch(self) -> list[Task]:
-        """Take the first task and, where tasks are done together, others of its kind that never did harm."""
+        """Take the first task and, if tasks are done together, others of its kind during which no process ended."""
         if not self._queue:
             return []
         found = [self._queue.popleft()]
@@ -297,7 +300,7 @@ class Pool:
         return found
 
     async def _ask(self, process: Process, tasks: list[Task]) -> bool:
-        """Return whether the process did its work. Each task then has its answer or is in the queue again."""
+        """Give tasks to the process, and return whether it answered. Each task then has an answer, or waits again."""
         message = {"requests": [task.message for task in tasks]}
         try:
             answers = await asyncio.wait_for(process.ask(message), self._timeout_s)
@@ -324,7 +327,8 @@ class Pool:
         for task in tasks:
             task.deaths += 1
             if task.deaths > 1:
-                _fail(task, f"{self.fault}; it was the second process that this request ended, there alone")
+                why = "it was the second process that this request ended, and had no other request"
+                _fail(task, f"{self.fault}; {why}")
             else:
                 self._put(task)
 

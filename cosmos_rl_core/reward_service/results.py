@@ -1,4 +1,4 @@
-"""Results of requests as JSON: as cosmos-rl's service has them, and the scorer that they are from."""
+"""Results of requests as JSON: the fields of cosmos-rl's service, and the scorer that computed them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,9 +32,9 @@ def failed(
     answer: Mapping[str, Any] = MappingProxyType({}),
     errors: Sequence[str | None] | None = None,
 ) -> dict[str, Any]:
-    """Return the result of a reward without scores, and what a process's answer tells of the request, if there is one.
+    """Return the result of a reward that could not be scored. ``errors`` has an entry a sample: its error, or None.
 
-    ``errors`` has the reason of each sample, None for no fault.
+    ``answer`` is the answer of a process, if there is one; it has facts about the samples, and seconds.
     """
     told: dict[str, Any] = {"error": error, "scores": None}
     if errors is not None:
@@ -51,7 +51,7 @@ def failed(
 def scored(
     kind: str, answer: Mapping[str, Any], count: int, options: RewardOptions, identity: Identity, decoded_s: float = 0.0
 ) -> dict[str, Any]:
-    """Return the result of a process's answer. Without a score for each sample it is a failure that says why.
+    """Return the result made of a process's answer. If a sample has no score, it is a failure that says why.
 
     The score is the one with the options' label. Any other number that is absent or not finite is null.
     """
@@ -100,9 +100,9 @@ def _value(value: Any) -> Any:
 
 
 def pushed(kind: str, told: Mapping[str, Any], count: int | None, identity: Identity) -> dict[str, Any]:
-    """Return the result that a process pushed, under an identity of its own.
+    """Return the result made of ``told``, which another process pushed. ``identity`` stands for its scorer.
 
-    Raises ``ValueError`` unless it has a list of scores for each name, or an error.
+    Raises ``ValueError`` unless it has a list of finite scores for each name, or an error.
     """
     if told.get("error"):
         return failed(kind, brief(told["error"]), identity)

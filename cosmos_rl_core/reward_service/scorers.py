@@ -1,4 +1,4 @@
-"""Scorers of a service: what each is, which processes it has, what it accepts."""
+"""Scorers of a service: their identity, their processes, and the requests that they accept."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ DECODE_TIMEOUT_S = 1800.0
 WORKER = "cosmos_rl_core.reward_service.worker"
 DECODER = "cosmos_rl_core.reward_service.decoder"
 NO_REFERENCES = 'give the prompts some, and set references = "needed" in the recipe'
-"""What to do about a request without references."""
+"""Advice for requests without references."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Scorer:
         return Identity(name, version, digest(told))
 
     def info(self) -> dict[str, Any]:
-        """Return what the service tells about it."""
+        """Return the description of the scorer for ``/info``."""
         facts, identity = self.served.facts, self.identity
         told = {
             "plugin": self.served.plugin,
@@ -85,7 +85,7 @@ def _named(samples: Sequence[int]) -> str:
 
 
 class RefusedError(Exception):
-    """A request that is not accepted, with its status."""
+    """A request that is not accepted, with the HTTP status of the answer."""
 
     def __init__(self, status: int, detail: str, **told: Any) -> None:
         super().__init__(detail)
@@ -138,11 +138,12 @@ class Devices:
         self._turn: Iterator[str] | None = cycle(self._named) if self._named else None
 
     def environments(self, device: str, gpus: Sequence[str], count: int) -> list[dict[str, str]]:
-        """Return the variables of ``count`` processes that show each its device; ``gpus`` come before ``device``.
+        """Return for each of ``count`` processes the environment variables that let it see its device only.
 
-        ``cuda:1`` is the second of the service's GPUs. Without GPUs, ``cuda`` assigns none.
+        ``cuda`` gives the processes ``gpus``, or else the service's GPUs, in turn. ``cuda:1`` is the second of the
+        service's GPUs, whatever ``gpus`` are. Without GPUs, ``cuda`` assigns none.
 
-        Raises :class:`ConfigError` for a number that the service has no GPU of.
+        Raises :class:`ConfigError` for a number with which the service has no GPU.
         """
         if device == "cpu":
             return [{VISIBLE: ""}] * count
@@ -155,7 +156,7 @@ class Devices:
 
 
 def _asked(args: RewardArgs | DecodeArgs) -> str | None:
-    """Return where models must compute: None, where they find a GPU or none, unless the file says it."""
+    """Return ``cpu`` or ``cuda`` if the settings name it; else None, and models take a GPU if there is one."""
     return args.device.partition(":")[0] if "device" in args.model_fields_set else None
 
 
@@ -166,10 +167,10 @@ def _visible(environment: Mapping[str, str]) -> list[str]:
 
 
 def environment_of(config: Config, interpreter: str) -> dict[str, str]:
-    """Return the environment of a process: the service's without its token, and where this package lies.
+    """Return the environment of a process: the service's without its token, with this package in ``PYTHONPATH``.
 
-    Another interpreter must have the package's dependencies itself. It gets this package from its sources, but not
-    from a folder of installed packages, which would bring it all others too.
+    Another interpreter must have the package's dependencies itself. If this package is installed in ``site-packages``,
+    it must also have the package, because that folder would bring it all other packages too.
     """
     environment = {name: value for name, value in config.environment.items() if name != TOKEN}
     root = Path(str(cosmos_rl_core.__file__)).parents[1]

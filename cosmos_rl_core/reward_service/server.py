@@ -21,10 +21,10 @@ from cosmos_rl_core.reward_service.spool import Spool
 from cosmos_rl_core.serving import connections
 
 TRIED_PORTS = 100
-"""Number of ports that are tried, from the one of the settings on."""
+"""Number of ports that are tried, beginning with the port in the settings."""
 BACKLOG = 2048
 GRACE_S = 5
-"""Seconds for answers under way at the end."""
+"""Seconds that answers under way may still take when the server stops."""
 SPARSE = ("asyncio", "uvicorn.error", connections.__name__, app_of.__module__)
 """Loggers of messages that clients can provoke. Each message is shown once a second at most."""
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ async def serve(config: Config, spool: Spool, listening: socket.socket, stop: as
     most = connections.most(config.settings.service.max_connections, len(service.pools))
     server = _Server(_settings(connections.bounded(app_of(service, spool.worker_token()), most - connections.SPARE)))
     service.start()
-    # It takes no socket: the door gives it connections.
+    # The server gets no socket: the door gives it connections.
     serving = asyncio.create_task(server.serve([]))
     taking = asyncio.create_task(connections.Door(listening, server, most).take())
     stopped = asyncio.create_task(stop.wait())
@@ -103,13 +103,16 @@ def allow_files() -> None:
 
 
 def listening(config: Config) -> socket.socket:
-    """Return a socket at the first free port from the settings' on."""
+    """Return a listening socket at the first free port, beginning with the port in the settings.
+
+    Raises :class:`ConfigError` if none is free.
+    """
     host, first = config.settings.host, config.settings.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     address = "127.0.0.1" if host == "localhost" else host
     reason = ""
     for port in range(first, min(first + TRIED_PORTS, 2**16)) if first else (0,):
-        # Of sockets that do not name TCP, asyncio does not turn off Nagle's algorithm, which delays answers by 40 ms.
+        # Only for sockets that name TCP does asyncio turn off Nagle's algorithm, which delays answers by 40 ms.
         server = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

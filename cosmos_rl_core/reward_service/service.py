@@ -1,4 +1,4 @@
-"""The service: accepts requests, has them decoded and scored, and keeps what came of them."""
+"""The service: it accepts requests, has them decoded and scored, and keeps the results."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ EXPIRY_S = 60.0
 SETTLE_PAUSES_S = (0.5, 30.0)
 """First and longest pause before a result is stored again that did not fit on the disk."""
 DECODED_AHEAD = 2
-"""Requests whose latents are decoded before a process of their scorer is free."""
+"""Number of requests whose latents are decoded before a process of their scorer is free."""
 log = logging.getLogger(__name__)
 
 
@@ -36,7 +36,7 @@ class Service:
         self.index = Index(spool.index)
         self.draining = False
         self.counts: Counter[tuple[str, ...]] = Counter()
-        """Numbers of what happened, by what and labels."""
+        """Numbers of events, by the kind of event and its labels."""
         self.seconds: Counter[str] = Counter()
         """Seconds of scoring by scorer."""
         self.arriving = 0
@@ -67,7 +67,7 @@ class Service:
         return [scorer.pool for scorer in self.scorers] + ([self._decoder] if self._decoder else [])
 
     def start(self) -> None:
-        """Start the processes, and take up what was accepted before."""
+        """Start the processes, and go on with the requests that were accepted before the service last ended."""
         waiting: dict[str, list[Job]] = {}
         for job in self.index.waiting():
             waiting.setdefault(job.uuid, []).append(job)
@@ -82,7 +82,7 @@ class Service:
         self._spawn(self._expire())
 
     async def drain(self) -> None:
-        """End what runs, if it does not take too long; the rest is taken up at the next start."""
+        """Let running work finish within ``service.drain_s`` seconds, and end the rest until the next start."""
         self.draining = True
         drain_s = self.config.settings.service.drain_s
         await asyncio.gather(*(pool.stop(drain_s) for pool in self.pools))
@@ -105,7 +105,10 @@ class Service:
         self._begin(uuid, jobs, frame)
 
     def result(self, uuid: str, kind: str) -> str | None:
-        """Return a result as JSON, None if there is none yet. Raises :class:`RefusedError` for what is unknown."""
+        """Return a result as JSON, None if there is none yet.
+
+        Raises :class:`RefusedError` for an unknown request, and for a reward that it did not ask for.
+        """
         if (found := self.index.result(uuid, kind)) is not None:
             return found
         types = self.index.types(uuid)
@@ -117,10 +120,10 @@ class Service:
         return None
 
     async def push(self, uuid: str, kind: str, told: Mapping[str, Any]) -> bool:
-        """Store the result of a process that is not the service's own. Return False if there is one.
+        """Store a result that a process outside the service computed; return False if there is a result already.
 
-        Its digest never equals a scorer's here, so that a client that expects one does not adopt it. Raises
-        ``ValueError`` for a result that has no scores, and :class:`RefusedError` for an unknown request.
+        Its digest never equals the digest of a scorer here, so a client that expects a scorer does not accept it.
+        Raises ``ValueError`` for a result without scores, and :class:`RefusedError` for an unknown request.
         """
         if self.result(uuid, kind) is not None:
             return False
@@ -149,7 +152,7 @@ class Service:
         except Exception as error:
             log.exception("a mistake of the service itself")
             for job in jobs:
-                # Those that have their results keep them.
+                # Jobs that have results keep them.
                 await self._end(job, results.failed(job.type, f"the service failed: {error}", self._identity(job)))
         self.spool.forget(uuid)
         del self._waiting[uuid]
@@ -224,7 +227,7 @@ class Service:
 
 
 def _folders(config: Config) -> dict[str, Path]:
-    """Return the VAEs of latents by their channels. Settings that name none are no error, because images need none."""
+    """Return the folders of VAEs by their channels. A wrong folder is only a warning, because images need no VAE."""
     if config.settings.no_latent_decoder:
         return {}
     try:

@@ -1,7 +1,7 @@
 """Folder of accepted requests: a body is on disk before it is acknowledged.
 
 ``incoming/`` holds bodies that still arrive, ``frames/`` bodies of accepted requests, ``decoded/`` pixels of latents,
-``logs/`` what scorers print, ``index.sqlite`` what is known of each request. Two services never share a folder.
+``logs/`` what scorers print, ``index.sqlite`` all requests with their results. Two services never share a folder.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ BLOCK_BYTES = 2**18
 
 
 class TooLargeError(ValueError):
-    """A body above the cap."""
+    """A body that is larger than the limit."""
 
 
 class Spool:
@@ -76,7 +76,7 @@ class Spool:
     async def receive(self, uuid: str, blocks: AsyncIterator[bytes], max_bytes: int) -> Path:
         """Write a body as it arrives, and return its file.
 
-        Raises :class:`TooLargeError` at the first byte above the cap, and ``OSError`` for a disk without space.
+        Raises :class:`TooLargeError` as soon as it is larger than ``max_bytes``, and ``OSError`` for a full disk.
         """
         path = self.incoming / uuid
         try:
@@ -126,7 +126,7 @@ async def _joined(blocks: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator
 def _write(file: IO[bytes], block: bytes) -> None:
     rest = memoryview(block)
     while rest:
-        # A disk that fills up takes a part.
+        # A disk that becomes full takes only a part of the block.
         rest = rest[file.write(rest) :]
 
 

@@ -1,6 +1,6 @@
-"""A process of a scorer or a decoder: reads a line of JSON a call, answers with one, ends with the service.
+"""A process of a scorer or a decoder. It answers each line of JSON, a call, with another, and ends with the service.
 
-Media are read from the spool by path; nothing of them goes through pipes.
+Media are read from the spool by path; they never go through pipes.
 """
 
 import json
@@ -31,11 +31,11 @@ Entry = dict[str, Any]
 
 
 class Work(Protocol):
-    """Work of a process."""
+    """Work that a process does for the service."""
 
     version: str
     batching: str
-    """How samples are put together, in words; "" for work without a choice."""
+    """How samples are batched, in words; "" for work without a choice."""
 
     def answers(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return an answer to each request."""
@@ -64,7 +64,7 @@ class Scoring:
             self.batching = f"{self.batching}, {ONE_BY_ONE}"
 
     def answers(self, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the entries of each request, scored in one call, and what was scored."""
+        """Score all requests in one call; return for each its entries, facts about its array, and seconds."""
         started_s = time.perf_counter()
         read = [_read(request, references=self._references) for request in requests]
         try:
@@ -130,8 +130,9 @@ def _plain(value: Any) -> Any:
 
 
 def _read(request: Mapping[str, Any], *, references: bool) -> tuple[list[Sample], dict[str, Any]]:
-    """Return the samples of a request, with references of their prompts or without, and what its result says of its
-    array.
+    """Return the samples of a request, and the facts about its array that its result shows.
+
+    Without ``references``, samples have none, even if the request has some.
     """
     path, decoded = Path(request["frame"]), request.get("decoded")
     frame = frames.read(path)
@@ -158,7 +159,7 @@ def _read(request: Mapping[str, Any], *, references: bool) -> tuple[list[Sample]
 
 
 def described(shape: Sequence[int], dtype: str, low: float, high: float) -> dict[str, Any]:
-    """Return what a result says of the array that was sent, as cosmos-rl's service does."""
+    """Return the facts about a sent array that a result shows, in the form of cosmos-rl's service."""
     return {"shape": list(shape), "dtype": f"torch.{dtype}", "min": f"{low:.3f}", "max": f"{high:.3f}"}
 
 
@@ -169,9 +170,9 @@ def _pixels(sent: np.ndarray, media: frames.Media) -> np.ndarray:
 
 
 def _warm_up(reward: Reward, kind: str) -> None:
-    """Score a test sample, so that weights that are missing are known before there is work.
+    """Score a test sample, so that missing weights are noticed before there is work.
 
-    Raises errors of files, packages and settings. That a scorer does not like the sample is no fault.
+    Raises errors of files, packages and settings. It is no fault if the scorer cannot score this sample.
     """
     try:
         reward.score(trial_samples(kind, 1))
@@ -182,7 +183,10 @@ def _warm_up(reward: Reward, kind: str) -> None:
 
 
 def serve(make: Callable[[Mapping[str, Any]], Work]) -> int:
-    """Answer the calls of the service until it closes the pipe. ``make`` makes what works from the setup."""
+    """Answer the calls of the service until it closes the pipe; return the exit status.
+
+    ``make`` makes the :class:`Work` from the setup, which is the first line.
+    """
     die_with_parent()
     # Scorers may print and read; the pipes are for the service alone.
     calls, channel = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -205,7 +209,7 @@ def serve(make: Callable[[Mapping[str, Any]], Work]) -> int:
         try:
             send(work.answers(requests))
         except (OSError, ValueError) as error:
-            # A body that the disk no longer holds as it was, or no space for decoded pixels.
+            # The body on the disk has changed or is gone, or there is no space for decoded pixels.
             send([{"error": words(error)} for _ in requests])
     return 0
 
