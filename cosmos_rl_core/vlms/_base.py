@@ -40,7 +40,7 @@ class Clip:
 
     @property
     def sampled_fps(self) -> float:
-        """Return how many frames were taken for a second of the video."""
+        """Return the number of frames that were taken for each second of the video."""
         return len(self.indices) / self.total * self.fps
 
 
@@ -52,14 +52,15 @@ class Visual(NamedTuple):
     inputs: "dict[str, Tensor | list[Any]]"
     """Arguments of the model's forward, by name. Arguments of a batch are joined along the first dimension."""
     before: str = ""
-    """Text that goes before the ``markers`` of its processor, between which the template has the placeholder."""
+    """Text that goes before the opening one of the processor's ``markers``. The chat template writes the placeholder
+    between the markers."""
 
 
 class WeightShapes(NamedTuple):
     """The shapes of the weights of a class of models, from ``config.json`` alone."""
 
     of: Callable[[Mapping[str, Any]], dict[str, tuple[int, ...]]]
-    """Function from the object in ``config.json`` to shapes by name. Raises :class:`ConfigError` for a missing one."""
+    """Function from the object in ``config.json`` to shapes by name. It raises ``ConfigError`` for a missing number."""
     tables: tuple[str, ...]
     """Names of weights that are looked up, not multiplied."""
     output: str
@@ -101,8 +102,8 @@ Module = Literal["vision", "projector", "language"]
 def module_of(processor: Processor, name: str) -> Module:
     """Return the part of the model that a parameter belongs to, by its name.
 
-    A class says by ``modules`` which names belong to the projector and to the vision tower, in this order; without it
-    all belong to the language model.
+    The processor's class may have ``modules``: the beginnings of the names of parameters of the projector and of the
+    vision tower, which are tried in this order. All other parameters belong to the language model.
     """
     modules: Mapping[Module, tuple[str, ...]] = getattr(processor, "modules", {})
     found: list[Module] = [module for module, prefixes in modules.items() if name.startswith(prefixes)]
@@ -112,9 +113,9 @@ def module_of(processor: Processor, name: str) -> Module:
 def adapted(
     config: LoraConfig, linear: Collection[str], processor: Any, output: str, trains: Collection[str]
 ) -> list[str]:
-    """Return which linear modules of a model get an adapter: the named modules, in the parts that train.
+    """Return the names of the linear modules that get an adapter: modules that ``config`` names, in parts that train.
 
-    ``all-linear`` leaves the module ``output`` out, as in peft. Raises :class:`ConfigError` if none is left.
+    ``all-linear`` leaves the module ``output`` out, as in peft. Raises :class:`ConfigError` if no module is left.
     """
     suffixes = adapters.targets(config, linear)
     named = [name for name in linear if any(f".{name}".endswith(f".{suffix}") for suffix in suffixes)]

@@ -1,4 +1,4 @@
-"""Folders of VLMs, torch-free: where they are, whether they can be used, and the digest of what decides answers."""
+"""Folders of VLMs: their paths, checks whether they can be used, the digest of the files. Without torch."""
 
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def check(path: str, changes: Changes, instruction: str) -> None:
 
     Reads no weights. The tokenizer itself is read when the model is loaded, because that imports torch.
     """
-    # Without a class that is served, nothing else can be judged.
+    # If the folder names no class, nothing else can be checked.
     architecture(path)
     mistakes: list[str] = []
     for judge in (
@@ -92,7 +92,7 @@ def _require_tokenizer(path: str) -> None:
 
 
 def _require_plain(path: str, instruction: str) -> None:
-    """Raise :class:`ConfigError` on special tokens in the instruction, with which every medium would be refused."""
+    """Raise :class:`ConfigError` on special tokens in the instruction: every conversation with it would be refused."""
     listed: Any = (json_object(path, TOKENIZER) or {}).get("added_tokens")
     decoder: Any = (json_object(path, TOKENIZER_SETTINGS) or {}).get("added_tokens_decoder")
     tokens = [*(listed if isinstance(listed, list) else []), *(decoder.values() if isinstance(decoder, dict) else [])]

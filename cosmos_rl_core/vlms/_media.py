@@ -1,4 +1,4 @@
-"""Images and videos as pixels. Only the frames that are asked for are kept of a video's file."""
+"""Images and videos as pixels. Of a video's file, only the frames that are asked for are kept."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,9 +12,9 @@ from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.vlms._base import Clip
 
 Source = np.ndarray | str | Path | BinaryIO
-"""uint8 RGB pixels, or a file: its path, or its bytes as a file that can be searched."""
+"""uint8 RGB pixels, or a file: its path, or an open binary file that can seek."""
 Sample = Callable[[int, float], Sequence[int]]
-"""Returns the frames to take from a video, in order, given their number and the frames per second."""
+"""Function from a video's number of frames and frames per second to the indices of the frames to take, in order."""
 
 
 def image(source: Source) -> Clip:
@@ -81,7 +81,7 @@ def _video(file: str | BinaryIO, sample: Sample) -> Clip:
         rate = container.streams.video[0].average_rate
         if not rate:
             raise ItemError("its frame rate is unknown")
-        # Without decoding: a packet is a frame. The number in the header is 0 in some formats.
+        # Counted without decoding: a packet is a frame. The number in the header is 0 in some formats.
         total = sum(packet.size > 0 for packet in container.demux(video=0))
         indices = tuple(sample(total, float(rate)))
         container.seek(0)

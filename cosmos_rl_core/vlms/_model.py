@@ -20,7 +20,7 @@ class Answer(NamedTuple):
     text: str
     """The text, without special tokens."""
     whole: bool
-    """Whether the model ended the text itself, before the text had the most tokens that it may have."""
+    """Whether the model ended the text itself, within the limit of new tokens."""
 
 
 class Vlm:
@@ -30,7 +30,7 @@ class Vlm:
         """Take a model of transformers, and the prompts of the same folder."""
         self.model, self.prompts = model, prompts
         stops = model.generation_config.eos_token_id
-        # Instead of the folder's: penalties and temperatures have no place in greedy generation.
+        # This replaces the folder's settings: penalties and temperatures have no place in greedy generation.
         model.generation_config = transformers.GenerationConfig(
             do_sample=False,
             eos_token_id=prompts.tokenizer.eos_token_id if stops is None else stops,
@@ -47,10 +47,10 @@ class Vlm:
 
     @torch.no_grad()
     def answers(self, batch: dict[str, Tensor], max_new_tokens: int) -> list[Answer]:
-        """Return the answer to each conversation of a batch, of at most ``max_new_tokens``: always the likeliest token.
+        """Return the answer to each conversation of a batch, greedily decoded, of at most ``max_new_tokens`` tokens.
 
-        The same batch gives the same answers. The padding of other batches changes the last bits, and may change a
-        token. Raises :class:`.ItemError` if the tokens are more than the model has positions for.
+        The same batch gives the same answers. Another batch may have other padding, which changes the last bits and may
+        change a token. Raises :class:`.ItemError` for more tokens than the model has positions.
         """
         length, room = batch["input_ids"].shape[1], self.model.config.get_text_config().max_position_embeddings
         if length + max_new_tokens > room:
@@ -73,7 +73,7 @@ class Vlm:
         return row[list(tokens)].double().tolist()
 
     def first_token(self, word: str) -> int:
-        """Return the number of the first token of a word. Raises :class:`ConfigError` if the tokenizer gives none."""
+        """Return the id of the first token of a word. Raises :class:`ConfigError` if the tokenizer gives no token."""
         found: list[int] = self.prompts.tokenizer.encode(word, add_special_tokens=False)
         if not found:
             raise ConfigError(f"the tokenizer has no token for {word!r}")

@@ -1,4 +1,4 @@
-"""Sizes and patches of vision towers with patches of any number. Imports no torch."""
+"""Sizes and patches for vision towers that take any number of patches. Imports no torch."""
 
 import math
 from typing import TYPE_CHECKING
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_ASPECT_RATIO = 200
-"""Greatest ratio of the sides of a medium."""
+"""Largest ratio of the longer side of a medium to its shorter side."""
 
 
 def smart_size(shape: tuple[int, int, int], step: int, factor: int, bounds: tuple[int, int]) -> tuple[int, int]:
     """Return the height and width, multiples of ``factor``, that are nearest to a shape (frames, height, width).
 
-    If frames x height x width, with frames rounded to a multiple of ``step``, is out of ``bounds``, both are scaled to
-    be just inside. A side is never less than ``factor``. Raises :class:`.ItemError` if a
-    side is more than ``MAX_ASPECT_RATIO`` times the other.
+    If frames x height x width, with frames rounded to a multiple of ``step``, is out of ``bounds``, both sides are
+    scaled to be just inside. A side is never less than ``factor``. Raises :class:`.ItemError` if a side is more than
+    ``MAX_ASPECT_RATIO`` times the other.
     """
     frames, height, width = shape
     if max(height, width) / min(height, width) > MAX_ASPECT_RATIO:
@@ -37,10 +37,11 @@ def smart_size(shape: tuple[int, int, int], step: int, factor: int, bounds: tupl
 
 
 def patches(pixels: "Tensor", settings: ImageSettings) -> "tuple[Tensor, list[int]]":
-    """Return patches ``[number, values]`` of pixels ``[frames, 3, height, width]``, and the grid in time, down, across.
+    """Cut pixels ``[frames, 3, height, width]`` into patches ``[number, values]``.
 
-    The last frame is repeated until the last patch is full. The patches of a token follow each other; the values of a
-    patch are ordered by channel, frame, row, column.
+    Also return the grid: the numbers of patches in time, down and across. The last frame is repeated until the last
+    patch is full. The patches of a token follow each other; the values of a patch are ordered by channel, frame, row,
+    column.
     """
     length, side, merge = settings.temporal_patch_size, settings.patch_size, settings.merge_size
     frames, channels, height, width = pixels.shape

@@ -1,4 +1,4 @@
-"""Conversations with images and videos as tensors: what VLMs of transformers take, without torchvision."""
+"""Conversations with images and videos as tensors, the inputs of VLMs of transformers. Without torchvision."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,8 +36,9 @@ class Prompts:
     def __init__(self, path: str, changes: Changes | None = None, max_side: int | None = None) -> None:
         """Read processor, tokenizer and chat template of the folder ``path``.
 
-        ``changes`` replace settings of its files. A medium with a height or width above ``max_side`` is scaled to the
-        size that it would have if it were no larger. Raises :class:`ConfigError` with every mistake in the settings.
+        ``changes`` replace settings of its files. A medium with a height or width above ``max_side`` gets the size that
+        it would get if its longer side were ``max_side``. Raises :class:`ConfigError` with every mistake in the
+        settings.
         """
         self._max_side = max_side
         self.processor: Processor = processor_of(path, changes)
@@ -61,8 +62,8 @@ class Prompts:
 
         Always ``input_ids``, ``attention_mask`` and ``mm_token_type_ids`` (0 text, 1 image, 2 video), each
         ``[conversations, tokens]``; with media also their patches and grids. A conversation that does not end with the
-        assistant's turn is followed by the beginning of that turn. Raises :class:`.ItemError` with the place of what
-        cannot be used.
+        assistant's turn is followed by the beginning of that turn. Raises :class:`.ItemError` that names the message
+        that cannot be used.
         """
         if not conversations:
             raise ItemError("no conversation, expected at least one")
@@ -89,7 +90,7 @@ class Prompts:
     def parsed(self, conversation: Sequence[Message]) -> tuple[list[dict[str, Any]], list[tuple[int, Message]]]:
         """Return the messages as the chat template takes them, and their media with the number of the message, from 1.
 
-        Raises :class:`.ItemError` with the place of what cannot be used.
+        Raises :class:`.ItemError` that names the message that cannot be used.
         """
         messages: list[dict[str, Any]] = []
         media: list[tuple[int, Message]] = []
@@ -103,7 +104,7 @@ class Prompts:
         return messages, media
 
     def rendered(self, messages: Sequence[Mapping[str, Any]], *, opens_answer: bool) -> str:
-        """Return what the chat template writes, with ``opens_answer`` also the beginning of the assistant's turn."""
+        """Return the chat template's text; ``opens_answer`` adds the beginning of the assistant's turn."""
         text: Any = self.tokenizer.apply_chat_template(
             [dict(message) for message in messages],
             chat_template=self._template,
@@ -122,7 +123,10 @@ class Prompts:
         return {"type": "text", "text": part["text"]}
 
     def visual(self, part: Message, number: int) -> Visual:
-        """Return a medium of message ``number`` as the model takes it. Raises :class:`.ItemError` with the place."""
+        """Return a medium of message ``number`` as the model takes it.
+
+        Raises :class:`.ItemError` that names the message if it cannot be used.
+        """
         kind: Kind = part["type"]
         with _in_message(number):
             if kind == "image":
@@ -139,11 +143,11 @@ class Prompts:
         return normalise(resize(pixels, size), settings)
 
     def split(self, text: str) -> list[str]:
-        """Return a text that :meth:`rendered` wrote, cut at its placeholders, which are every second piece."""
+        """Cut a text by :meth:`rendered` at its placeholders, and return the pieces: every second is a placeholder."""
         return re.split(f"({'|'.join(map(re.escape, self.processor.placeholders.values()))})", text)
 
     def replaced(self, text: str, media: Sequence[tuple[Kind, Visual]]) -> list[str]:
-        """Return the text cut at its placeholders, each replaced by the text of its medium: those are every second one.
+        """Return the text in pieces, cut like by :meth:`split`, with each placeholder replaced by its medium's text.
 
         Raises :class:`ConfigError` if the placeholders do not fit the media.
         """
@@ -161,7 +165,7 @@ class Prompts:
         return pieces
 
     def _led(self, piece: str, before: str, following: str) -> str:
-        """Return the piece of text before a placeholder, with ``before`` before the marker that ends it.
+        """Insert ``before`` into the piece of text before a placeholder, in front of the marker that ends the piece.
 
         Raises :class:`ConfigError` if the placeholder is not between markers.
         """
@@ -175,7 +179,7 @@ class Prompts:
 
 @contextmanager
 def _in_message(number: int) -> Iterator[None]:
-    """Name the message, counted from 1, in errors."""
+    """Add the number of the message, counted from 1, to errors."""
     try:
         yield
     except ItemError as error:
@@ -183,7 +187,7 @@ def _in_message(number: int) -> Iterator[None]:
 
 
 def within(height: int, width: int, max_side: int | None) -> tuple[int, int]:
-    """Return a height and width of the same shape, none above ``max_side``, and at least 1."""
+    """Scale a height and width by one factor so that none is above ``max_side``; each stays at least 1."""
     longest = max(height, width)
     if max_side is None or longest <= max_side:
         return height, width
@@ -193,7 +197,7 @@ def within(height: int, width: int, max_side: int | None) -> tuple[int, int]:
 def resize(pixels: Tensor, size: tuple[int, int]) -> Tensor:
     """Return uint8 pixels ``[frames, 3, height, width]`` scaled to ``size``: bicubic, with antialiasing.
 
-    On the CPU equal to torchvision's, which computes in integers there too.
+    On the CPU the result equals torchvision's, which computes in integers there, too.
     """
     if pixels.shape[-2:] == size:
         return pixels
@@ -201,8 +205,8 @@ def resize(pixels: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def normalise(pixels: Tensor, settings: ImageSettings) -> Tensor:
-    """Return uint8 pixels ``[frames, 3, height, width]`` as float32, less the mean and by the deviation."""
-    # As in transformers, the factor is taken into mean and deviation: other orders round otherwise.
+    """Return uint8 pixels ``[frames, 3, height, width]`` as float32, minus the mean and divided by the deviation."""
+    # As in transformers, mean and deviation take the factor, not the pixels: another order rounds otherwise.
     mean, std = (
         (torch.tensor(values, device=pixels.device) * (1.0 / settings.rescale_factor)).view(-1, 1, 1)
         for values in (settings.image_mean, settings.image_std)
@@ -211,7 +215,7 @@ def normalise(pixels: Tensor, settings: ImageSettings) -> Tensor:
 
 
 def _parts(message: Message) -> list[Message]:
-    """Return the parts of a message. Raises :class:`.ItemError` if it is not one."""
+    """Return the parts of a message. Raises :class:`.ItemError` if it has another form than :data:`Message`."""
     if not isinstance(message, Mapping) or message.keys() != {"role", "content"}:
         raise ItemError("expected role and content, and nothing else")
     if message["role"] not in ROLES:

@@ -11,9 +11,9 @@ TEXT, VISION, LAYERS = "model.language_model", "model.visual", "layers"
 TABLES = (f"{TEXT}.embed_tokens.weight", f"{VISION}.pos_embed.weight")
 """Weights that are looked up, not multiplied."""
 BLOCK = rf"{VISION}\.blocks\.\d+\.|{TEXT}\.{LAYERS}\.\d+\."
-"""Beginning of the names of the weights of a repeated block, a regular expression."""
+"""Regular expression of the beginning of the names of a repeated block's weights."""
 OUTPUT = "lm_head.weight"
-"""Weight of the output. A model that ties it to the first table has none."""
+"""Weight of the output layer. A model that ties it to the first table has no such weight."""
 
 
 def qwen25(config: Config) -> Shapes:
@@ -58,7 +58,7 @@ def qwen3(config: Config) -> Shapes:
 
 
 class _Numbers:
-    """The whole numbers of a table of ``config.json``, with the defaults of transformers."""
+    """The whole numbers in a table of ``config.json``, with the defaults of transformers."""
 
     def __init__(self, table: Config, name: str, defaults: Mapping[str, int]) -> None:
         self._table, self._name = table, name
@@ -78,7 +78,10 @@ def _patches(vision: _Numbers) -> Shapes:
 
 
 def _language(config: Config, text: _Numbers, head: int, *, biased: bool) -> Shapes:
-    """Return the shapes of the language model: with biases of queries, keys and values, or with their norms."""
+    """Return the shapes of the language model. If ``biased``, queries, keys and values have biases, else norms.
+
+    ``head`` is the width of an attention head.
+    """
     width, inner, vocabulary = (text[name] for name in ("hidden_size", "intermediate_size", "vocab_size"))
     queries, keys = text["num_attention_heads"] * head, text["num_key_value_heads"] * head
     shapes: Shapes = {f"{TEXT}.embed_tokens.weight": (vocabulary, width), f"{TEXT}.norm.weight": (width,)}

@@ -16,7 +16,7 @@ BOTH, IMAGE, VIDEO = "processor_config.json", "preprocessor_config.json", "video
 LEGACY_TEMPLATE = "chat_template.json"
 """Name of the file in which older versions of transformers write a processor's chat template."""
 FILES = {"image": (IMAGE,), "video": (VIDEO, IMAGE)}
-"""Files with the settings of a kind of medium, the first that is there. :data:`BOTH` comes before them if it has a
+"""Files with the settings of a kind of medium. The first file that exists is read, but :data:`BOTH` instead if it has a
 table for the kind."""
 
 STEPS: dict[str, Any] = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True}
@@ -62,9 +62,9 @@ class ImageSettings(Section, extra="ignore"):
     rescale_factor: float = Field(gt=0)
     """Factor that turns white, 255, into 1."""
     resample: Literal[3]
-    """Bicubic, in Pillow's numbers."""
+    """Filter that scales pixels: bicubic, in Pillow's numbers."""
     do_resize: Literal[True]
-    """Every step of the stock processors is taken, this and the next three."""
+    """This and the next three must be true: every step of the stock processors is taken."""
     do_rescale: Literal[True]
     do_normalize: Literal[True]
     do_convert_rgb: Literal[True]
@@ -83,10 +83,10 @@ class ImageSettings(Section, extra="ignore"):
 
 
 class VideoSettings(ImageSettings, extra="ignore"):
-    """The same for videos, and their sampling."""
+    """Scaling of the pixels of videos, their patches, and the sampling of frames."""
 
     do_sample_frames: bool
-    """Whether to take some frames; otherwise every frame is taken."""
+    """Whether to take only some frames; otherwise every frame is taken."""
     fps: float | None = Field(gt=0)
     """Frames to take for each second."""
     num_frames: int | None = Field(ge=1)
@@ -120,9 +120,9 @@ def read_settings(
 ) -> tuple[ImageSettings, VideoSettings]:
     """Return the settings of the folder ``path`` for images and videos.
 
-    ``image`` and ``video`` are the defaults of the stock processors; ``changes`` come before the files. ``vision`` has,
-    for settings that the model's ``vision_config`` has too, its name there and its default. Raises one
-    :class:`ConfigError` with every mistake.
+    ``image`` and ``video`` are the defaults of the stock processors; ``changes`` replace settings in the files.
+    ``vision`` has, for each setting that must equal a setting in the model's ``vision_config``, the name and the
+    default there. Raises one :class:`ConfigError` with every mistake.
     """
     images, mistakes = _read(path, "image", ImageSettings, image, changes.get("image", {}))
     videos, more = _read(path, "video", VideoSettings, video, changes.get("video", {}))
@@ -175,8 +175,8 @@ def _read(
     """Return the settings of the folder ``path`` for a kind of medium, and the mistakes in them.
 
     As in transformers, a setting that a file leaves out or has as null has its default, and ``min_pixels`` and
-    ``max_pixels`` come before ``size`` if ``defaults`` has them. ``changes`` come before the files: ``num_frames`` or
-    ``fps`` turns sampling on, and the other one off.
+    ``max_pixels`` replace ``size`` if ``defaults`` has them. ``changes`` replace settings in the files: ``num_frames``
+    or ``fps`` turns sampling on and the other of the two off.
     """
     try:
         place, found = _table(path, kind)

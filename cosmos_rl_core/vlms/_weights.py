@@ -1,6 +1,6 @@
 """Weights of a VLM's folder, mapped from its files: all ranks of a machine share the pages that they read.
 
-A rank holds what it keeps, and of the files the tensor that it copies.
+A rank has in memory the weights that it keeps and, of the files, only the tensor that it copies now.
 """
 
 import ctypes
@@ -21,7 +21,8 @@ from cosmos_rl_core.storage.tensor_headers import read_header
 from cosmos_rl_core.vlms._folders import weight_files
 
 STORED = ("F32", "BF16", "F16")
-"""Types in files that are mapped as they are. Tensors of other types, or of several, are converted as they are read."""
+"""Types of tensors that are mapped as they are stored. If files have another type, or several types, their tensors are
+converted when they are read."""
 
 
 class MappedWeights:
@@ -51,7 +52,7 @@ class MappedWeights:
     def move_into(self, model: nn.Module, shards: Shards) -> None:
         """Copy every weight into the model's memory, a tensor at a time; only this rank's rows of a sharded weight.
 
-        Call it once: what was copied is forgotten.
+        Call it once: each tensor of the files is dropped after its copy.
         """
         live = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         for name, target in live.items():
@@ -77,7 +78,7 @@ def _stored_dtype(path: str) -> torch.dtype:
 
 
 def _forget(tensor: Tensor) -> None:
-    """Let go of the pages of a mapped tensor that nobody reads again."""
+    """Free the memory pages of a mapped tensor that nobody reads again."""
     if sys.platform != "linux" or not tensor.is_cpu or not tensor.nbytes:
         return
     first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -56,7 +56,7 @@ class Qwen25VL:
         "max_video_tokens": 128_000,
     }
     patch_size = 14
-    """Default of the model."""
+    """Side of a patch in pixels if the model's settings have none."""
 
     def __init__(self, path: str, changes: Changes) -> None:
         """Read the settings of the folder ``path``. Raises one :class:`ConfigError` with every mistake in them."""
@@ -72,8 +72,8 @@ class Qwen25VL:
     def sample(self, total: int, fps: float) -> list[int]:
         """Return the frames to take from a video of ``total`` frames: evenly spaced, from the first.
 
-        Raises :class:`ItemError` if it is too short. Transformers takes the same frames, except where rounding makes it
-        take one after the last, and fail.
+        Raises :class:`ItemError` if it is too short. Transformers takes the same frames, except where it fails, because
+        rounding makes it take a frame after the last one.
         """
         settings, step = self.video, self.video.temporal_patch_size
         if settings.do_sample_frames and settings.num_frames is not None:
@@ -111,7 +111,7 @@ class Qwen25VL:
         return Visual(self.text(clip, grid[0], tokens), inputs)
 
     def text(self, clip: Clip, steps: int, tokens: int) -> str:
-        """Return what replaces the placeholder of a clip with so many steps in time and tokens."""
+        """Return the text that replaces a clip's placeholder: ``tokens`` tokens in ``steps`` steps in time."""
         return self.placeholders["video"] * tokens
 
     def time(self, clip: Clip) -> dict[str, list[float]]:
@@ -180,7 +180,8 @@ class Qwen3VL(Qwen25VL):
     def visual(self, kind: Kind, pixels: "Tensor", clip: Clip) -> Visual:
         """Return patches, their grid and text.
 
-        The template has markers around a clip. Without ``clip_markers`` its first and last step have those as theirs.
+        The template writes markers around a clip. Without ``clip_markers``, they are the opening marker of its first
+        step in time and the closing marker of its last.
         """
         made = super().visual(kind, pixels, clip)
         if kind == "image" or self.video.clip_markers:
@@ -190,7 +191,7 @@ class Qwen3VL(Qwen25VL):
         return made._replace(text=text, before=before)
 
     def text(self, clip: Clip, steps: int, tokens: int) -> str:
-        """Return the tokens of each step in time after its seconds: the mean of its first and last frame."""
+        """Return for each step in time its seconds, the mean of its first and last frame, then its tokens."""
         times, length = [number / clip.fps for number in clip.indices], self.video.temporal_patch_size
         times += [times[-1]] * (-len(times) % length)
         opener, closer = self.markers
@@ -199,7 +200,7 @@ class Qwen3VL(Qwen25VL):
         return "".join(f"<{(times[start] + times[start + length - 1]) / 2:.1f} seconds>{frame}" for start in starts)
 
     def time(self, clip: Clip) -> dict[str, list[float]]:
-        """Return nothing: the text has the times."""
+        """Return no inputs: the text has the times."""
         return {}
 
 
@@ -208,10 +209,10 @@ class Qwen2VLReward(Qwen25VL):
 
     weights = None
     writes_texts = False
-    """Whether transformers has a class for the model that generates texts. The reward plugin loads this one itself."""
+    """Whether transformers has a class that writes texts with the model. The reward plugin loads the model itself."""
 
     def time(self, clip: Clip) -> dict[str, list[float]]:
-        """Return nothing."""
+        """Return no inputs: the model does not count time."""
         return {}
 
 
