@@ -14,17 +14,17 @@ from cosmos_rl_core.http_client import client
 LONGEST_PAUSE_S = 60.0
 """Longest pause between two tries that the client chooses itself."""
 LONGEST_WAIT_S = 600.0
-"""Longest pause that a service may ask for. One that asks for more counts as unavailable."""
+"""Longest pause that a service may ask for. A service that asks for more counts as unavailable."""
 MAX_REPLY_BYTES = 2**22
 _PASSING = frozenset({408, 409, 425, 429})
-"""Statuses below 500 that the same request may not meet again."""
+"""Statuses below 500 after which the same request may succeed when it is repeated."""
 _OF_ALL = {
     401: "its token is missing or wrong; see token_variable",
     403: "its token is missing or wrong; see token_variable",
     404: "check url and model",
     405: "check url",
 }
-"""Remedies by status that every request would meet."""
+"""Advice by status, for statuses that every request would get."""
 
 
 class RefusedError(ValueError):
@@ -96,7 +96,7 @@ class Chat:
             return f"{type(error).__name__}: {error}".rstrip(": ")
 
     def _require_passing(self, reply: httpx.Response) -> None:
-        """Raise an error for a reply that another try cannot mend."""
+        """Raise an error for a reply that another try would not change."""
         status = reply.status_code
         if (status >= 500 and status != httpx.codes.NOT_IMPLEMENTED) or status in _PASSING:
             return

@@ -16,7 +16,7 @@ from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.errors import ConfigError
 
 Content = list[dict[str, Any]]
-"""Texts and pictures of a message, as OpenAI's interface has them."""
+"""Texts and pictures of a message, in the form of OpenAI's interface."""
 
 
 class ChatSettings(Section):
@@ -44,9 +44,9 @@ class ChatSettings(Section):
     timeout_s: float = Field(default=120.0, gt=0, json_schema_extra=NOT_IDENTITY)
     """Seconds in which one request must be answered."""
     tries: int = Field(default=6, ge=1, json_schema_extra=NOT_IDENTITY)
-    """Tries of a request before the service counts as unavailable."""
+    """Number of tries of a request before the service counts as unavailable."""
     pause_s: float = Field(default=1.0, gt=0, json_schema_extra=NOT_IDENTITY)
-    """Seconds before the second try; each further pause is twice as long. A service may ask for a longer one."""
+    """Seconds before the second try; each further pause is twice as long. A service may ask for a longer pause."""
 
     @field_validator("url")
     @classmethod
@@ -69,7 +69,7 @@ class Question:
     """One message about some pictures."""
 
     name: str
-    """Name of what is asked about, for messages."""
+    """Name of the sample or medium that is asked about, for error messages."""
     content: Callable[[], Content]
     """Makes the message when its turn comes. Raises ``ValueError`` if it cannot be made."""
 
@@ -78,7 +78,7 @@ class ChatService:
     """Asks the service, with several questions at once."""
 
     def __init__(self, settings: ChatSettings, environment: Mapping[str, str] | None = None) -> None:
-        """Take settings and, in place of the variables of this process, others."""
+        """Take the settings, and environment variables; None takes the variables of this process."""
         self._settings, self._environment = settings, os.environ if environment is None else environment
 
     def token(self) -> str:
@@ -96,7 +96,7 @@ class ChatService:
         return token
 
     def answers(self, questions: Iterable[Question]) -> Iterator[str | ValueError]:
-        """Yield the answer to each question, or why it has none, in order.
+        """Yield the answer to each question, or the error that says why it has none, in order.
 
         Raises ``UnavailableError`` if the service is away, and :class:`ConfigError` if it would refuse all questions.
         """
@@ -109,7 +109,7 @@ class ChatService:
             try:
                 yield from pool.map(lambda question: self._answer(chat, question), questions)
             finally:
-                # What still waits to try again would hold up an error.
+                # Threads that wait for another try would delay an error.
                 stop.set()
 
     def _answer(self, chat: Chat, question: Question) -> str | ValueError:

@@ -17,14 +17,14 @@ Place = tuple[int, int] | None
 
 
 class Columns:
-    """The media of a row that lie in columns of their own, and which of them its messages have taken."""
+    """The media in a row's columns of media, and a record of the media that parts of its messages have taken."""
 
     def __init__(self, names: dict[str, list[str]]) -> None:
         self._names = names
         self._taken: dict[str, set[int]] = {kind: set() for kind in names}
 
     def filled(self, part: Any) -> Any:
-        """Return a part of a message. Without a medium of its own it takes the one at its ``index``, or the next one.
+        """Return a part of a message with a medium: its own, or the column's at its ``index``, or the next one.
 
         Raises :class:`ItemError` if there is no such medium.
         """
@@ -42,12 +42,12 @@ class Columns:
 
     @property
     def spare(self) -> int:
-        """Return how many media no part has taken."""
+        """Return the number of media that no part has taken."""
         return sum(len(names) - len(self._taken[kind]) for kind, names in self._names.items())
 
 
 def opened(root: str, name: str) -> BinaryIO | None:
-    """Open a medium inside an Arrow file below ``root``; None for a name of a file of its own."""
+    """Open a medium inside an Arrow file below ``root``; return None if ``name`` is a file of its own."""
     found = _INSIDE.fullmatch(name)
     if found is None:
         return None
@@ -56,7 +56,7 @@ def opened(root: str, name: str) -> BinaryIO | None:
 
 
 def conversations(batch: Batch, column: str, file: str) -> Iterator[tuple[Any, Columns]]:
-    """Yield the messages of each row, whose media are names, and the media in its other columns.
+    """Yield the messages of each row, with names in place of their media, and the media in its other columns.
 
     ``file`` is the name of the file below the root of the dataset. Raises :class:`ItemError` if it is compressed.
     """
@@ -107,7 +107,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _name(medium: dict[str, Any], place: Place, file: str) -> str:
-    """Return where the bytes of a medium lie, or its path if it has none."""
+    """Return a name for a medium: file and range of its bytes, or its path if it has no bytes."""
     if place is not None:
         return f"{file}#{place[0]}-{place[1]}"
     path = medium.get("path")
@@ -115,7 +115,7 @@ def _name(medium: dict[str, Any], place: Place, file: str) -> str:
 
 
 def _nested(batch: Batch, values: Any, *fields: str) -> list[Place]:
-    """Return the place of each ``bytes`` value below lists and ``fields``, in order; [] if the type has none.
+    """Return the place of each ``bytes`` value below lists and ``fields``, in order; [] if the type has no such field.
 
     Lists that are null have no elements.
     """

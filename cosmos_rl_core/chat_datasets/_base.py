@@ -1,8 +1,8 @@
 """Interface of plugins for datasets of conversations. None of them imports torch.
 
-A plugin file has a class ``Options`` (a :class:`.ChatDatasetOptions`) and the functions ``files`` and ``rows``. Where
-media may lie inside other files, it has a function ``opened(options, name)``, which opens such a medium and returns
-None for others.
+A plugin file has a class ``Options`` (a :class:`.ChatDatasetOptions`) and the functions ``files`` and ``rows``. If
+media may be inside other files, it also has a function ``opened(options, name)``, which opens such a medium, and
+returns None for a medium that is a file of its own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,14 +37,14 @@ class ChatDatasetPlugin(Protocol):
         ...
 
     def rows(self, options: Any) -> Iterator[Row]:
-        """Yield every conversation. Opens no medium. Raises :class:`.ConfigError` for a file that is something else."""
+        """Yield every conversation. Opens no medium. Raises :class:`.ConfigError` for a file in another format."""
         ...
 
 
 def row(name: str, messages: Sequence[Message], system_prompt: str) -> Row:
-    """Return a row of messages, which begin with ``system_prompt`` if they have none and it is not empty.
+    """Return a row of messages. If they have no system text, ``system_prompt``, unless empty, is put before them.
 
-    Its reason names every mistake in it.
+    The row's ``reason`` names every mistake in the messages.
     """
     messages = list(messages)
     if system_prompt and not any(message["role"] == "system" for message in messages):
@@ -53,7 +53,7 @@ def row(name: str, messages: Sequence[Message], system_prompt: str) -> Row:
 
 
 def refused(name: str, reason: str) -> Row:
-    """Return the row of something that is no conversation."""
+    """Return the row of a conversation that cannot be read, with the reason."""
     return Row(name, [], reason)
 
 
@@ -69,9 +69,9 @@ def media_of(messages: Sequence[Message]) -> list[tuple[str, str]]:
 
 
 def part_of(value: Any) -> dict[str, str]:
-    """Return a part of a message as written in a file; keys that are null count as absent.
+    """Return a part of a message from its value in a file; keys that are null count as absent.
 
-    Raises :class:`~cosmos_rl_core.datasets._base.ItemError` if it is none.
+    Raises :class:`~cosmos_rl_core.datasets._base.ItemError` if the value has another form.
     """
     if not isinstance(value, Mapping):
         raise ItemError(f"a part is {type(value).__name__}, expected an object")

@@ -1,8 +1,9 @@
 """Conversations in a folder that ``save_to_disk`` of Hugging Face's ``datasets`` wrote.
 
 One column has the messages, ``role`` and ``content``, as a list or as JSON text. Media are files, named by their paths,
-or bytes in the Arrow files: in the parts of messages, or in columns ``image``, ``images``, ``video`` and ``videos``, of
-which parts without a medium take the next, or the one of their ``index``. The package ``datasets`` is not needed.
+or bytes in the Arrow files. They are in the parts of messages, or in the columns ``image``, ``images``, ``video`` and
+``videos``: a part without a medium takes the next one of the columns, or the one at its ``index``. The package
+``datasets`` is not needed.
 """
 
 from collections.abc import Iterator
@@ -42,7 +43,7 @@ def files(options: Options) -> list[str]:
 
 
 def opened(options: Options, name: str) -> BinaryIO | None:
-    """Open a medium that lies in an Arrow file; None for one in a file of its own."""
+    """Open a medium that is inside an Arrow file; return None for a medium that is a file of its own."""
     return _arrow_media.opened(options.path, name)
 
 
@@ -64,7 +65,7 @@ def rows(options: Options) -> Iterator[Row]:
 
 
 UNREAD = ("function_call", "reasoning", "reasoning_content", "thinking", "tool_calls")
-"""Fields of messages that a chat template would write, and that are no part of ``content``."""
+"""Fields of messages outside ``content`` that a chat template would write. Messages with one are refused."""
 
 
 def _row(name: str, value: Any, media: _arrow_media.Columns, system_prompt: str) -> Row:

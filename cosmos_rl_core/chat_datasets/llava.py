@@ -59,7 +59,7 @@ def rows(options: Options) -> Iterator[Row]:
 
 
 def _messages(value: Any) -> Iterator[Message]:
-    """Yield the messages of a row. Raises :class:`ItemError` for a row that is none, or whose media do not fit."""
+    """Yield the messages of a row. Raises :class:`ItemError` if it has another form, or its media do not fit."""
     if not isinstance(value, dict) or not isinstance(value.get("conversations"), list):
         raise ItemError("expected an object with a list `conversations`")
     left = {kind: _names(value, kind) for kind in MEDIA}
@@ -98,7 +98,7 @@ def _names(value: dict[str, Any], kind: str) -> list[str]:
 def _parts(text: str, left: dict[str, list[str]]) -> Iterator[dict[str, str]]:
     """Yield the parts of a text; each placeholder takes the next medium of ``left``.
 
-    Some datasets of videos write ``<image>`` for them. Raises :class:`ItemError` if there is none left.
+    Some datasets of videos write ``<image>`` for a video. Raises :class:`ItemError` if no medium is left.
     """
     pieces = PLACE.split(text)
     for number, piece in enumerate(pieces):

@@ -1,4 +1,4 @@
-"""Conversations as tokens, labels and media: what a VLM is trained on."""
+"""Conversations as tokens, labels and media, on which a VLM is trained."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -24,19 +24,19 @@ class Encoded(NamedTuple):
     """A conversation as the model takes it."""
 
     input_ids: Tensor
-    """``[tokens]``."""
+    """Ids of the tokens, ``[tokens]``."""
     labels: Tensor
-    """The tokens of answers, :data:`IGNORED` elsewhere, ``[tokens]``."""
+    """Ids of the tokens of answers, :data:`IGNORED` elsewhere, ``[tokens]``."""
     kinds: Tensor
-    """0 text, 1 image, 2 video, ``[tokens]``."""
+    """Kind of each token: 0 text, 1 image, 2 video, ``[tokens]``."""
     visuals: list[Visual]
     """The media, in order."""
     places: list[Span]
-    """The tokens of each medium, with the times between them."""
+    """Range of the tokens of each medium, with the text of its times between them."""
 
 
 class Cut(NamedTuple):
-    """Numbers of what a limit on the length has cut off."""
+    """Numbers of tokens, labels and media that a limit on the length has cut off."""
 
     tokens: int
     labels: int
@@ -47,7 +47,7 @@ class Encoder:
     """Makes tokens and labels of conversations, with the files of one VLM."""
 
     def __init__(self, prompts: Prompts, turns: Turns = "all") -> None:
-        """Raise :class:`ConfigError` if no answer can be found in what the chat template writes."""
+        """Raise :class:`ConfigError` if answers cannot be found in the text that the chat template writes."""
         self.prompts = prompts
         self.turns: Turns = turns
         end = prompts.tokenizer.eos_token
@@ -57,10 +57,10 @@ class Encoder:
         check_template(self._render, end, turns)
 
     def encode(self, conversation: Sequence[Message], max_length: int) -> tuple[Encoded, Cut]:
-        """Return a conversation of at most ``max_length`` tokens, and what was cut off.
+        """Return a conversation of at most ``max_length`` tokens, and the numbers of what was cut off.
 
-        Its tokens equal the stock processor's for the whole text. A token that also holds the end of the header
-        has no label. Raises :class:`ItemError` if it cannot be used, or has no label left.
+        The tokens equal the stock processor's tokens of the whole text. A token that begins in the header before an
+        answer has no label. Raises :class:`ItemError` if the conversation cannot be used, or has no label left.
         """
         messages, media = self.prompts.parsed(conversation)
         if silent := [n for n, m in enumerate(messages, 1) if m["role"] == "assistant" and not _words(m).strip()]:
@@ -97,14 +97,17 @@ class _Places:
 
 
 def _moved(spans: Sequence[Span], before: Sequence[str], after: Sequence[str]) -> list[Span]:
-    """Return places in a text as places in the text with pieces replaced, given its pieces before and after that."""
+    """Translate places in a text to places in the same text after some of its pieces were replaced.
+
+    ``before`` and ``after`` are all its pieces before and after the replacement.
+    """
     ends = [*accumulate(map(len, before))]
     grown = [0, *accumulate(len(new) - len(old) for old, new in zip(before, after, strict=True))]
     return [tuple(place + grown[bisect_right(ends, place)] for place in span) for span in spans]  # pyright: ignore[reportReturnType]
 
 
 def shortened(encoded: Encoded, max_length: int) -> tuple[Encoded, Cut]:
-    """Return the first ``max_length`` tokens, or fewer, so that no medium is cut, and what was cut off.
+    """Return the first ``max_length`` tokens, or fewer, so that no medium is cut, and the numbers of what was cut off.
 
     Raises :class:`ItemError` if no label is left.
     """
@@ -112,7 +115,7 @@ def shortened(encoded: Encoded, max_length: int) -> tuple[Encoded, Cut]:
     keep = min(length, max_length)
     for begin, end in encoded.places:
         if begin < keep < end or (begin == keep < length):
-            # With the token that opens it, which belongs to nothing else.
+            # The token that opens the medium is cut off with it.
             keep = max(begin - 1, 0)
     kept = sum(end <= keep for _, end in encoded.places)
     found = Encoded(

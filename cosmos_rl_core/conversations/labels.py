@@ -1,4 +1,4 @@
-"""The answers in what a chat template writes: the texts that supervised training has a loss on."""
+"""The places of answers in the text of a chat template. Supervised training has a loss on answers only."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -7,13 +7,13 @@ from cosmos_rl_core.datasets._base import ItemError
 from cosmos_rl_core.errors import ConfigError
 
 Turns = Literal["all", "last"]
-"""Whether every turn of the assistant is trained on, or the last alone."""
+"""Whether every turn of the assistant is trained on, or the last one only."""
 Render = Callable[[Sequence[Mapping[str, Any]], bool], str]
-"""Returns what the template writes for messages; if the second argument is true, also the header of an answer."""
+"""Function from messages to the template's text; if the second argument is true, with the header of another answer."""
 
 
 class Answers(NamedTuple):
-    """A conversation as text, and where its answers are."""
+    """A conversation as text, and the places of its answers in it."""
 
     text: str
     spans: list[tuple[int, int]]
@@ -50,7 +50,7 @@ PROBE = tuple(
     {"role": role, "content": [{"type": "text", "text": text}]}
     for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
 )
-"""A conversation of two turns, on which templates are tried."""
+"""A conversation of two turns, with which templates are tested."""
 
 
 def check_template(render: Render, end: str, turns: Turns) -> None:

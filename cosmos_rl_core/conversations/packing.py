@@ -1,7 +1,7 @@
-"""Several conversations in one row, which do not see each other.
+"""Several conversations in one row, which do not attend to each other.
 
-Each has the positions that the model gives it alone. Attention stays within conversations by their lengths, which the
-model's attention (:mod:`cosmos_rl_core.conversations.segments`) takes; another one would mix conversations silently.
+Each has the positions that the model would give it alone. The model's attention gets the lengths of the conversations
+and stays within each (:mod:`cosmos_rl_core.conversations.segments`); any other attention would silently mix them.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,7 +19,7 @@ from cosmos_rl_core.vlms._prompts import Prompts, joined
 
 Inputs = dict[str, Tensor]
 LABELS, LENGTHS = "labels", "lengths"
-"""Inputs that the model does not take: labels, and the number of tokens of each conversation."""
+"""Entries of a row that the model does not take: labels, and the number of tokens of each conversation."""
 
 
 def packed(model: Any, conversations: Sequence[Encoded]) -> Inputs:
@@ -36,7 +36,7 @@ def packed(model: Any, conversations: Sequence[Encoded]) -> Inputs:
 
 
 def positions_of(model: Any, encoded: Encoded) -> Tensor:
-    """Return the positions of a conversation that is alone, ``[3, 1, tokens]``."""
+    """Return the positions that the model gives a conversation alone, ``[3, 1, tokens]``: in time, down and across."""
     media = joined([Visual("", _about(visual)) for visual in encoded.visuals])
     found, _ = model.model.get_rope_index(
         encoded.input_ids[None], mm_token_type_ids=encoded.kinds[None], attention_mask=None, **media
@@ -50,9 +50,10 @@ def _about(visual: Visual) -> dict[str, Any]:
 
 
 def bins(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Return which conversations share a row of at most ``room`` tokens: each, the longest first, where it first fits.
+    """Divide conversations among rows of at most ``room`` tokens; return the indices of the conversations of each row.
 
-    Depends on the lengths alone. Raises ``ValueError`` for a conversation that is longer.
+    Each conversation, the longest first, goes into the first row in which it fits. The result depends on the lengths
+    alone. Raises ``ValueError`` for a conversation that is longer than a row.
     """
     found: list[tuple[int, list[int]]] = []
     for number in sorted(range(len(lengths)), key=lambda one: (-lengths[one], one)):
@@ -68,8 +69,8 @@ def bins(lengths: Sequence[int], room: int) -> list[list[int]]:
 def token_losses(model: Any, inputs: Inputs, device: torch.device | None = None) -> Tensor:
     """Return the cross entropy of each label, float32 ``[labels]``, in order. ``device`` is the model's.
 
-    Logits are computed where a label follows alone: a large vocabulary would fill the memory otherwise. Raises
-    ``ValueError`` for several conversations if the model would mix them.
+    Logits are computed only where a label follows: with a large vocabulary, logits of all tokens would fill the memory.
+    Raises ``ValueError`` for several conversations if the model would mix them.
     """
     device = device or torch.device("cpu")
     labels, lengths = inputs[LABELS][0], inputs[LENGTHS]
@@ -78,7 +79,7 @@ def token_losses(model: Any, inputs: Inputs, device: torch.device | None = None)
             f"{len(lengths)} conversations in a row, but {type(model).__name__} takes no attention from outside and "
             "would mix them; leave packs out of its processor"
         )
-    # Found before they are moved: a GPU would have to finish its work first.
+    # Found on the CPU: to find them on a GPU would wait for all of its earlier work.
     places = (labels != IGNORED).nonzero()[:, 0]
     read = {name: tensor for name, tensor in inputs.items() if name not in (LABELS, LENGTHS)}
     given = {name: tensor.to(device, non_blocking=True) for name, tensor in read.items()}
@@ -88,9 +89,10 @@ def token_losses(model: Any, inputs: Inputs, device: torch.device | None = None)
 
 
 def fillers(prompts: Prompts, kinds: Collection[Kind]) -> list[Encoded]:
-    """Return the smallest conversations without labels that have one medium of each kind.
+    """Return, for each kind of medium, the smallest conversation that has one, without labels.
 
-    Ranks that share the weights of the vision tower must run it equally often: rows without such a medium get these.
+    Ranks that share the weights of the vision tower must run it equally often: rows without a medium get these
+    conversations.
     """
     found: list[Encoded] = []
     for kind in sorted(kinds):

@@ -1,8 +1,8 @@
 """Attention of rows that are divided into segments: each token attends within its segment alone.
 
-The segments of a row are its conversations; in a vision tower, frames or windows. A row costs what its segments cost.
-On a GPU half types have one kernel for segments of any length. Elsewhere segments of equal length are a batch of their
-own. Models of transformers call it by its name once :func:`use` was called.
+The segments of a row are its conversations; in a vision tower, frames or windows. A row costs as much as its segments.
+On a GPU, one kernel computes segments of any length in half types. Elsewhere, segments of equal length are computed as
+a batch. Models of transformers call this attention by its name once :func:`use` was called.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,13 @@ from transformers.masking_utils import sdpa_mask
 from cosmos_rl_core.numerics import has_varlen
 
 NAME = "flash_of_segments"
-"""Name in transformers. With "flash" in it, vision towers give the borders of frames, instead of a call a frame."""
+"""Name of the attention in transformers. Because it has "flash" in it, vision towers pass the borders of frames to one
+call instead of calling it for each frame."""
 BORDERS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 """Arguments of forwards that say where segments end."""
 HALVES = (torch.bfloat16, torch.float16)
 MAX_WIDTH, WIDTH_STEP = 256, 8
-"""Greatest width of a head that the kernel takes; each width is a multiple of the second number."""
+"""Largest width of a head that the kernel takes, and the number that divides each width."""
 
 
 class Pattern(NamedTuple):
@@ -49,7 +50,7 @@ def use(model: Any) -> None:
 
 
 def _without_borders(_part: nn.Module, args: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Keep the borders of conversations from a vision tower, to which older releases of transformers hand them too."""
+    """Remove the borders of conversations from a vision tower's arguments: older releases of transformers add them."""
     return args, {name: value for name, value in named.items() if name not in BORDERS}
 
 
@@ -61,7 +62,7 @@ def is_used(model: Any) -> bool:
 def borders(lengths: Tensor, device: torch.device) -> dict[str, Any]:
     """Return the arguments of a model's forward that divide its rows into segments of ``lengths``, on the CPU.
 
-    One segment needs none.
+    One segment needs no arguments.
     """
     if len(lengths) == 1:
         return {}
@@ -115,7 +116,7 @@ def by_kernel(
     longest: int,
     pattern: Pattern,
 ) -> Tensor:
-    """Return attention ``[tokens, heads, width]`` in one call, given where segments end, from 0 on."""
+    """Return attention ``[tokens, heads, width]`` by one call of the kernel. ``ends`` are 0 and the segments' ends."""
     before = -1 if pattern.window is None else pattern.window - 1
     seen = (before, 0) if pattern.causal else (-1, -1)
     grouped = query.shape[1] != key.shape[1]
@@ -168,7 +169,7 @@ def _band(length: int, window: int, device: torch.device) -> Tensor:
 
 
 def _computed_in(tensor: Tensor) -> torch.dtype:
-    """Return the type that autocast, which does not know the kernel, would compute in."""
+    """Return the type to compute in: autocast's, which does not know the kernel, or else the tensor's own."""
     device = tensor.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
 
@@ -179,7 +180,7 @@ def _is_taken(query: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _lengths(ends: Tensor) -> list[int]:
-    """Return the lengths of segments. All layers of a forward share the tensor, and only the first one waits for it."""
+    """Return the lengths of segments. All layers of a forward pass share the tensor; only the first reads it."""
     found: list[int] | None = getattr(ends, "_lengths", None)
     return _remember(ends, ends.diff().tolist()) if found is None else found
 
