@@ -1,1 +1,1 @@
-"""Captioner plugins: what writes captions of media that have none."""
+"""Captioner plugins, which write captions for media without one."""

@@ -18,12 +18,12 @@ class Medium:
     """An image or a video that needs a caption."""
 
     name: str
-    """Name of one of its items, for messages."""
+    """Name of one of its items, for error messages."""
     kind: Literal["image", "video"]
     frames: int
     """Number of frames; 1 for an image."""
     open: Callable[[], BinaryIO]
-    """Open its file, which can be searched."""
+    """Function that opens its file, in which one can seek."""
 
 
 class Captioner(Protocol):
@@ -34,7 +34,7 @@ class Captioner(Protocol):
         ...
 
     def captions(self, media: Sequence[Medium]) -> Iterator[str | RefusedError]:
-        """Yield a caption of each medium, or why it has none, in order.
+        """Yield a caption of each medium, or the error that says why it has none, in order.
 
         Raises ``UnavailableError`` if a service is away, and :class:`ConfigError` if it would refuse all media.
         """
@@ -42,6 +42,6 @@ class Captioner(Protocol):
 
 
 def digest_of(options: CaptionerOptions, pins: Sequence[Pin]) -> str:
-    """Return the digest of what decides captions: the captioner's settings, and its code if it is from outside."""
+    """Return the digest of all that decides captions: the captioner's settings, and its code if it is from outside."""
     code = [pin.identity() for pin in named_by(options, pins)]
     return digest({"options": options.identity(), "plugins": code})

@@ -42,10 +42,10 @@ class Captioner:
         self._service.token()
 
     def captions(self, media: Sequence[Medium]) -> Iterator[str | RefusedError]:
-        """Yield a caption of each medium, or why it has none, in order."""
+        """Yield a caption of each medium, or the error that says why it has none, in order."""
         questions = [Question(medium.name, partial(self._content, medium)) for medium in media]
         for answer in self._service.answers(questions):
-            # What cannot be decoded now never can.
+            # A medium that cannot be decoded now never can be.
             known = isinstance(answer, str | RefusedError)
             yield answer if known else RefusedError(str(answer), final=True)
 

@@ -27,7 +27,7 @@ class Options(CaptionerOptions):
 
 
 class Captioner:
-    """Gives every medium the caption. Opens none."""
+    """Gives every medium the same caption, without opening it."""
 
     def __init__(self, options: Options) -> None:
         self._options = options

@@ -1,6 +1,6 @@
 """Captions by a vision-language model (VLM) of transformers that the stage ``describe`` loads itself.
 
-One medium at a time, always the likeliest token: a caption depends on its medium alone.
+Captions are made one at a time, and every token is the likeliest one, so a caption depends on its medium alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ class Options(CaptionerOptions):
 
     model: UserPath = Field(min_length=1, json_schema_extra=NOT_IDENTITY)
     """Folder of the model, or its name on the Hugging Face hub, ``owner/name`` or ``owner/name@revision``, which is in
-    the local cache. Its files decide captions, not their place."""
+    the local cache. Captions depend on its files, not on their path."""
     instruction: str = Field(min_length=1)
     """Text that the model is given after the medium, for example ``Describe this video in one paragraph.``"""
     max_new_tokens: int = Field(default=512, ge=1)
@@ -54,7 +54,7 @@ class Options(CaptionerOptions):
     """Largest height and width of an image or frame in pixels, up to the model's next multiple. Larger ones are scaled
     down. Bounds of the model's folder hold too."""
     param_dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Type of the weights and of all that is computed."""
+    """Type of the weights and of the computations of the model."""
     files: ModelFiles | None = None
     """The files of the model. They are found when captions are planned; other files than these are refused."""
 
@@ -98,7 +98,7 @@ class Options(CaptionerOptions):
                 f"{processor}; planned {self.files.digest[:12]}, {self.files.processor}); restore them, or leave out "
                 "caption.files and prepare the dataset again"
             )
-        # A name on the hub stays one: machines have caches of their own.
+        # A name on the hub stays a name: each machine has a cache of its own.
         place = path if Path(self.model).is_dir() else self.model
         return self.model_copy(update={"files": files, "model": place})
 
@@ -110,10 +110,10 @@ class Captioner:
         self._options = options
 
     def check(self) -> None:
-        """Do nothing: :meth:`Options.pinned` judges the model."""
+        """Do nothing: :meth:`Options.pinned` checks the model."""
 
     def captions(self, media: Sequence[Medium]) -> Iterator[str | RefusedError]:
-        """Yield a caption of each medium, or why it has none, in order."""
+        """Yield a caption of each medium, or the error that says why it has none, in order."""
         return map(self._caption, media)
 
     def _caption(self, medium: Medium) -> str | RefusedError:

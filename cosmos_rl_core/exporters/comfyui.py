@@ -1,6 +1,6 @@
 """LoRA files as ComfyUI reads them: names of tensors, and the strength of every module. Imports no torch.
 
-ComfyUI multiplies ``B A`` by ``alpha / rank``, where ``alpha`` is a tensor next to both; without it by 1, in silence.
+ComfyUI multiplies ``B A`` by ``alpha / rank``, where ``alpha`` is a tensor next to both; without it, silently by 1.
 It leaves out tensors whose names it does not know, with a line in its log. So here every module has its ``alpha``, and
 a module that ComfyUI has no name for is refused.
 Source: ``comfy/weight_adapter/lora.py`` of ComfyUI.
@@ -24,7 +24,7 @@ def lora_file(data: bytes, settings: Mapping[str, Any], named: Name) -> bytes:
     """Return the LoRA file of an export with the names and alphas of ComfyUI; tensors keep their bytes.
 
     ``data`` has the format safetensors; ``settings`` is the content of its ``adapter_config.json``. Raises
-    :class:`ConfigError` with the modules that ComfyUI does not read.
+    :class:`ConfigError` that names the modules whose adapters ComfyUI does not read.
     """
     config = LoraConfig(
         r=settings["r"],

@@ -1,4 +1,4 @@
-"""Connections of a server: a limit of their number and of the time that each may wait. None keeps others out."""
+"""Connections of a server, with limits on their number and on the time that each may wait: none keeps others out."""
 
 import asyncio
 import contextlib
@@ -21,11 +21,11 @@ HEAD_S = 20.0
 READ_S = 60.0
 """Seconds within which a client must take a part of an answer that is too long to be sent at once."""
 SPARE = 8
-"""Connections of all that serve no request, so that a new client can always say what it wants."""
+"""Number of connections that no request at work may use, so that a new client can always send its request."""
 OTHER_FILES = 64
-"""Files that a service has open without a request."""
+"""Number of files that a service has open without a request."""
 FILES_EACH = 2
-"""Files of a request at work: its connection and its body."""
+"""Number of open files of a request at work: its connection and its body."""
 ALWAYS = ("/healthz",)
 """Paths that are answered however many requests are at work."""
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Connection(H11Protocol):
         self._follow()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes, with which the head may be whole."""
+        """Take bytes, which may complete the head of a request."""
         super().data_received(data)
         self._follow()
 
@@ -73,7 +73,7 @@ class Connection(H11Protocol):
         self._follow()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer."""
+        """Stop waiting: cancel both timers."""
         self._leave()
         super().connection_lost(exc)
 
@@ -83,7 +83,7 @@ class Connection(H11Protocol):
         self._read_timer = self.loop.call_later(READ_S, self._late, "took no part of an answer", READ_S)
 
     def resume_writing(self) -> None:
-        """Write on."""
+        """Stop waiting for the client to read."""
         super().resume_writing()
         self._read_timer = _cancelled(self._read_timer)
 
@@ -118,7 +118,8 @@ def _cancelled(timer: asyncio.TimerHandle | None) -> None:
 class Door:
     """Takes connections at a socket, at most ``most`` at once: the one that waits longest makes room for a new one.
 
-    Accepts them itself: where no file can be opened, asyncio's server of Python 3.11 logs thousands of lines a second.
+    It accepts connections itself, because asyncio's server of Python 3.11 logs thousands of lines a second when no more
+    files can be opened.
     """
 
     def __init__(self, listening: socket.socket, server: uvicorn.Server, most: int) -> None:
