@@ -1,4 +1,4 @@
-"""Sizes of one area and several ratios, so that media of unlike shapes are trained on with little cut off."""
+"""Sizes of about one area and several ratios, so that training cuts little off media of different shapes."""
 
 import math
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ def buckets(pipeline: str, size: Size, frames: int) -> tuple[Size, ...]:
 def of_area(size: Size, multiples: Size) -> tuple[Size, ...]:
     """Return the sizes nearest to :data:`RATIOS` with at most the area of ``size``, in that order, each once.
 
-    Height and width are the multiples just below or above the exact ones. ``size`` itself takes the place of the ratio
-    nearest to its own; turned by a quarter, it takes the place of the inverse ratio.
+    Height and width are the multiples just below or above the exact values. ``size`` itself takes the place of the
+    ratio nearest to its own; turned by a quarter, it takes the place of the inverse ratio.
     """
     chosen = {ratio: _nearest_below(size, ratio, multiples) for ratio in RATIOS}
     own = min(RATIOS, key=lambda ratio: _apart(ratio, _ratio(size)))
@@ -73,5 +73,5 @@ def _ratio(size: Size) -> Fraction:
 
 
 def _apart(one: Fraction, other: Fraction) -> Any:
-    """Return how many times one ratio is the other, at least 1. It is exact, and so equal on all machines."""
+    """Return the larger ratio divided by the smaller one, an exact fraction, and so equal on all machines."""
     return max(one / other, other / one)

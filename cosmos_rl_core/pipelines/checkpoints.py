@@ -7,8 +7,8 @@ from cosmos_rl_core.pipelines import directories, sizes
 def check(path: str) -> None:
     """Raise :class:`ConfigError`, listing what is supported, if the plugin cannot run the pipeline like stock does.
 
-    That is a VAE or transformer of another class than its spec has, one of its ``refused_settings``, or a transformer
-    whose input channels do not fit the VAE.
+    The reasons are a VAE or transformer of another class than the spec has, one of its ``refused_settings``, input
+    channels of the transformer that do not fit the VAE, and patches of several frames in a model with given frames.
     """
     geometry, spec = sizes.vae_geometry(path), directories.spec(path)
     index, transformer = directories.read_json(path, directories.INDEX), directories.settings(path, "transformer")

@@ -1,4 +1,4 @@
-"""Directories of diffusers pipelines, torch-free: their class, their model plugin, their digest, what they need."""
+"""Directories of diffusers pipelines: their class, model plugin, digest, and the packages they need. Without torch."""
 
 import importlib.util
 import os
@@ -32,7 +32,7 @@ def pipeline_class(path: str | Path) -> str:
 
 
 def adapter_name(path: str | Path) -> str:
-    """Return the model plugin that reads the pipeline directory ``path``. Raises like :func:`claimant`."""
+    """Return the name of the model plugin that reads the pipeline directory ``path``. Raises like :func:`claimant`."""
     return claimant(pipeline_class(path))[0]
 
 
@@ -50,9 +50,9 @@ def spec(path: str | Path) -> ModelSpec:
 def claimant(class_name: str) -> tuple[str, ModelSpec]:
     """Return name and spec of the model plugin that claims a pipeline class.
 
-    One that the recipe names comes before one that ships with this package, which it replaces. Plugins of installed
-    packages are imported only if no other plugin claims it. Raises :class:`ConfigError` if none claims it, listing the
-    known classes, or if two of a kind do.
+    A plugin that the recipe names replaces a plugin that ships with this package and claims the same class. Plugins of
+    installed packages are imported only if no other plugin claims it. Raises :class:`ConfigError` if no plugin claims
+    it, listing the known classes, or if two plugins of one origin do.
     """
     specs: dict[str, ModelSpec] = {}
     installed = plugins.installed("models")
@@ -69,7 +69,7 @@ def claimant(class_name: str) -> tuple[str, ModelSpec]:
 
 
 def replaced(path: str | Path) -> str | None:
-    """Return the shipped model plugin in whose place another one reads the pipeline directory ``path``; else None."""
+    """Return the shipped model plugin that another one replaces for the pipeline directory ``path``; None if none."""
     name = pipeline_class(path)
     shipped = (own for own in plugins.own("models") if name in _spec_of(own).pipeline_classes)
     return next((own for own in shipped if own != adapter_name(path)), None)
@@ -143,7 +143,7 @@ def pipeline_digest(path: str | Path) -> str:
 
 
 def stamp(path: str | Path) -> str:
-    """Return what changes when a file of the pipeline is replaced: a digest of names, sizes and times."""
+    """Return a digest of names, sizes and times of the pipeline's files, which changes when a file is replaced."""
     stats = ((name, Path(path, name).stat()) for name in pipeline_files(path))
     return digest([[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats])
 
@@ -162,7 +162,7 @@ def transformer_files(path: str | Path) -> list[str]:
 
 
 def read_json(path: str | Path, *names: str) -> dict[str, Any]:
-    """Return a JSON file of the pipeline directory. Raises :class:`ConfigError` if it is absent or cannot be read."""
+    """Return the object in a JSON file of the pipeline directory. Raises :class:`ConfigError` if it cannot be read."""
     file = Path(path, *names)
     try:
         return from_json(file.read_text(encoding="utf-8"))
@@ -182,7 +182,7 @@ def settings(path: str | Path, component: str) -> dict[str, Any]:
 
 
 def has_guardrail(path: str | Path, setting: Literal["required", "off"] | None) -> bool:
-    """Return whether prompts and media pass a guardrail of the model under a setting of it."""
+    """Return whether prompts and media pass a guardrail of the model, given ``policy.diffusers.guardrail``."""
     return spec(path).guardrail_package is not None and setting != "off"
 
 

@@ -13,9 +13,9 @@ _SNAPSHOT = re.compile(r"models--[^/]+--([^/]+)/snapshots/[^/]+$")
 
 
 def sign_of(name: str, path: str | Path) -> str:
-    """Return the sign that a model is distilled to few steps: a word of its ``name``, or a setting; "" without.
+    """Return the sign that a model is distilled to few steps: a word of its ``name``, or a setting; "" without a sign.
 
-    ``path`` is its pipeline directory, whose index is read. Not every model has a sign.
+    ``path`` is its pipeline directory, whose index is read. Not every distilled model has a sign.
     """
     index = directories.read_json(path, directories.INDEX)
     on = [setting for setting in directories.spec(path).unguided_settings if index.get(setting)]

@@ -43,7 +43,7 @@ def check(path: str | Path, diffusers: DiffusersConfig) -> None:
 
 
 def stock_options(spec: ModelSpec, ref: ModelRef) -> dict[str, float]:
-    """Return the arguments of the stock call, besides :func:`stock_arguments`, that the recipe sets."""
+    """Return the arguments of the stock call for the settings :data:`OPTIONS` of the recipe, as far as it has them."""
     values = ((option, getattr(ref, option)) for option in spec.guidance_options)
     return {option: value for option, value in values if value is not None}
 
@@ -66,7 +66,9 @@ def embedded_scale(path: str | Path, setting: float | None) -> float | None:
 
 
 def supervised_scale(path: str | Path, setting: float | None, embedded: float | None) -> float | None:
-    """Return the guidance that the transformer takes in losses on media; None if it is ``embedded``, or takes none.
+    """Return the guidance that the transformer takes in losses on media.
+
+    None means that it equals ``embedded``, or that the transformer takes no guidance.
 
     ``setting`` is the recipe's ``policy.diffusers.supervised_guidance_scale``. Raises :class:`ConfigError` for a
     setting that the transformer does not take.
@@ -83,8 +85,8 @@ def supervised_scale(path: str | Path, setting: float | None, embedded: float | 
 def stock_scale(spec: ModelSpec, guidance_scale: float) -> float:
     """Return the stock pipeline's argument for our ``guidance_scale``.
 
-    Ours of 1 is no guidance. Raises :class:`ConfigError` if there is none: the stock pipeline does not guide up to the
-    spec's ``guidance_off`` of its own scale.
+    Our scale of 1 is no guidance. Raises :class:`ConfigError` for a scale that the stock pipeline does not have: it
+    guides only above the spec's ``guidance_off``, in its own scale.
     """
     if guidance_scale == 1:
         return spec.guidance_off

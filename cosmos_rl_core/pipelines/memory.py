@@ -13,9 +13,9 @@ from cosmos_rl_core.pipelines.sizes import FLOAT32_BYTES, Shapes
 
 HALF_BYTES = 2
 CHECKSUM_WORDS, CHECKSUM_BYTES = 2**24, 40
-"""Words of a tensor whose checksum is computed at once, and the bytes that each of them takes meanwhile."""
+"""Number of words of a tensor whose checksum is computed at once, and the bytes that each word takes meanwhile."""
 BytesEach = Callable[[str, tuple[int, ...]], int]
-"""Function of the name and the shape of a tensor that returns the bytes of each of its numbers."""
+"""Function from the name and the shape of a tensor to the bytes of each of its numbers."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Bytes:
 
 
 def resting(shapes: Shapes, spread: Spread, bytes_each: BytesEach = lambda *_: FLOAT32_BYTES) -> Bytes:
-    """Return the bytes of one copy of these tensors, in float32 unless told otherwise, between forward passes.
+    """Return the bytes of one copy of these tensors between forward passes, by default in float32.
 
     :func:`cosmos_rl_core.parallel.sharding.shard` cuts matrices by rows, and with ``fsdp_offload`` keeps them in the
     CPU's memory; every other tensor is whole on each rank.
@@ -71,7 +71,7 @@ def in_half(shapes: Shapes, float32_modules: Collection[str]) -> int:
 
 
 def halved(float32_modules: Collection[str], is_cast: Callable[[str, tuple[int, ...]], bool]) -> BytesEach:
-    """Return a function that gives the bytes of a number: a half type if the tensor is cast, else float32.
+    """Return a function from a tensor to the bytes of each of its numbers: 2 if the tensor is cast, else 4.
 
     Tensors of modules with a name in ``float32_modules`` are not cast.
     """

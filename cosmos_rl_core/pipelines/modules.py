@@ -41,7 +41,7 @@ def read_module(cls: Any, folder: str | Path, where: str, **options: Any) -> nn.
 def straight_to(device: torch.device) -> dict[str, str]:
     """Return the options of ``from_pretrained`` that read weights straight to a device, without a copy on the CPU.
 
-    None for kinds of devices on which the libraries cannot allocate; the caller moves the module there.
+    There are no options for kinds of devices on which the libraries cannot allocate; the caller moves the module there.
     """
     return {"device_map": device.type} if device.type in ("cpu", "cuda") else {}
 

@@ -9,9 +9,9 @@ from cosmos_rl_core.pipelines.spec import REFERENCE_TOKENS, Geometry
 
 FLOAT32_BYTES = 4
 MAX_TOKENS = 2**20
-"""Most tokens of one sample: twelve times as many as 93 frames of 720p have in Cosmos-Predict2.5, the largest video
-that a model here was made for. It bounds transformers without positions, and those whose positions bound each axis
-alone."""
+"""Largest number of tokens of a sample: twelve times as many as 93 frames of 720p have in Cosmos-Predict2.5, the
+largest video that a model here was made for. It is a limit for transformers without positions, and for transformers
+whose positions limit each axis, but not the product."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of tensors by name."""
@@ -114,7 +114,7 @@ def num_reference_tokens(pipeline: str, pictures: Pictures) -> int:
 
 
 def reference_tokens(pipeline: str, pictures: Pictures) -> tuple[tuple[int, int, int], ...]:
-    """Return the tokens that references add along frames, height and width; none where they add no tokens.
+    """Return the numbers of tokens that each reference adds along frames, height and width; () if it adds no tokens.
 
     Raises :class:`ConfigError` for a size that the family does not take.
     """
@@ -127,7 +127,10 @@ def reference_tokens(pipeline: str, pictures: Pictures) -> tuple[tuple[int, int,
 
 
 def reference_shapes(pipeline: str, pictures: Pictures, size: tuple[int, int], frames: int) -> Shapes:
-    """Return the shapes of the entries that references give both predictions of a prompt, by name. Raises alike."""
+    """Return the shapes of the shared entries that references add to a prompt's conditioning, by name.
+
+    Raises like :func:`latent_shape` and :func:`reference_tokens`.
+    """
     references = directories.spec(pipeline).references
     if references is None or not pictures:
         return {}
@@ -147,9 +150,9 @@ def text_tokens(pipeline: str, max_prompt_length: int) -> int:
 
 
 def check_prompt_length(pipeline: str, max_prompt_length: int) -> None:
-    """Raise :class:`ConfigError` for more text tokens than the stock pipeline takes or the transformer places.
+    """Raise :class:`ConfigError` for more text tokens than the stock pipeline takes or the transformer has positions.
 
-    Families whose transformer reads texts of one length alone take no other.
+    If the transformer reads only texts of one length, every other length is refused.
     """
     spec = directories.spec(pipeline)
     if spec.prompt_length not in (None, max_prompt_length):

@@ -15,11 +15,11 @@ Levels = np.ndarray | list[float]
 """Noise levels, one a step."""
 
 CONDITIONAL_LATENTS, CONDITIONAL_MASK = "conditional_latents", "conditional_mask"
-"""Shared entries of a video whose first latent frames are given: their normalised latents, ``[C, T, H, W]`` with 0
-after them, and ``[1, T, 1, 1]``, 1 at given frames and 0 at frames to generate. Both float32."""
+"""Shared entries of a video whose first latent frames are given: their normalised latents, ``[C, T, H, W]``, zero after
+them; and a mask ``[1, T, 1, 1]``, 1 at given frames and 0 at frames to generate. Both float32."""
 
 REFERENCE_TOKENS = "reference_tokens"
-"""Shared entry of references that add tokens: ``[S, D]`` as the transformer takes them, one after another."""
+"""Shared entry of references that add tokens: ``[S, D]``, the transformer's tokens of all references in order."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,9 @@ class References:
     """Function of the pipeline's index: whether this pipeline takes references. If not, the spec that
     ``directories.spec`` returns has None as ``references``."""
     fewest: int = 0
-    """Fewest of a prompt. 0: the family also makes media of text alone."""
+    """Smallest number of references of a prompt. 0: the family also makes media of text alone."""
     most: int = 1
+    """Largest number of references of a prompt."""
     pipeline_class: str
     """Class of the stock pipeline that takes references; evaluations run it."""
     argument: str = "image"
@@ -104,7 +105,8 @@ class References:
     takes_list: bool = True
     """Whether the argument is a list of references for one prompt. False: one reference for each prompt of a batch."""
     with_argument: Callable[[int], Mapping[str, Any]] = lambda _: {}
-    """Function of the frames of a prompt's reference, 1 for a picture: other arguments of a call that has it."""
+    """Function of the number of frames of a prompt's reference, 1 for a picture: further arguments of a call that has
+    the reference."""
     clips: bool = False
     """Whether the pipeline takes clips too, whose last frames a video continues. The argument then is a list of
     frames."""
@@ -112,9 +114,9 @@ class References:
     """Whether the text encoder reads references, with the negative prompt too. The model then defines
     ``_encode_prompt_with``."""
     token_size: Callable[[tuple[int, int]], tuple[int, int]] | None = None
-    """Function of the height and width of a reference in pixels: the size that it is scaled to, where each adds tokens
-    of its own to the transformer's. They are of what whole tokens cover of that size. None: it adds none. The function
-    raises ``ConfigError`` for a size that the stock pipeline does not take."""
+    """Function of the height and width of a reference in pixels: the size to which it is scaled. For families in which
+    each reference adds tokens to the transformer's: as many as fit into that size as a whole. None: references add no
+    tokens. The function raises ``ConfigError`` for a size that the stock pipeline does not take."""
     entries: Callable[[Settings, tuple[int, ...]], Mapping[str, tuple[int, ...]]] = lambda *_: {}
     """Function of the transformer's settings and of the latents' shape, without a batch: the shapes of the shared
     entries that references give besides tokens, by name."""
@@ -154,7 +156,7 @@ class ModelSpec:
     text_width: Callable[[Settings], int]
     """Function of the transformer's settings: elements of one text token."""
     pooled_width: Callable[[Settings], int] = lambda _: 0
-    """Function of the transformer's settings: elements of a prompt besides its tokens."""
+    """Function of the transformer's settings: elements of a prompt's pooled embedding; 0 without one."""
     clip_tokenizer: str | None = None
     """Component whose ``model_max_length`` tokens precede the ``max_prompt_length`` tokens of a prompt."""
     text_positions: Callable[[Settings], int | None] = lambda _: None
@@ -162,10 +164,11 @@ class ModelSpec:
     max_prompt_length: int | None = None
     """Most text tokens that the stock pipeline takes; None for any number."""
     prompt_length: int | None = None
-    """The only ``max_prompt_length`` that the transformer reads right; None for any number."""
+    """The only ``max_prompt_length`` with which the transformer reads texts right; None for any number."""
     unread_padding: Mapping[str, str | None] = field(default_factory=dict)
-    """Names of masks, 0 at padding, by the name of a tensor of a prompt's conditioning, ``[tokens, ...]``, whose last
-    rows may be padding that the transformer does not read; None if padding is zero. Such rows are not stored."""
+    """Entries of a prompt's conditioning, ``[tokens, ...]``, whose last rows may be padding that the transformer does
+    not read. Such rows are not stored. The value is the name of the mask, which is 0 at padding, or None if the padding
+    itself is zero."""
     time_argument: str = "timestep"
     """Argument of the transformer that has the time. Its first argument is the state."""
     text_argument: str = "encoder_hidden_states"
@@ -206,23 +209,23 @@ class ModelSpec:
     """Pixels. The stock pipeline refuses sides that are no multiple of it, whatever the VAE's own factor. 1: only
     the VAE and the transformer's patches decide."""
     shift: Shift | None = None
-    """The shift that the stock pipeline gives its scheduler, :func:`linear_shift` in most. None: it gives none."""
+    """The shift that the stock pipeline gives its scheduler, in most families :func:`linear_shift`. None: no shift."""
     always_shifts: bool = False
-    """The stock pipeline gives a shift also to schedulers that do not shift by size. Some refuse it."""
+    """The stock pipeline gives a shift even to schedulers that do not shift by size. Some schedulers refuse it."""
     stock_sigmas: Callable[[int, Settings], Levels | None] = lambda *_: None
     """Function of the number of steps and the scheduler's settings: noise levels that the stock pipeline gives its
     scheduler, as an array or as a list, which some schedulers do not take; None if the scheduler makes its own."""
     frozen_prefix: str | None = None
     """Module of the transformer that text embeddings pass first, and that makes them far smaller. Its output may be
-    stored instead of them: the model then loads ``PREFIX`` of the interfaces, and ``velocity`` takes
-    that output."""
+    stored instead of the embeddings: the model then loads ``PREFIX`` of the interfaces, and ``velocity`` takes that
+    output."""
     takes_instruction: bool = False
     """The stock call has the argument ``complex_human_instruction``. The model then has an attribute of that name."""
 
     references: References | None = None
     """References of a prompt; None if the family takes none."""
     comfyui: Name | None = None
-    """Names of the transformer's modules in LoRA files that ComfyUI reads; None if it reads none of the family."""
+    """Names of the transformer's modules in LoRA files that ComfyUI reads; None if it reads no LoRA of the family."""
 
     def defaults(self, class_name: str) -> Settings:
         """Return the defaults of a component's class for the settings that this spec reads."""

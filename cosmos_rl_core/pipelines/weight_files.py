@@ -1,4 +1,4 @@
-"""Damage of a pipeline directory's files, found by sizes and headers: torch-free, so that plans can check.
+"""Damage to a pipeline directory's files, found by sizes and headers: torch-free, so that plans can check.
 
 The bytes of weights are not read. Files that no stage loads, such as half-precision variants, do not count.
 """
@@ -62,7 +62,7 @@ def _of_index(file: Path, index: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_component(folder: Path, library: str, class_name: str) -> Iterator[str]:
-    """Yield the line of each file of a component; empty for files without damage."""
+    """Yield a line on the damage of each file of a component, "" for files without damage."""
     if not folder.is_dir():
         yield f"{_missing(folder)}, and {directories.INDEX} lists it as a {class_name}"
         return
@@ -146,7 +146,7 @@ def _missing(file: Path) -> str:
 
 
 def _object(file: Path) -> tuple[dict[str, Any], str]:
-    """Return the JSON object in a file and the line of its damage, empty for none."""
+    """Return the JSON object in a file, and a line on its damage, "" without damage."""
     if line := _damage(file):
         return {}, line
     values = from_json(file.read_bytes())
@@ -155,7 +155,7 @@ def _object(file: Path) -> tuple[dict[str, Any], str]:
 
 
 def _damage(file: Path) -> str:
-    """Return the line of a file that is missing, empty, a pointer of git-lfs or not JSON; empty for other files."""
+    """Return a line on a file that is missing, empty, a pointer of git-lfs or not JSON; "" for other files."""
     if not file.is_file():
         return _missing(file)
     try:
