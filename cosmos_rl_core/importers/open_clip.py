@@ -16,7 +16,7 @@ from transformers import CLIPConfig, CLIPModel
 from cosmos_rl_core.errors import ConfigError
 
 HEADS = 16
-"""Attention heads of ViT-H-14 for pictures and for texts; no shape of a tensor tells them."""
+"""Number of attention heads of ViT-H-14, for pictures and for texts, which no shape of a tensor shows."""
 _WHOLE = {
     "positional_embedding": "text_model.embeddings.position_embedding.weight",
     "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
@@ -65,7 +65,7 @@ def renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _of_layer(layer: re.Match[str], tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield what a tensor of a layer is in transformers."""
+    """Yield the name and the tensor in transformers of each part of a layer's tensor."""
     tower = "vision_model" if layer[1] else "text_model"
     place = f"{tower}.encoder.layers.{layer[2]}"
     if layer[3] == "attn.in_proj":
@@ -90,7 +90,7 @@ def config_of(tensors: Mapping[str, Tensor]) -> CLIPConfig:
     patch = tensors["vision_model.embeddings.patch_embedding.weight"].shape[-1]
     patches = len(tensors["vision_model.embeddings.position_embedding.weight"]) - 1
     projection = len(tensors["text_projection.weight"])
-    # The last two words are the marks of a text's begin and end; open_clip pools at the highest number of a text.
+    # The last two tokens of the vocabulary begin and end a text; open_clip pools at the highest token id of a text.
     marks = {"bos_token_id": words[0] - 2, "eos_token_id": words[0] - 1, "pad_token_id": words[0] - 1}
     text = {"vocab_size": words[0], "max_position_embeddings": places[0], "projection_dim": projection, **marks}
     vision = {"patch_size": patch, "image_size": patch * round(patches**0.5), "projection_dim": projection}

@@ -1,6 +1,6 @@
-"""Tensors of other projects' pickles. The only module that unpickles, with ``weights_only``.
+"""Tensors of other projects' pickles. This is the only module that unpickles.
 
-That makes tensors and plain containers and runs no code.
+It does so with ``weights_only``, which makes tensors and plain containers and runs no code.
 """
 
 import pickle
@@ -20,7 +20,7 @@ _UNSUPPORTED = re.compile(r"unsupported (?:global|operand)\S* (?:GLOBAL )?\S+", 
 def read(file: Path, what: str) -> dict[str, Tensor]:
     """Return the tensors of a file by name, without its other values. ``what`` says in errors which file is expected.
 
-    Raises :class:`ConfigError` if it holds anything else.
+    Raises :class:`ConfigError` if it is missing, or holds objects other than tensors, numbers, texts and containers.
     """
     if not file.is_file():
         raise ConfigError(f"no file at {file}; expected {what}")

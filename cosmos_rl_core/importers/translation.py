@@ -17,7 +17,7 @@ Cosmos-Predict2.5 path (``--wfm-mode``)."""
 
 _TABLES: dict[Schema, ModuleType] = {"diffusers": diffusers, "vlm": vlm_tables, "wfm": wfm}
 _OURS = ("rewards", "launch", "train.num_iterations")
-"""Keys of our recipes: one of ours has some of them, a file of cosmos-rl has none."""
+"""Keys of recipes of this project. A recipe has some of them; a file of cosmos-rl has none of them."""
 _SECTIONS = ("policy", "train", "rollout", "rewards", "validation", "logging")
 
 
@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def mistake(self) -> str:
-        """Return the line that refuses the key."""
+        """Return the line of the error that refuses the key."""
         refused = self.key if self.verdict == "unknown" else self.written
         return f"{refused}: {self.why}"
 
@@ -81,7 +81,7 @@ class Translation:
 
 
 def schema_of(values: Mapping[str, Any]) -> Schema | None:
-    """Return which kind of cosmos-rl's files a file is, judged by its tables; None for a recipe of ours."""
+    """Return the kind of a file of cosmos-rl, judged by its tables; None for a recipe of this project."""
     file = Upstream(values, {})
     if any(map(file.says, wfm.MARKS)) and not file.says("policy"):
         # Other trainers have a table [model], too.
@@ -95,7 +95,7 @@ def schema_of(values: Mapping[str, Any]) -> Schema | None:
 def translate(values: Mapping[str, Any]) -> Translation:
     """Return a file of cosmos-rl as our recipe, with the report on every key; mistakes are in the report.
 
-    Raises :class:`ConfigError` if the file has neither schema, or is of training that is not done here.
+    Raises :class:`ConfigError` if the file has neither schema, or asks for training that this project does not have.
     """
     schema = schema_of(values)
     if schema is None:

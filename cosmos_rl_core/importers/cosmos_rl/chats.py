@@ -1,4 +1,4 @@
-"""The conversations of cosmos-rl's files of vision-language models, as datasets of ours."""
+"""The datasets of conversations in cosmos-rl's files for vision-language models."""
 
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ def format_of(upstream: Upstream) -> str | None:
 
 
 def num_conversations(upstream: Upstream) -> int | None:
-    """Return the number of conversations of the training set; None if it is not found."""
+    """Return the number of conversations of the training set; None if the set is not found or not readable."""
     name = format_of(upstream)
     if name is None:
         return None
@@ -37,7 +37,7 @@ def num_conversations(upstream: Upstream) -> int | None:
 
 @cache
 def _count(name: str, place: str, split: str, changed_ns: int) -> int | None:
-    """Count the rows of a file or folder as it is at a time; several settings ask for the number."""
+    """Count the rows of a file or folder, last changed at ``changed_ns``. Several settings depend on the number."""
     plugin = plugins.load("chat_datasets", name)
     more = {"split": split} if split else {}
     try:

@@ -34,7 +34,7 @@ MARKS = (
     "distillation", "eth_ips", "train.output_dir", "train.compile", "train.train_policy.trainer_type",
     "policy.model_max_length", "rollout.backend", "validation.enable",
 )  # fmt: skip
-"""Keys of this schema: a file of it has some of them, a recipe of ours has none."""
+"""Keys of this schema. A file in it has some of them; a recipe of this project has none of them."""
 
 TRAINING: dict[str, Any] = {
     "train.epoch": 1,
@@ -54,7 +54,7 @@ TRAINING: dict[str, Any] = {
     "policy.lora.init_lora_weights": True,
     "validation.freq": 20,
 }
-"""Defaults of training, the same for vision-language models."""
+"""cosmos-rl's defaults of training, the same for diffusion models and vision-language models."""
 
 DEFAULTS: dict[str, Any] = TRAINING | {
     f"{POLICY}.kl_beta": 0.0,
@@ -176,7 +176,7 @@ _ALWAYS = table({
     "policy.model_gradient_checkpointing": taken,
     "policy.lora": taken,
     f"policy.parallelism: {_PARALLEL}": CLUSTER,
-    # cosmos-rl does not read lora_dropout, use_rslora and the patterns for diffusion models; the user wants them.
+    # cosmos-rl does not read lora_dropout, use_rslora and the patterns for diffusion models; here they have effect.
     "policy.lora: r lora_alpha lora_dropout use_rslora": taken,
     "policy.lora.target_modules": unless_none(taken),
     "policy.lora.init_lora_weights": when(lambda file: file.says("policy.lora"), _INIT, "there is no [policy.lora]"),
@@ -284,7 +284,7 @@ def _only(condition: Callable[[Upstream], bool], some: dict[str, Row], why: str)
 
 
 def _either(of_nft: dict[str, Row], supervised: dict[str, Row]) -> dict[str, Row]:
-    """Return a row for each key of both tables, from the table of the file's kind of training."""
+    """Return a row for each key of ``of_nft``; for supervised training it is the row of the other table, if any."""
     other = "supervised training has no rollouts"
 
     def row(key: str) -> Row:

@@ -1,4 +1,4 @@
-"""Rows of the diffusers path for settings that take more than another name."""
+"""Rows of the diffusers path for settings that need more than a new name."""
 
 import math
 from pathlib import Path
@@ -36,7 +36,7 @@ def is_sd3(upstream: Upstream) -> bool:
 
 
 def asks_service(upstream: Upstream) -> bool:
-    """Return whether a reward service scores."""
+    """Return whether a reward service scores samples, as the file says."""
     return is_nft(upstream) and upstream[f"{POLICY}.use_remote_reward"] is True
 
 
@@ -114,7 +114,7 @@ def model_row(_: str, __: Any, upstream: Upstream) -> Answer:
 
 
 def is_video_row(_: str, value: Any, upstream: Upstream) -> Answer:
-    """Return one frame for images."""
+    """Return one frame if the file is for images."""
     if value is True:
         return "policy.diffusers.train_frames sets it"
     return {"policy.diffusers.train_frames": 1}, "images"
@@ -158,7 +158,7 @@ _NOISY = {"flow": "flow_sde"}
 
 
 def _solver(upstream: Upstream) -> str:
-    """Return our solver. Raises :class:`ConfigError` if there is none."""
+    """Return our name of the solver. Raises :class:`ConfigError` if no solver here fits the file."""
     if is_sana(upstream):
         return "dpm2"
     name, quiet = str(upstream[f"{SAMPLE}.solver"]), upstream[f"{SAMPLE}.deterministic_sampling"]
@@ -171,7 +171,7 @@ def _solver(upstream: Upstream) -> str:
 
 
 def solver_row(_: str, __: Any, upstream: Upstream) -> Answer:
-    """Return the solver, whose name here also decides about noise."""
+    """Return the solver. Its name here also says whether it adds noise."""
     why = "its name says whether it adds noise; SANA has its pipeline's own"
     return {f"{SAMPLE}.solver": _solver(upstream)}, why
 

@@ -1,4 +1,4 @@
-"""The kinds of training that cosmos-rl's files of one schema are for, and which of them are done here."""
+"""The kinds of training that files of cosmos-rl's first schema ask for, and the check whether this project has them."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from cosmos_rl_core.vlms._base import serving
 
 POLICY, MODEL = "train.train_policy", "policy.model_name_or_path"
 VLMS = ("cosmos-reason", "qwen2.5-vl", "qwen2_5_vl", "qwen3-vl", "qwen3_vl")
-"""Parts of the names of vision-language models, in small letters."""
+"""Parts of the names of vision-language models, in lower case."""
 _HERE = (
     "Trained here are diffusion models (policy.is_diffusers = true) and, by supervised fine-tuning, vision-language "
     'models: train.train_policy.type = "sft" with [custom.dataset], as in Cosmos-Reason2\'s examples, or with a model '
@@ -17,7 +17,10 @@ _HERE = (
 
 
 def is_supervised(upstream: Upstream) -> bool:
-    """Return whether a file is of supervised fine-tuning; without ``type`` cosmos-rl looks for settings of rewards."""
+    """Return whether a file asks for supervised fine-tuning.
+
+    Without ``type`` it does unless it has a setting of training with rewards, as in cosmos-rl.
+    """
     kind = upstream[f"{POLICY}.type"]
     if kind is not None:
         return kind == "sft"
@@ -26,12 +29,12 @@ def is_supervised(upstream: Upstream) -> bool:
 
 
 def is_diffusion(upstream: Upstream) -> bool:
-    """Return whether cosmos-rl reads the file as one of a diffusion model."""
+    """Return whether cosmos-rl reads the file as a file for a diffusion model."""
     return upstream.says("policy.is_diffusers") and upstream["policy.is_diffusers"] is not False
 
 
 def is_vlm(upstream: Upstream) -> bool:
-    """Return whether a file is of supervised fine-tuning of a vision-language model."""
+    """Return whether a file asks for supervised fine-tuning of a vision-language model."""
     others = is_diffusion(upstream) or upstream.says("vla") or upstream["distillation.enable"] is True
     if others or upstream.says("policy.diffusers") or not is_supervised(upstream):
         return False
@@ -44,7 +47,7 @@ def has_chats(upstream: Upstream) -> bool:
 
 
 def require_trained_here(upstream: Upstream) -> None:
-    """Raise :class:`ConfigError`, which names the kind of training, if it is not done here."""
+    """Raise :class:`ConfigError` that names the file's kind of training if this project does not have it."""
     if is_diffusion(upstream) or is_vlm(upstream):
         return
     found = f"cosmos-rl reads this file as one of {_kind(upstream)}, because policy.is_diffusers is not true"
@@ -54,11 +57,11 @@ def require_trained_here(upstream: Upstream) -> None:
 
 
 def _kind(upstream: Upstream) -> str:
-    """Return what a file trains, in words."""
+    """Return a text that names the kind of training and the model of a file."""
     model = upstream[MODEL] or "unnamed"
     if upstream.says("vla"):
         return f"a vision-language-action model ({model})"
-    # Of other models the file does not say what they are.
+    # The file does not say what kind of model any other one is.
     trained = f"a vision-language model ({model})" if _names_vlm(upstream) else f"another model ({model})"
     if upstream["distillation.enable"] is True:
         return f"distillation of {trained}"
@@ -68,7 +71,7 @@ def _kind(upstream: Upstream) -> str:
 
 
 def _names_vlm(upstream: Upstream) -> bool:
-    """Return whether the model is one that a plugin serves, as far as its folder or its name says."""
+    """Return whether a VLM plugin serves the model, judged by its folder if it has one, else by its name."""
     model = str(upstream[MODEL] or "")
     if not Path(model).is_dir():
         return any(part in model.lower() for part in VLMS)

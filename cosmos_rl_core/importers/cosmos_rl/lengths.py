@@ -11,9 +11,9 @@ from cosmos_rl_core.importers.cosmos_rl.rows import Answer, Upstream, count, num
 from cosmos_rl_core.storage import cache
 
 ENDLESS_EPOCHS = 1000
-"""Passes from which on cosmos-rl's recipes mean "until stopped"."""
+"""Number of passes over the data from which cosmos-rl's recipes mean "until stopped"."""
 ENDLESS_ITERATIONS = 1000
-"""Iterations of a run that cosmos-rl would continue until stopped."""
+"""Number of iterations of a run that cosmos-rl would continue until it is stopped."""
 PROMPT_SETS = {"pickscore": ".txt", "ocr": ".txt", "dance_grpo_t2v": ".txt", "geneval": "_metadata.jsonl"}
 """Suffixes of the files of cosmos-rl's named prompt sets, after the name of the split."""
 
@@ -21,12 +21,12 @@ DATASET = f"{POLICY}.dataset"
 
 
 def is_nft(upstream: Upstream) -> bool:
-    """Return whether a file is of DiffusionNFT, the other algorithm of this path."""
+    """Return whether a file asks for DiffusionNFT, the other algorithm of this path."""
     return not is_supervised(upstream)
 
 
 def validates(upstream: Upstream) -> bool:
-    """Return whether there are evaluations."""
+    """Return whether the file asks for evaluations."""
     return upstream["validation.enable"] is True
 
 
@@ -60,7 +60,7 @@ def _num_steps(upstream: Upstream) -> int | None:
 
 
 def _dataset_size(upstream: Upstream) -> int | None:
-    """Return the number of items or prompts of the training set; None if it is not found."""
+    """Return the number of items or prompts of the training set; None if the set is not found."""
     if is_vlm(upstream):
         return num_conversations(upstream)
     if is_supervised(upstream):
@@ -78,7 +78,7 @@ def _dataset_size(upstream: Upstream) -> int | None:
 def steps_per_iteration(upstream: Upstream) -> int:
     """Return the steps of a supervised iteration: up to cosmos-rl's next save or validation, or to the end of the run.
 
-    Validations count only if every save is at one of them.
+    Validations count only if every save is made at a validation.
     """
     save, total = upstream.count("train.ckpt.save_freq"), _num_steps(upstream)
     if validates(upstream) and save % (freq := upstream.count("validation.freq")) == 0:
@@ -94,7 +94,7 @@ def _iterations(upstream: Upstream) -> int | None:
 
 
 def epoch_row(_: str, value: Any, upstream: Upstream) -> Answer:
-    """Return the number of iterations of so many passes over the data."""
+    """Return the number of iterations that the file's number of passes over the data takes."""
     if upstream["train.max_num_steps"] is not None:
         return "train.max_num_steps ends the run"
     if count(value) >= ENDLESS_EPOCHS:
@@ -106,13 +106,13 @@ def epoch_row(_: str, value: Any, upstream: Upstream) -> Answer:
 
 
 def max_num_steps_row(_: str, value: Any, upstream: Upstream) -> Answer:
-    """Return the number of iterations of so many steps."""
+    """Return the number of iterations that the file's number of steps takes."""
     count(value)
     return {"train.num_iterations": _iterations(upstream)}, "a run ends with its iterations"
 
 
 def save_freq_row(_: str, value: Any, upstream: Upstream) -> Answer:
-    """Return the steps of an iteration of supervised training, which ends where cosmos-rl saves or validates."""
+    """Return the steps of an iteration of supervised training: it ends where cosmos-rl saves or validates."""
     count(value)
     steps = steps_per_iteration(upstream)
     return {f"{POLICY}.steps_per_iteration": steps}, "every iteration saves a policy"
@@ -165,7 +165,7 @@ def warmup_row(key: str, value: Any, upstream: Upstream) -> Answer:
 
 
 def prompt_set(upstream: Upstream, place: str) -> tuple[str, str] | None:
-    """Return name and split of a prompt set that cosmos-rl knows; None for others."""
+    """Return name and split of a prompt set that cosmos-rl knows; None for other names and splits."""
     name, split = str(upstream[f"{place}.name"]), upstream[f"{place}.split"]
     split = split[0] if isinstance(split, list) and split else split
     return (name, split or "train") if name in PROMPT_SETS and split in (None, "", "train", "test") else None

@@ -36,7 +36,7 @@ def remote(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def total_bound_row(key: str, value: Any, _: Upstream) -> Answer:
-    """Check that the sum of scores is not bounded more narrowly than each score."""
+    """Refuse a bound of the sum of scores that is narrower than the bound of each score."""
     if abs(number(value)) < CLIP:
         raise ConfigError("a sum has no bounds here: bound each reward by clip_min and clip_max")
     return "each reward has its own bounds; their sum has none"

@@ -1,4 +1,4 @@
-"""Parts of the tables of cosmos-rl's settings: a file by flat keys, and the rows that translate keys."""
+"""Parts of the tables that translate cosmos-rl's settings: a file with flat keys, and rows, which translate one key."""
 
 import math
 import re
@@ -8,7 +8,7 @@ from typing import Any, Literal
 from cosmos_rl_core.errors import ConfigError
 
 Verdict = Literal["taken", "translated", "no effect here", "open", "refused", "unknown"]
-"""``open``: the user must set it, because the file cannot. ``refused`` and ``unknown`` are mistakes."""
+"""``open``: the user must set it, because the file does not say it. ``refused`` and ``unknown`` are mistakes."""
 
 CLUSTER = "put processes, dp_shard_size = ... and cp_size = ... in a cluster profile (--cluster)"
 FLOAT16 = "choose bfloat16 or float32: float16 needs loss scaling, which this project does not have"
@@ -16,7 +16,7 @@ DETERMINISTIC = "launch.deterministic sets it; default true"
 
 
 class Upstream:
-    """A file of cosmos-rl by flat keys, ``trainer.callbacks[wandb].args.every_n``, with cosmos-rl's defaults."""
+    """A file of cosmos-rl and its defaults, with flat keys such as ``trainer.callbacks[wandb].args.every_n``."""
 
     def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         self.values = dict(_flat(values, ""))
@@ -39,9 +39,9 @@ class Upstream:
 
 
 Answer = str | dict[str, Any] | tuple[dict[str, Any], str]
-"""Settings of ours by dotted name, if they need one with a reason; or only a reason, if the key has no effect here.
+"""Our settings by dotted name, alone or with a reason; or only a reason, if the key has no effect here.
 
-A setting of None is left for the user to set.
+A setting that is None is left for the user to set.
 """
 Row = str | Callable[[str, Any, Upstream], Answer]
 """The row of a key: its answer, or a function of key, value and file that returns it.
@@ -55,7 +55,7 @@ Meaning = tuple[Verdict, Mapping[str, Any], str]
 
 
 def meaning(row: Row, key: str, value: Any, upstream: Upstream) -> Meaning:
-    """Return what a key's value becomes; the verdict follows from the row's answer."""
+    """Return the verdict, our settings and the reason for a key's value, which follow from the row's answer."""
     try:
         answer = answer_of(row, key, value, upstream)
     except ConfigError as error:
@@ -154,7 +154,7 @@ def row_of(table: Mapping[str, Row], key: str) -> Row | None:
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tables from dotted names."""
+    """Return settings by dotted name as nested tables."""
     values: dict[str, Any] = {}
     for name, value in settings.items():
         table = values

@@ -1,4 +1,4 @@
-"""Rows of cosmos-rl's own Cosmos-Predict2.5 path for settings that take more than another name."""
+"""Rows of cosmos-rl's own Cosmos-Predict2.5 path for settings that need more than a new name."""
 
 import math
 from pathlib import Path
@@ -36,7 +36,7 @@ def has_data(upstream: Upstream) -> bool:
 
 
 def guidance_scale(guidance: Any) -> float:
-    """Return our guidance scale, where 1 is none, from cosmos-rl's, where 0 is none."""
+    """Return our guidance scale, where 1 is no guidance, for cosmos-rl's ``guidance``, where 0 is no guidance."""
     return 1 + number(guidance)
 
 
@@ -77,7 +77,7 @@ def instances_row(_: str, value: Any, upstream: Upstream) -> Answer:
 
 
 def _size(upstream: Upstream) -> list[int]:
-    """Return height and width, in either order of writing: cosmos-rl's recipes write the width first."""
+    """Return height and width, the smaller side first, because cosmos-rl's recipes write the width first."""
     written = upstream[f"{VIDEO}.video_size"]
     if written is None:
         resolution = upstream[f"{_MADE_UP}.resolution"] or upstream["model.resolution"]
@@ -129,7 +129,7 @@ def media(upstream: Upstream, place: str) -> dict[str, Any]:
 
 
 def reference_row(_: str, value: Any, upstream: Upstream) -> Answer:
-    """Return how often the reference is renewed, if anything reads it."""
+    """Return the iterations between updates of the reference, if anything reads the reference."""
     if number(upstream[f"{RL}.kl_beta"]) == 0 and upstream[f"{RL}.on_policy"] is not False:
         return "kl_beta = 0 and on_policy: nothing reads the reference"
     return {f"{POLICY}.update_ref_every_iter": value}
@@ -192,7 +192,7 @@ def schedule_row(_: str, __: Any, upstream: Upstream) -> Answer:
 
 
 def force_finite_row(_: str, value: Any, upstream: Upstream) -> Answer:
-    """Return how many non-finite steps are skipped."""
+    """Return the number of consecutive non-finite steps that are skipped."""
     if value is not True:
         return "the first non-finite gradient ends the run"
     why = "cosmos-rl replaces non-finite gradients by 0; here such a step is skipped, and more in a row end the run"

@@ -1,1 +1,1 @@
-"""Rows of files of vision-language models: supervised fine-tuning on conversations."""
+"""Rows of files for vision-language models: supervised fine-tuning on conversations."""

@@ -15,7 +15,7 @@ VISION, MEDIA = "custom.vision", "policy.media"
 TOKENS = {"image": (4, 16384), "video": (128, 768)}
 """Least and greatest number of tokens of an image and of two frames of a video."""
 FPS_OF_SCRIPT, FPS_OF_TABLE = 1.0, 2.0
-"""Frames a second without ``[custom.vision]``, and with a table that has none."""
+"""Frames a second without a table ``[custom.vision]``, and with a table without ``fps``."""
 SHARE = 0.9
 """Share of the tokens of a conversation that the script gives to a video."""
 QWEN3 = "Qwen3VLForConditionalGeneration"
@@ -29,11 +29,14 @@ TOKENS_OF_CLIPS = (
     "as cosmos-rl's transformers, a version below 5: the tokens <|vision_start|> and <|vision_end|> are around the "
     "frames of a clip, and not around the clip too"
 )
-"""Reason of the setting of :func:`tokens`."""
+"""Reason in the report for the setting of :func:`tokens`."""
 
 
 def settings(upstream: Upstream) -> dict[str, Any]:
-    """Return the settings of media; what depends on an unknown model is None. Without a script there are none."""
+    """Return the settings of media; {} for a file without the dataset of a script.
+
+    If the model is unknown, the settings that depend on it are None.
+    """
     if not has_chats(upstream):
         return {}
     video = _sampling(upstream)
@@ -57,7 +60,7 @@ def tokens(upstream: Upstream) -> dict[str, Any]:
 
 
 def _sampling(upstream: Upstream) -> dict[str, Any]:
-    """Return how many frames of a video are taken."""
+    """Return the setting of how many frames of a video are taken: ``num_frames`` or ``fps``."""
     if (frames := upstream[f"{VISION}.nframes"]) is not None:
         if upstream[f"{VISION}.fps"] is not None:
             raise ConfigError(f"{VISION} has both nframes and fps; set one of them")
@@ -101,7 +104,10 @@ def _side(upstream: Upstream) -> int | None:
 
 
 def row(key: str, value: Any, upstream: Upstream) -> Answer:
-    """Return the settings that a key of ``[custom.vision]`` decides. The script leaves out a null."""
+    """Return the settings that depend on a key of ``[custom.vision]``. The script leaves out a key that is null.
+
+    Raises :class:`ConfigError` for a key that has no counterpart here.
+    """
     name = key.rpartition(".")[2]
     if name in _REFUSED:
         raise ConfigError(_REFUSED[name])
@@ -122,4 +128,4 @@ _DECIDES = {
     "max_pixels": ("video.size", "video.max_video_tokens", "image.size"),
 }
 KEYS = (*_DECIDES, *_REFUSED)
-"""Keys of ``[custom.vision]`` that :func:`row` is the row of."""
+"""Keys of ``[custom.vision]`` that :func:`row` translates."""

@@ -1,4 +1,4 @@
-"""Rows of vision-language models for settings that take more than another name."""
+"""Rows of vision-language models for settings that need more than a new name."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from cosmos_rl_core.importers.cosmos_rl.rows import Answer, Upstream
 DATASETS = f"{POLICY}.datasets"
 OURS = f"{DATASETS}.{chats.NAME}"
 OPTIONS = {"media_path": ("llava",), "system_prompt": ("llava", "hf_chat"), "conversation_column_name": ("hf_chat",)}
-"""Formats that have an option of a dataset."""
+"""Options of a dataset, each with the formats that have it."""
 
 
 def type_row(_: str, __: Any, upstream: Upstream) -> Answer:
@@ -38,7 +38,7 @@ def place_row(key: str, value: Any, upstream: Upstream) -> Answer:
 
 
 def option_row(key: str, value: Any, upstream: Upstream) -> Answer:
-    """Return an option of the dataset, if it is one of its format."""
+    """Return an option of the dataset, if its format has this option."""
     name, option = chats.format_of(upstream), key.rpartition(".")[2]
     if name not in OPTIONS[option]:
         return "the format of the dataset has none"
@@ -46,7 +46,7 @@ def option_row(key: str, value: Any, upstream: Upstream) -> Answer:
 
 
 def named_row(_: str, value: Any, upstream: Upstream) -> Answer:
-    """Return the dataset that the file names: a folder that ``save_to_disk`` wrote, or one of a hub."""
+    """Return the dataset that the file names: a folder that ``save_to_disk`` wrote, or a dataset on a hub."""
     if chats.format_of(upstream) == "hf_chat":
         return {f"{OURS}.name": "hf_chat", f"{OURS}.path": value}
     example = f'[{OURS}] to {{ name = "hf_chat", path = "the folder" }}'
@@ -64,7 +64,7 @@ def split_row(_: str, value: Any, upstream: Upstream) -> Answer:
 
 
 def unread_row(key: str, value: Any, _: Upstream) -> Answer:
-    """Return what a key below ``[custom]`` is that no script of Cosmos-Reason2 reads."""
+    """Return why a key below ``[custom]`` has no effect, or refuse it: no script of Cosmos-Reason2 reads it."""
     if value == {}:
         return "an empty table"
     if not key.startswith(("custom.dataset", "custom.vision")):
@@ -73,7 +73,7 @@ def unread_row(key: str, value: Any, _: Upstream) -> Answer:
 
 
 def validates_row(_: str, __: Any, upstream: Upstream) -> Answer:
-    """Return the frequency of held-out losses; the conversations are the user's."""
+    """Return the frequency of held-out losses; the user has to set the held-out conversations."""
     if not lengths.validates(upstream):
         return "there is no [validation]"
     why = "cosmos-rl takes the first test_size rows of training; here held-out data are files of their own: set it"
@@ -81,7 +81,7 @@ def validates_row(_: str, __: Any, upstream: Upstream) -> Answer:
 
 
 def epochs_between_saves_row(_: str, value: Any, __: Upstream) -> Answer:
-    """Refuse saves that epochs count."""
+    """Refuse a distance of saves that is counted in epochs."""
     if value:
         raise ConfigError("write the distance of saves in steps: save_freq")
     return "train.ckpt.save_freq sets it"
@@ -99,7 +99,7 @@ def unless_on(why: str) -> Any:
 
 
 def freezes_row(_: str, value: Any, __: Upstream) -> Answer:
-    """Refuse patterns of parameters."""
+    """Refuse patterns of the parameters to train or to freeze."""
     if value in (None, [], {}):
         return "nothing is frozen"
     raise ConfigError(f"set policy.trains to the parts that train, of {', '.join(PARTS)}, after leaving this key out")

@@ -134,7 +134,7 @@ _OTHERS = {
     "validation": _REWARDS,
     "vla": "for vision-language-action models",
 }
-"""The reason why keys of other kinds of training, by the beginning of their names, have no effect."""
+"""Reasons why keys of other kinds of training have no effect, by the beginnings of the keys."""
 
 
 def _other(key: str) -> Row:
