@@ -186,7 +186,7 @@ class Service:
                 raise ScorerError(f"this service no longer serves {job.type}")
             answer = await scorer.pool.do(message, frame.kind, frame.shape[0])
             if job.expected not in (None, scorer.identity.digest):
-                raise ScorerError(f"the scorer is another one since the request was accepted: {scorer.identity}")
+                raise ScorerError(f"the scorer changed after the request was accepted; it is now {scorer.identity}")
             self.seconds[scorer.served.names[0]] += answer.get("seconds", 0.0)
             options, identity = scorer.served.options, scorer.identity
             result = results.scored(job.type, answer, frame.shape[0], options, identity, decoded_s)

@@ -35,7 +35,7 @@ def why_not_exact(reward: Reward, options: RewardOptions) -> str | None:
     one, *others = trial_samples(options.facts.input, max(sizes.values()))
     (alone,), first, last = (_found(reward, some) for some in ([one], [one, *others], [*others, one]))
     if isinstance(alone, Exception):
-        return f"no score of a test picture shows whether they depend on each other ({words(alone)})"
+        return f"a test picture has no score that would show whether scores depend on each other ({words(alone)})"
     for name, found in (("first", first), ("last", [*last[-1:], *last[:-1]])):
         if repr(found[0]) != repr(alone):
             return f"a test picture has {brief(alone)} alone and {brief(found[0])} {name} among others"

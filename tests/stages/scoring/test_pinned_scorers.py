@@ -207,7 +207,11 @@ def test_a_scorer_that_does_not_load_in_time_is_unavailable_and_says_why(server:
 def test_a_failure_of_another_scorer_stops_the_run_and_fails_no_sample(server: RewardServer):
     server.scorer = FIRST
     reward = held()
-    told = {"error": "the scorer is another one since", "scores": None, "scorer": {"name": "fn", **SECOND}}
+    told = {
+        "error": "the scorer changed after the request was accepted",
+        "scores": None,
+        "scorer": {"name": "fn", **SECOND},
+    }
     server.pull_answers = [(200, told)]
     with pytest.raises(ScorerChangedError, match=r"now it is fn 2 \(bbbbbbbbbbbb\)"):
         reward.score(samples())
