@@ -180,7 +180,7 @@ def _is_taken(query: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _lengths(ends: Tensor) -> list[int]:
-    """Return the lengths of segments. All layers of a forward pass share the tensor; only the first reads it."""
+    """Return the lengths of segments. All layers of a forward pass share the tensor; only the first waits for it."""
     found: list[int] | None = getattr(ends, "_lengths", None)
     return _remember(ends, ends.diff().tolist()) if found is None else found
 

@@ -121,8 +121,7 @@ class Model(Encoder):
         """Encode pixels like :meth:`encode_media`, and return the posterior's mode and standard deviation.
 
         Both are normalised float32 ``[B, *latent_shape]``: ``mode + deviation * noise`` equals a draw by the stock VAE,
-        shifted and scaled, up to rounding. Raises ``NotImplementedError`` for models whose VAE has no posterior; the
-        spec says which VAEs have one.
+        shifted and scaled, up to rounding. Only for VAEs with a posterior; the spec says which VAEs have one.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define encode_posterior")
 

@@ -114,9 +114,9 @@ class References:
     """Whether the text encoder reads references, with the negative prompt too. The model then defines
     ``_encode_prompt_with``."""
     token_size: Callable[[tuple[int, int]], tuple[int, int]] | None = None
-    """Function of the height and width of a reference in pixels: the size to which it is scaled. For families in which
-    each reference adds tokens to the transformer's: as many as fit into that size as a whole. None: references add no
-    tokens. The function raises ``ConfigError`` for a size that the stock pipeline does not take."""
+    """Function of the height and width of a reference in pixels: the size to which it is scaled. It is for families
+    whose references add tokens to the transformer's: as many whole tokens as fit into that size. None: references add
+    no tokens. The function raises ``ConfigError`` for a size that the stock pipeline does not take."""
     entries: Callable[[Settings, tuple[int, ...]], Mapping[str, tuple[int, ...]]] = lambda *_: {}
     """Function of the transformer's settings and of the latents' shape, without a batch: the shapes of the shared
     entries that references give besides tokens, by name."""

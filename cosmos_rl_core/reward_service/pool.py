@@ -264,7 +264,7 @@ class Pool:
         return worked
 
     async def _next(self, process: Process) -> list[Task]:
-        """Wait for tasks, and return those for the next call; none if the process ends first."""
+        """Wait for tasks, and return the tasks for the next call; none if the process ends first."""
         ended = asyncio.create_task(process.wait())
         await asyncio.sleep(0)
         try:

@@ -100,7 +100,7 @@ def _value(value: Any) -> Any:
 
 
 def pushed(kind: str, told: Mapping[str, Any], count: int | None, identity: Identity) -> dict[str, Any]:
-    """Return the result made of ``told``, which another process pushed. ``identity`` stands for its scorer.
+    """Return the result made of ``told``, which another process pushed. ``identity`` is what names its scorer.
 
     Raises ``ValueError`` unless it has a list of finite scores for each name, or an error.
     """

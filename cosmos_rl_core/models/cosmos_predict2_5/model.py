@@ -96,7 +96,10 @@ class CosmosPredict25(VideoModel):
         return {PROJECTED: self._prefix(embeds)[0].cpu()}
 
     def screen(self, frames: np.ndarray) -> np.ndarray | None:
-        """Give the frames to the guardrail if it is loaded: it returns them, maybe with changed pixels, or None."""
+        """Give the frames to the guardrail if it is loaded, and return them, maybe with other pixels.
+
+        None means that it refuses them.
+        """
         return frames if self._guardrail is None else self._guardrail.check_video_safety(frames)
 
     def velocity(self, x_t: Tensor, t: Tensor, conditioning: Conditioning) -> Tensor:
@@ -217,7 +220,7 @@ def split(transformer: Any, group: dist.ProcessGroup) -> None:
     signature = inspect.signature(transformer.forward)
 
     def flat_timesteps(_module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Flatten noise levels of frames, ``[B, 1, T, 1, 1]``, to ``[B T]``: the transformer must not repeat them."""
+        """Flatten noise levels of frames, ``[B, 1, T, 1, 1]``, to ``[B T]``, which the transformer does not repeat."""
         call = signature.bind(*args, **kwargs)
         call.arguments["timestep"] = call.arguments["timestep"].flatten()
         return call.args, call.kwargs

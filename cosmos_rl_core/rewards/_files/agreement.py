@@ -14,7 +14,7 @@ from cosmos_rl_core.errors import ConfigError, first_line
 from cosmos_rl_core.rewards._judge.service import number
 
 FEWEST = 20
-"""Smallest number of labelled files with a score with which a reward may train."""
+"""Smallest number of labelled files with a score: with fewer, a reward may not train."""
 
 
 class Agreement(Section):

@@ -33,8 +33,8 @@ TIMEOUTS = {
     "REMOTE_REWARD_ENQUEUE_TIMEOUT_MAX_S": 600.0,
     "REMOTE_REWARD_ENQUEUE_CONNECT_TIMEOUT_S": 100.0,
 }
-"""Variables of timeouts with their defaults in seconds. To send a body takes at most the base and so many for each MiB,
-but not less than the minimum nor more than the maximum. The last is for the connection."""
+"""Variables of timeouts with their defaults in seconds. The timeout of a body is the base plus so many seconds for each
+MiB, but at least the minimum and at most the maximum. The last one is the timeout of connecting."""
 REPLICA_HEADER = "X-Lepton-Replica-Target"
 PULL_TIMEOUT_S = 10.0
 MAX_REPLY_BYTES = 2**24
@@ -263,7 +263,8 @@ class Client:
         if not isinstance(scorers := told.get("scorers"), dict):
             return None
         if told.get("format") != FORMAT:
-            raise ConfigError(f"{_place(self._service.info_url)} tells in format {told.get('format')!r}, not {FORMAT}")
+            found = f"describes its scorers in format {told.get('format')!r}, expected {FORMAT}"
+            raise ConfigError(f"{_place(self._service.info_url)} {found}")
         return scorers
 
     def enqueue(self, body: bytes, deadline_s: float | None = None) -> Ticket:
