@@ -141,14 +141,17 @@ class Devices:
         """Return for each of ``count`` processes the environment variables that let it see its device only.
 
         ``cuda`` gives the processes ``gpus``, or else the service's GPUs, in turn. ``cuda:1`` is the second of the
-        service's GPUs, whatever ``gpus`` are. Without GPUs, ``cuda`` assigns none.
+        service's GPUs. Without GPUs, ``cuda`` assigns none.
 
-        Raises :class:`ConfigError` for a number with which the service has no GPU.
+        Raises :class:`ConfigError` for a number with which the service has no GPU, and for a number next to ``gpus``.
         """
         if device == "cpu":
             return [{VISIBLE: ""}] * count
         turn = cycle(gpus) if gpus else self._turn
         if number := device.partition(":")[2]:
+            if gpus:
+                both = f"device = {device!r} and gpus = {[*gpus]}"
+                raise ConfigError(f"{both} both say where it computes; set device = 'cuda', or leave out gpus")
             if self._named and int(number) >= len(self._named):
                 raise ConfigError(f"device = {device!r}: this service has the GPUs {', '.join(self._named)}, from 0 on")
             return [{VISIBLE: self._named[int(number)] if self._named else number}] * count

@@ -58,7 +58,7 @@ def _compared(sample: Sample, frames: Embeddings, references: Sequence[Embedding
     if not references:
         return no_reference(sample)
     own, *others = (unit(one) for one in found if not isinstance(one, Exception))
-    return float(np.mean([own @ other.T for other in others]))
+    return float(np.concatenate([(own @ other.T).ravel() for other in others]).mean())
 
 
 def unit(embeddings: np.ndarray) -> np.ndarray:

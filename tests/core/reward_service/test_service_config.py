@@ -172,6 +172,8 @@ def test_processes_have_a_device_each_in_turn(tmp_path: Path):
     assert devices.environments("cpu", (), 1) == [{name: ""}]
     with pytest.raises(ConfigError, match="this service has the GPUs 3, 5, from 0 on"):
         devices.environments("cuda:2", (), 1)
+    with pytest.raises(ConfigError, match=r"device = 'cuda:1' and gpus = \['7'\] both say where it computes"):
+        devices.environments("cuda:1", ("7",), 1)
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x"])

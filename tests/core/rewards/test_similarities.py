@@ -71,10 +71,10 @@ STOCK = {"dino_similarity": stock_dino, "clip_image_similarity": stock_clip}
 
 
 def several() -> list[Sample]:
-    """Images and videos with one to three references, some of which are the very pictures of others."""
+    """Images and videos with one to three references, some of which are the very pictures of others, and a clip."""
     rng = np.random.default_rng(1)
-    shown = [frames(rng, 30 + 10 * i, 50, 1) for i in range(3)]
-    numbers = [(0,), (0, 1), (2, 1, 0), (1,), (2,)]
+    shown = [*(frames(rng, 30 + 10 * i, 50, 1) for i in range(3)), frames(rng, 40, 50, 4)]
+    numbers = [(0,), (0, 1), (2, 1, 0), (1,), (3, 2)]
     samples = samples_of("any", 5)
     return [replace(one, references=[shown[i] for i in of]) for one, of in zip(samples, numbers, strict=True)]
 
@@ -84,7 +84,7 @@ def test_the_similarity_is_the_mean_cosine_of_the_stock_embeddings(name: str, tm
     settings = tiny_scorers.settings(name, tmp_path)
     embed, samples = STOCK[name](settings["model"]), several()
     expected = [
-        np.mean([cosine(embed(frame), embed(shown[0])) for frame in sample.pixels for shown in sample.references])
+        np.mean([cosine(embed(frame), embed(one)) for frame in sample.pixels for s in sample.references for one in s])
         for sample in samples
     ]
     found = made(name, settings).score(samples)
