@@ -1,7 +1,7 @@
 """Captions of one part of a dataset, for the items that have none in their files.
 
-A medium gets one caption, also if several items show it, and keeps it in later parts. Items whose medium the captioner
-refuses get none and are left out.
+A medium gets one caption, even if several items show it, and keeps it in later parts. An item whose medium the
+captioner refuses gets no caption and is left out.
 """
 
 import json
@@ -33,7 +33,7 @@ _ANSWER = ["medium", "name", "caption", "reason", "final", "seconds"]
 
 
 def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
-    """Write ``captions.parquet``. Records hold the rest: ``refused.parquet`` and ``asked.parquet``.
+    """Write ``captions.parquet``, and the records ``refused.parquet`` and ``asked.parquet``. Return the counts.
 
     Raises :class:`DatasetError` if a file has changed since it was indexed, and if too many items have no caption.
     """
@@ -69,7 +69,7 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
 
 
 def _media(config: contracts.Caption, asked: pd.DataFrame) -> dict[str, Medium]:
-    """Return the media to ask for, by their digests."""
+    """Return the media that need a caption, by their digests."""
     sources = {label: _sources.source_of(options) for label, options in config.sources.items()}
     if len(asked):
         # A source opens what it has listed.
@@ -84,9 +84,9 @@ def _media(config: contracts.Caption, asked: pd.DataFrame) -> dict[str, Medium]:
 def _answers(
     context: Context[Ranks], config: contracts.Caption, media: dict[str, Medium], refuse: Callable[[Rows], None]
 ) -> Rows:
-    """Return a row a medium, each shard asked for or adopted from an earlier attempt. Collective.
+    """Return one row per medium: the captioner's answer, or the one that an earlier attempt stored. Collective.
 
-    Every rank makes its own shards. ``refuse`` may end it early.
+    Each rank makes its own shards. ``refuse`` gets the refused rows after each shard, and raises if there are too many.
     """
     captioner: Captioner = plugins.load("captioners", config.captioner.by).Captioner(config.captioner)
     layout: list[list[str]] = context.layout({"media": cut([*media], config.media_per_shard)})["media"]
@@ -141,7 +141,10 @@ def _has(media: list[str]) -> Check:
 
 
 def _refuse_too_many(refused: Rows, before: int, total: int, limit: float) -> None:
-    """Raise :class:`DatasetError` if rows with a name and a reason, and so many before them, are above a limit."""
+    """Raise :class:`DatasetError` if more than ``limit`` of ``total`` items have no caption.
+
+    ``refused`` are rows with ``name`` and ``reason``; ``before`` counts the items refused in other parts.
+    """
     count = len(refused) + before
     if count > limit * total:
         shown = "".join(f"\n  {row['name']}: {row['reason']}" for row in refused[:10])

@@ -23,15 +23,15 @@ MEDIA = "media"
 TENSORS = "tensors"
 """The part of a rollout with final latents and recorded steps, which updates read."""
 _DATA: dict[str, Literal["one", "many"]] = dict.fromkeys(("embeddings", "data", "parts", "captions"), "many")
-"""Roles of prepared data: text embeddings, latents, and the parts and captions of a dataset that say what they are."""
+"""Roles of prepared data: text embeddings, latents, and the dataset's parts and captions, which describe them."""
 METRICS = "metrics.parquet"
-"""A row an optimizer step; every stage that trains writes it."""
+"""One row per optimizer step; every stage that trains writes it."""
 
 
 class Embed(StageConfig):
     """Text embeddings of ``prompts``, or of the captions that the last of the input ``parts`` adds to a dataset.
 
-    Each text has a file, in a pool that all runs of a store share."""
+    Each text has one file, in a pool that all runs of a store share."""
 
     name = "embed"
     elastic = True
@@ -51,7 +51,7 @@ class Embed(StageConfig):
 
 
 class Encode(StageConfig):
-    """Latents of a media set, made once: one safetensors file an item, in tar shards.
+    """Latents of a media set, made once: one safetensors file per item, in tar shards.
 
     With input ``parts``, latents of the media that the last part adds to a dataset and that ``later`` parts keep.
     """
@@ -63,18 +63,20 @@ class Encode(StageConfig):
     inputs = {"parts": "many", "later": "many"}
     model: ModelRef
     dataset: AnyDataset | None = None
-    """The media set; None for parts."""
+    """The media set; None if the media come from ``parts``."""
     dataset_digest: str = ""
     """Digest of the files that the media set reads, pinned by the plan; "" for a generated one."""
     sources: dict[str, AnyDataset] = Field(default={}, json_schema_extra={"neutral": {}})
-    """Where the media of parts are, by the names of their sources. Bytes other than the indexed ones are refused."""
+    """Plugins that open the media of ``parts``, by the names of the sources. A file that changed since it was indexed
+    is refused."""
     windows: int = Field(default=1, json_schema_extra={"neutral": 1})
-    """Clips that each medium of parts gives, evenly spaced."""
+    """Number of clips, evenly spaced, that are cut from each medium of ``parts``."""
     fps: float | None = Field(default=None, json_schema_extra={"neutral": None})
-    """Frames a second of the clips of parts; None takes every frame."""
+    """Frames per second of the clips of ``parts``; None takes every frame."""
     media: MediaShape
     buckets: tuple[tuple[int, int], ...] = Field(default=(), json_schema_extra={"neutral": []})
-    """Heights and widths: each medium of parts is cut to that nearest to its own ratio. None: all to ``media``."""
+    """Pairs of height and width. Each medium of ``parts`` is cropped to the pair nearest to its own aspect ratio; if
+    there are none, to the size of ``media``."""
     deviations: bool = Field(default=False, json_schema_extra={"neutral": False})
     """Whether the standard deviation of the VAE's posterior is stored with its mode."""
     items_per_shard: int = 64
@@ -82,7 +84,7 @@ class Encode(StageConfig):
 
 
 class Policy(StageConfig):
-    """Policy version 0 in the part ``current``: the base's weights, fresh adapters or weights, or ``init``'s."""
+    """Policy version 0 in the part ``current``: weights of the base or of ``init``, fresh adapters, or fresh weights."""
 
     name = "policy"
     version = 1
@@ -94,7 +96,7 @@ class Policy(StageConfig):
     stacked: bool = Field(default=False, json_schema_extra={"neutral": False})
     """Whether a fresh adapter is trained on top of ``init``'s, which is then a frozen part."""
     keeps_base: bool = Field(default=False, json_schema_extra={"neutral": False})
-    """Whether the base is written too, as the part ``reference``: where ``current`` does not begin as the base."""
+    """Whether the base is also written, as the part ``reference``; needed if ``current`` does not begin as the base."""
 
 
 class OnPolicy(StageConfig):
@@ -134,17 +136,19 @@ class Rollout(OnPolicy, Samples):
     inputs = {"policy": "one", "init": "many", **_DATA}
     sample: SolverConfig
     train_on: tuple[int, ...] = ()
-    """Solver steps whose transitions are stored, -1 for a random other one; empty if only final latents are needed."""
+    """Solver steps whose transitions are stored; each -1 is one more step, drawn at random. Empty if only final latents
+    are needed."""
     use_same_seed: bool = False
     """Whether all samples of a prompt start from the same noise."""
     given_frames: tuple[int, int] = (0, 0)
-    """Fewest and most latent frames of the data that videos begin with. Above 0, the input ``data`` is needed."""
+    """Fewest and most latent frames that a video takes from the data as its beginning. The input ``data`` is needed if
+    the greater number is above 0."""
     decoding: Decoding = Field(default=Decoding(), json_schema_extra={"neutral": {}})
     """Which samples are decoded, and how."""
 
 
 class Decode(StageConfig):
-    """The media of samples of a rollout, in the same units, with their rows."""
+    """Decoded media of a rollout's samples, in the rollout's units, with the samples' rows of the index."""
 
     name = "decode"
     elastic = True
@@ -155,7 +159,7 @@ class Decode(StageConfig):
     media: MediaShape
     decoding: Decoding
     batch_size: int
-    """Samples that the VAE gets at once, unless they are large."""
+    """Samples that the VAE decodes at once; fewer if they are large."""
     undecoded_only: bool = Field(default=True, json_schema_extra={"neutral": True})
     """Whether samples that the rollout decoded are left out; False once their media were deleted."""
 
@@ -169,11 +173,11 @@ class Reward(StageConfig):
     torch = False
     inputs = {"samples": "one", "decoded": "many"}
     SCORES: ClassVar[str] = "scores.parquet"
-    """A row a sample: its score, or that it is not valid, and the scorer."""
+    """One row per sample: its score, or that it is not valid, and the scorer."""
     ANSWERS: ClassVar[str] = f"{RECORDS}answers.parquet"
-    """A row a sample: all other values that the reward returned, or its error."""
+    """One row per sample: all other values that the reward returned, or its error."""
     CALLS: ClassVar[str] = f"{RECORDS}calls.parquet"
-    """A row a call of the reward: number of the try, failed samples, seconds."""
+    """One row per call of the reward: number of the try, failed samples, seconds."""
     reward: AnyReward
     scorer: str
     """Version of the scorer. Another version is another recipe: samples are scored again."""
@@ -186,7 +190,7 @@ class Reward(StageConfig):
 
 
 class Judge(Reward):
-    """The same scores by a reward with torch, whose ranks share the samples."""
+    """The scores of :class:`Reward` from a reward that needs torch; the ranks share the samples."""
 
     name = "judge"
     version = 2
@@ -209,7 +213,7 @@ class Warn(StageConfig):
     EVIDENCE: ClassVar[str] = "evidence.json"
     """The estimates of every score, and the limits that tripped. Its digest is what people approve."""
     PAGE: ClassVar[str] = f"{RECORDS}warning.html"
-    """The limits that tripped, with the samples that exceed them most; written if there are any."""
+    """The limits that tripped, with the samples that exceed them most; written if any limit tripped."""
     rewards: tuple[str, ...]
     """The reward of each of the inputs ``scores`` and ``first``, in their order."""
     limits: tuple[Limit, ...]
@@ -223,37 +227,38 @@ class Training(OnPolicy, Trains):
 
 
 class Update(Training):
-    """Policy k to policy k + 1 from rollouts and their scores, with every schedule resolved to this range of steps."""
+    """Training of policy k to policy k + 1 on rollouts and their scores, with schedules resolved for its steps."""
 
     name = "update"
     version = 3
     distributed = True
     inputs = {"policy": "one", "init": "many", "rollouts": "many", "behaviours": "many", "scores": "many", **_DATA}
     ADVANTAGES: ClassVar[str] = "advantages.parquet"
-    """A row a sample: rollout, reward, advantage, whether it is trained on, and the samples that it beats in pairs."""
+    """One row per sample: rollout, reward, advantage, whether it trains, and the samples that it beats in pairs."""
     TRANSITIONS: ClassVar[str] = "transitions.parquet"
-    """A row a trained transition; written by algorithms that train on recorded steps."""
+    """One row per trained transition; written by algorithms that train on recorded steps."""
     HELD_BACK: ClassVar[str] = "prompts_held_back"
-    """Name in the summary of the number of prompts without a sample that passes the gates; left out if it is 0."""
+    """Key of the summary: the number of prompts none of whose samples passes the gates; left out if it is 0."""
     algorithm: AnyRewarded
     reward_weights: dict[str, float]
     """Weight of each reward in the sum that trains, without monitored rewards."""
     gates: dict[str, Gate] = Field(default={}, json_schema_extra={"neutral": {}})
-    """Bounds on the scores of other rewards, by which samples count in training."""
+    """Bounds on scores, by the label of the reward; they decide which samples count in training."""
     sample: SolverConfig
-    """The sampler of the rollouts: the grid that noise levels are drawn from, or the density of stored steps."""
+    """The sampler of the rollouts. It gives the grid that noise levels are drawn from, or the probability density of
+    stored steps."""
     old_decay: float | None
-    """Decay of the slow copy after this iteration; None if the algorithm has none."""
+    """Decay of the slow copy ``old`` after this iteration; None if the algorithm has no such copy."""
     reference: Literal["base", "kept", "renewed"] = "base"
     """Source of the next version's reference: the base model, this version's part, or the new weights."""
     density: TimeDensity = TimeDensity()
     """Density of the data term's noise levels, if they are drawn."""
     foreign: Foreign | None = Field(default=None, json_schema_extra={"neutral": None})
-    """Settings for rollouts of another run that the policy itself would not have made; else None."""
+    """Settings for stored rollouts that another policy made; None for the run's own rollouts."""
 
 
 class Finetune(Training):
-    """Policy k to policy k + 1 by a range of supervised steps on a media set."""
+    """Training of policy k to policy k + 1, by supervised steps on a media set."""
 
     name = "finetune"
     version = 4
@@ -306,7 +311,7 @@ class Validate(OnPolicy):
     measures = "formats.losses"
     inputs = {"policy": "one", "init": "many", **_DATA}
     LOSSES: ClassVar[str] = "losses.parquet"
-    """A row an item and noise level, with the medium that the item is a clip of."""
+    """One row per item and noise level, with the medium that the item is a clip of."""
     num_levels: int = 8
     """Noise levels of each item: the midpoints of this many equal parts of [0, 1]."""
     batch_size: int

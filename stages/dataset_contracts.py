@@ -14,7 +14,7 @@ RECORDS = "records/"
 
 
 class Index(StageConfig):
-    """One part of a dataset: what is new in its sources, and what has gone, since the parts before it."""
+    """One part of a dataset: the items that its sources have gained and lost since the earlier parts."""
 
     name = "index"
     elastic = True
@@ -22,21 +22,21 @@ class Index(StageConfig):
     torch = False
     inputs = {"parts": "many"}
     ITEMS: ClassVar[str] = "items.parquet"
-    """A row a new item, with the digests of its medium and its caption, the facts of the medium, and references."""
+    """One row per new item, with the digests of its medium and its caption, the facts of the medium, and references."""
     REMOVED: ClassVar[str] = "removed.parquet"
-    """A row an item of an earlier part that is no longer there, or has another medium or caption."""
+    """One row per item of an earlier part that has gone, or has another medium or caption now."""
     LEFT_OUT: ClassVar[str] = "left_out.parquet"
-    """A row a unit or item that cannot be used, with the reason: all that there are now."""
+    """One row per unit or item that cannot be used now, with the reason; earlier parts may list it too."""
     DIFFERING: ClassVar[str] = f"{RECORDS}differing.parquet"
-    """A row an item whose files differ though their stamps are equal; written if all files are verified."""
+    """One row per item whose files differ though their stamps are equal; written if all files are verified."""
     STAMPS: ClassVar[str] = f"{RECORDS}stamps.parquet"
-    """A row a unit of the sources, with the stamp that says whether it has changed."""
+    """One row per unit of the sources, with the stamp that says whether it has changed."""
     sources: dict[str, AnyDataset]
     """Plugins that list the files, by the names that people give them."""
     stamps: str
-    """Digest of the stamps of the sources, when the Request was made. Other stamps are another part."""
+    """Digest of the sources' stamps when the Request was made. With other stamps it is another part."""
     verify: bool = Field(default=False, json_schema_extra={"neutral": False})
-    """Whether files are read, too, whose stamps say that they have not changed."""
+    """Whether files are read even if their stamps say that they have not changed."""
     captioned: bool = True
     """Whether an item without a caption is left out."""
     min_size: tuple[int, int] = (1, 1)
@@ -48,7 +48,7 @@ class Index(StageConfig):
     max_seconds: float | None = Field(default=None, json_schema_extra={"neutral": None})
     """Longest duration of a video in seconds; None for any."""
     duplicates: Literal["keep", "drop"] = Field(default="keep", json_schema_extra={"neutral": "keep"})
-    """Whether an item whose medium is already there under the same caption is left out."""
+    """Whether an item is kept or left out if another item has the same medium and caption."""
     max_left_out: float = Field(default=0.05, json_schema_extra=NOT_IDENTITY)
     """Share of all items that may be left out. Affects success, not the result."""
     units_per_shard: int = 256
@@ -56,7 +56,7 @@ class Index(StageConfig):
 
 
 class Caption(StageConfig):
-    """Captions of those items of one part of a dataset that have none in their files."""
+    """Captions for the items of one part of a dataset that have none in their files."""
 
     name = "caption"
     elastic = True
@@ -64,11 +64,11 @@ class Caption(StageConfig):
     torch = False
     inputs = {"parts": "many", "captions": "many"}
     CAPTIONS: ClassVar[str] = "captions.parquet"
-    """A row an item that got a caption: the caption, and the captioner that wrote it."""
+    """One row per item that got a caption: the caption, and the captioner that wrote it."""
     REFUSED: ClassVar[str] = f"{RECORDS}refused.parquet"
-    """A row an item that got none, with the reason."""
+    """One row per item that got none, with the reason."""
     ASKED: ClassVar[str] = f"{RECORDS}asked.parquet"
-    """A row a medium that was asked for: whether it was refused, and the seconds until its answer."""
+    """One row per medium that the captioner was asked about: whether it refused, and the seconds that it took."""
     captioner: AnyCaptioner
     part: int
     """Number of the part that is captioned, among the input ``parts``, which are all parts of the dataset."""
@@ -81,7 +81,7 @@ class Caption(StageConfig):
 
 
 class Describe(Caption):
-    """The same captions by a captioner with torch, whose ranks share the media."""
+    """The captions of :class:`Caption` from a captioner that needs torch; the ranks share the media."""
 
     name = "describe"
     version = 1

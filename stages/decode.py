@@ -24,10 +24,10 @@ from stages.training.loading import load_model
 
 
 def run(request: Request, context: Context[Group]) -> dict[str, Any]:
-    """Write ``index`` and ``media`` of the samples whose rows say ``"decoded": false``, in the units of their rollout.
+    """Write the parts ``index`` and ``media`` of the samples that the rollout did not decode, in the rollout's units.
 
-    Once its media were deleted, of all finite samples. A unit without such samples is left out, so that units here have
-    other numbers than there.
+    If the rollout's media were deleted, all finite samples are decoded. Units without such samples are left out, so the
+    units have other numbers here than in the rollout.
     """
     config, ranks = request.settings(contracts.Decode), context.ranks
     rollout = Artifact(request.one("samples"))
@@ -68,7 +68,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
 
 
 def is_wanted(row: Mapping[str, Any], config: contracts.Decode) -> bool:
-    """Return whether the sample of a row of the index is decoded."""
+    """Return whether this stage decodes the sample that a row of the rollout's index describes."""
     return not row.get(DECODED, True) if config.undecoded_only else row["finite"]
 
 
@@ -79,7 +79,7 @@ def _decoded(
     samples: list[StoredSample],
     rows: Mapping[str, dict[str, Any]],
 ) -> list[Encoding]:
-    """Decode samples, and return what encodes each of them."""
+    """Decode samples, and return for each the function that encodes its pixels."""
     latents = torch.stack([torch.from_numpy(one.final_latents) for one in samples])
     with decodes_in(decoding, device):
         pictures = decode_finite(model, latents, [True] * len(samples))

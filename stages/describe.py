@@ -6,5 +6,5 @@ from stages.execution.context import Context, Ranks
 
 
 def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
-    """Write what :mod:`stages.caption` writes, equal on any number of ranks."""
+    """Write the files of :mod:`stages.caption`, with equal bytes on any number of ranks."""
     return caption.run(request, context)

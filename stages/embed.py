@@ -34,7 +34,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, int]:
     config, ranks = request.settings(contracts.Embed), context.ranks
     texts = _texts(request, config)
     distinct = sorted({*texts.values()})
-    # Before the pool is looked into: what a layout names is not deleted there.
+    # Written before the stage looks into the pool: no sweep deletes the files that a layout names.
     context.layout({TEXTS: sorted({text.name for text in distinct})})
     spec = directories.spec(directories.resolve_path(config.model.path))
     pool = Pool(request, ranks.numerics, spec.unread_padding)
@@ -53,10 +53,10 @@ def run(request: Request, context: Context[Group]) -> dict[str, int]:
 def _index_by_workers(
     encoder: "_Encoder", units: list[list[Text]], pool: Pool, context: Context[Group]
 ) -> dict[str, Any]:
-    """Return the index of this rank's share of all texts. Workers make some of it at a time."""
+    """Return the index of this rank's share of all texts. Workers take one unit of texts at a time."""
     names = [f"{RECORDS}units/{number:05d}.json" for number in range(len(units))]
     for number in context.units(len(units)):
-        # Looked for in the pool by every attempt: what an earlier one found may be gone.
+        # Every attempt looks into the pool: a file that an earlier one found may be gone.
         found, before = _entries(encoder, units[number], pool, context)
         told = {"before": before, "index": index_of(found)}
         context.attempt.finish(number, {names[number]: canonical_json(told)})
@@ -74,9 +74,9 @@ def _tell(before: int, count: int, context: Context[Group]) -> None:
 def _entries(
     encoder: "_Encoder", texts: list[Text], pool: Pool, context: Context[Group]
 ) -> tuple[dict[str, FileEntry], int]:
-    """Return the pool's files of these texts, by their names, and the number of files that were there.
+    """Return the pool's files of these texts, by the texts' names, and how many files were there before.
 
-    What no process has made is made, written meanwhile.
+    Missing files are made: one is written while the next text is encoded.
     """
     found = dict(pool.find(texts))
     missing = [text for text, entry in found.items() if entry is None]
@@ -132,9 +132,10 @@ def _encode(model: Model, text: Text, length: int) -> Conditioning:
 
 
 def _texts(request: Request, config: contracts.Embed) -> dict[str, Text]:
-    """Return what is encoded, by id: prompts, captions that the last of the parts adds, negative and empty prompt.
+    """Return the texts to encode, by id: prompts, captions that the last part adds, negative and empty prompt.
 
-    Where texts are read with references, a prompt has negative and empty prompts of its own.
+    If the model reads texts together with references, each prompt with references has its own negative and empty
+    prompt.
     """
     texts = {prompt.id: prompt.text for prompt in config.prompts}
     references = {prompt.id: prompt.references for prompt in config.prompts}

@@ -1,4 +1,4 @@
-"""Latents of media, which training reads instead of pixels. Loads the VAE alone."""
+"""Latents of media, which training reads instead of pixels. Only the VAE is loaded."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,9 +30,9 @@ MAX_THREADS = 8
 
 
 def run(request: Request, context: Context[Group]) -> dict[str, int]:
-    """Write ``latents/<n>.tar`` of ``<latents id>.safetensors``, and ``index.parquet``, a row each, in order.
+    """Write ``latents/<n>.tar`` of ``<latents id>.safetensors``, and ``index.parquet``: one row per file, in order.
 
-    The latents are normalised and float32. They are encoded one by one, so that their bits depend on no other item.
+    The latents are normalised and float32. Media are encoded one by one, so that the bits of one depend on no other.
     """
     config = request.settings(contracts.Encode)
     media = _media(request, config, context.ranks)
@@ -45,7 +45,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, int]:
 
     def encode(ids: list[str]) -> Iterator[tuple[str, dict[str, Tensor]]]:
         if context.handed is not None:
-            # A worker looks at what it gets alone.
+            # A worker checks only the media that it gets.
             media.check(context, ids)
         model = vae()
         for one, pixels in media.pixels(ids):
@@ -76,7 +76,7 @@ class _Clips(Protocol):
 
 
 def _media(request: Request, config: contracts.Encode, ranks: Group) -> _Clips:
-    """Return what is encoded: the media of the last part, or a whole media set."""
+    """Return the media to encode: the media of the last part, or a whole media set."""
     if not request.inputs.get("parts"):
         return _MediaSet(config, ranks)
     windows = Windows(config.media.frames, config.windows, config.fps)
@@ -106,9 +106,9 @@ class _MediaSet:
         return list(self._media.item_ids)
 
     def check(self, context: Context[Group], ids: Sequence[str]) -> None:
-        """Raise :class:`DatasetError` if one of these files cannot be used, with all files of the set that cannot.
+        """Raise :class:`DatasetError` if one of these files cannot be used; the error lists all such files of the set.
 
-        Each rank looks at a share. Collective.
+        Each rank checks a share. Collective.
         """
         faults = self._faults(context, ids)
         if faults and len(ids) < len(self.ids):

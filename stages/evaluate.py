@@ -38,7 +38,7 @@ from stages.training.loading import load_stock, prompt_options
 
 
 def run(request: Request, context: Context[Group]) -> dict[str, float]:
-    """Write units of samples, without tensors."""
+    """Write samples in units, without the part ``tensors``."""
     config = request.settings(contracts.Evaluate)
     pipeline = _load(request, config, context.ranks)
     if len(vae_batches(2, config.media)) > 1:
@@ -72,7 +72,7 @@ class _Stock:
         return made
 
     def _references(self, plan: SamplePlan) -> dict[str, Any]:
-        """Return the argument of the stock call that has a prompt's references."""
+        """Return the arguments of the stock call that pass a prompt's references."""
         takes = directories.spec(directories.resolve_path(self.config.model.path)).references
         assert takes is not None, "plans refuse references of other models"
         arrays = self.pictures.of([one.digest for one in plan.prompt.references])
@@ -80,7 +80,7 @@ class _Stock:
         return {takes.argument: images if takes.takes_list else images[0], **takes.with_argument(len(arrays[0]))}
 
     def encodings(self, plans: list[SamplePlan], sampled: list[tuple[np.ndarray | None, bool]]) -> list[Encoding]:
-        """Return what encodes each sample."""
+        """Return for each sample the function that encodes it."""
         return [
             partial(with_media, plan, None if lost else pixels, None, self.facts, refused=lost and pixels is not None)
             for plan, (pixels, lost) in zip(plans, sampled, strict=True)
@@ -88,7 +88,7 @@ class _Stock:
 
 
 def _load(request: Request, config: contracts.Evaluate, ranks: Group) -> Any:
-    """Return the stock pipeline: the base with the exported LoRA, merged in float32, or the exported one itself."""
+    """Return the exported pipeline, or the base's stock pipeline with the exported LoRA, which is merged in float32."""
     with _brought(request.one("export"), ranks) as folder:
         full, lora = folder / "pipeline", str(folder / "lora")
         path = str(full) if full.is_dir() else directories.resolve_path(config.model.path)

@@ -1,4 +1,4 @@
-"""The policy in diffusers' own layout, from the average if there is one."""
+"""The policy in diffusers' own layout, with the averaged weights if there are any."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from stages.formats.sample_tensors import part_tensors
 def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
     """Write ``lora/model.safetensors`` and ``lora/adapter_config.json``, or a whole pipeline under ``pipeline/``.
 
-    An adapter on a frozen one becomes one adapter of both, with their ranks joined.
+    An adapter that is stacked on a frozen one is joined with it to one adapter, which has the sum of both ranks.
 
     Tensors are streamed one at a time: memory holds a few times the largest of them, and a few blocks of copied files.
     """

@@ -1,4 +1,4 @@
-"""Policy k to policy k + 1 by supervised steps on the latents of media."""
+"""Training of policy k to policy k + 1, by supervised steps on the latents of media."""
 
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from stages.training.trainer import CPU, Make, MicroBatch, Trainer
 
 
 def run(request: Request, context: Context[Group]) -> dict[str, Any]:
-    """Write the next policy's parts and ``metrics.parquet``, a row an optimizer step."""
+    """Write the next policy's parts and ``metrics.parquet``, one row per optimizer step."""
     config, group = request.settings(contracts.Finetune), context.ranks
     policy, iteration = request.one("policy"), request.iteration or 0
     check_clocks(policy, iteration, config.steps.first_step)
@@ -72,12 +72,12 @@ class _Draws:
         return self.latents.size(self.items[drawn[0]][0]) or self.whole
 
     def kind(self, drawn: tuple[int, int]) -> tuple[Size, int]:
-        """Return the size of an item that is drawn, and the shapes of its references: equal in a micro-batch."""
+        """Return the size of a drawn item and a number for its references' shapes: equal in a micro-batch."""
         return self.size(drawn), self.kinds.get(self.items[drawn[0]][1], 0)
 
     def __call__(self, drawn: list[tuple[int, int]], weight: float) -> MicroBatch:
         items = [self.items[index] for index, _ in drawn]
-        # Keyed by item and pass, so a range of steps may begin anywhere; the iteration is no part of it.
+        # A key has the item and the pass, but not the iteration, so a range of steps may begin anywhere.
         keys = [DrawKey(self.seed, 0, epoch, item) for (item, _), (_, epoch) in zip(items, drawn, strict=True)]
         x_0 = torch.stack([self.latents.trained(key.sample_id, key) for key in keys])
         noise = torch.stack([training_noise(tuple(x_0.shape[1:]), key, 0) for key in keys])
@@ -94,7 +94,7 @@ class _Draws:
         return MicroBatch(batch, conditioning, weight, keys=tuple(keys))
 
     def _conditioning(self, prompt_id: str, key: DrawKey) -> Conditioning:
-        """Return the conditioning of a sample, with its prompt's text or, drawn by its key, with the empty one."""
+        """Return the conditioning of a sample: its prompt's text, or the empty text if its key draws that."""
         if seeds.generator("text dropout", *key).random() < self.text_dropout:
             return self.conditioning.without_text(prompt_id)
         return self.conditioning[prompt_id]

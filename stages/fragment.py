@@ -40,13 +40,13 @@ from stages.reporting.samples import Samples
 from stages.scoring.spreads import scored_numbers
 
 MOST_BYTES = 1_000_000
-"""Largest file of numbers and small pictures."""
+"""Most bytes of ``fragment.json``, which holds numbers and small pictures."""
 PICTURE_BYTES = 640_000
 """Most bytes of all small pictures together, as data URLs, whose characters are one byte each."""
 PROMPTS, REASONS = 500, 12
-"""Prompts with a mean of their own, and reasons of failures: the first ones, and the most frequent ones."""
+"""Most prompts with a mean of their own (the first ones), and most reasons of failures (the most frequent ones)."""
 TEXT, SHORT, REASON = 300, 120, 200
-"""Characters of the prompt of a picture, of a prompt in a table, and of a reason."""
+"""Most characters of the prompt of a picture, of a prompt in a table, and of a reason."""
 
 
 Put = Callable[[str, bytes], None]
@@ -62,7 +62,7 @@ class Scored:
     artifacts: dict[str, Artifact]
     """The scores of each reward, by its label."""
     tables: dict[str, Any]
-    """The numbers in them, and the weighted sum."""
+    """The scores as numbers, by the reward's label, and the weighted sum of rewards if they have weights."""
 
     @classmethod
     def read(cls, request: Request, role: str, scores_role: str) -> "Scored | None":
@@ -90,7 +90,7 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
 
 
 def excerpt_of(request: Request, put: Put, progress: Progress) -> Excerpt:
-    """Return what a report shows; write the full pictures by ``put``."""
+    """Return the excerpt that a report shows, and write the full pictures with ``put``."""
     excerpt, sources = _without_pictures(request)
     return excerpt.model_copy(update=_Pictures(put, progress, sources).made(excerpt))
 
@@ -101,7 +101,7 @@ def without_pictures(request: Request) -> Excerpt:
 
 
 def _without_pictures(request: Request) -> tuple[Excerpt, dict[str, Scored]]:
-    """Return an excerpt without pictures, and the samples whose pictures it lacks by the name of its field."""
+    """Return an excerpt without pictures, and the samples that give the pictures, by the excerpt's field to fill."""
     config = request.settings(Fragment)
     scored = Scored.read(request, "samples", "scores")
     first = Scored.read(request, "first", "first_scores")
@@ -154,7 +154,7 @@ def _numbers(scored: Scored, config: Fragment) -> dict[str, Any]:
 
 
 def _scores(label: str, table: Any) -> Iterator[Score]:
-    """Yield each score that a reward gave, the one of its own name first."""
+    """Yield each score that a reward gave, first the score with the reward's own name."""
     for name in (label, *sorted({*table.columns} - {label, "prompt_id"})):
         known = table[name].dropna()
         yield Score.of(label, name, known, table["prompt_id"].reindex(known.index))
@@ -186,7 +186,7 @@ def _failures(scored: Scored, config: Fragment) -> Iterator[Failure]:
         told = errors.map(lambda error: first_line(error)[:REASON] or "no reason given")
         for reason, count in told.value_counts(sort=True).head(REASONS).items():
             yield Failure(what="no score", reward=label, reason=str(reason), count=int(count))
-    # Of held-out samples gates only say which count in the sum.
+    # For held-out samples, gates only say which samples count in the sum.
     for label, gate in config.gates.items() if not config.held_out else ():
         why = [gate.why_not(score) for score in scored.tables[label][label]]
         if held := sum(one is not None for one in why):
@@ -204,7 +204,7 @@ def _tripped(evidence: Mapping[str, Any]) -> Iterator[Tripped]:
 
 
 class _Pictures:
-    """Pictures of samples as they are read, one after the other, because videos are large."""
+    """Pictures of samples. Samples are read one after the other, because videos are large."""
 
     def __init__(self, put: Put, progress: Progress, sources: Mapping[str, Scored]) -> None:
         self._put, self._progress, self._sources = put, progress, sources
@@ -212,7 +212,7 @@ class _Pictures:
         self._strips: dict[tuple[str, str], list[Image.Image]] = {}
 
     def made(self, excerpt: Excerpt) -> dict[str, dict[str, Picture]]:
-        """Return the pictures by field and sample, all within the size of an excerpt; write the full ones."""
+        """Return small pictures by field and sample, within ``PICTURE_BYTES`` together, and write the full ones."""
         for field, scored in self._sources.items():
             self._read(field, scored, getattr(excerpt, field))
         thumbs = pictures.within({"/".join(key): frames for key, frames in self._strips.items()}, PICTURE_BYTES)
@@ -238,7 +238,7 @@ class _Pictures:
 
 
 def _facts(scored: Scored, sample: str) -> Picture:
-    """Return what there is to say of a sample, without its picture."""
+    """Return the facts of a sample (prompt, seed, scores, error) without its picture."""
     row = scored.samples.table.loc[sample]
     others: dict[str, float] = {}
     for label, table in scored.tables.items():

@@ -1,6 +1,6 @@
 """One part of a dataset: the new items of its sources, and the items that have gone.
 
-Media and captions are known by the digests of their bytes. Files with an unchanged stamp are not read, and no more of
+Digests of their bytes identify media and captions. Files with an unchanged stamp are not read, and no more of
 a medium is decoded than its facts need. The bytes of references are kept in the store, in the pool of its pictures.
 """
 
@@ -30,14 +30,14 @@ from stages.formats.tables import from_parquet, to_parquet
 
 Row = dict[str, Any]
 SAME = "the same medium and caption as "
-"""Begin of the reason why an item is left out whose medium is already there under its caption."""
+"""Beginning of the reason why a duplicate is left out."""
 CHANGED = "the files of the dataset have changed since this index was planned; start it again"
 KEY = ["medium", "prompt_id"]
 """Columns by which an item is a duplicate."""
 MADE_HERE = "made_here"
-"""Column that says whether this attempt has read an item, and not an earlier one."""
+"""Column that says whether this attempt has read an item; False if an earlier one has."""
 NOTHING: Row = {name: 0 if kind in ("int64", "float64") else None for name, kind in parts.INDEXED.items()}
-"""Facts of what cannot be used."""
+"""Columns of a row before its facts are known, and of a unit or item that cannot be used."""
 THREADS = 8
 """Units read at once: most of the time is spent in reading and hashing, which release the interpreter lock."""
 
@@ -86,7 +86,10 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
 
 
 def _same(before: parts.Parts, touched: set[str]) -> set[str]:
-    """Return the units of all that was left out as the same as another, if an item of ``touched`` units may go."""
+    """Return the units with items that were left out as duplicates; none if no ``touched`` unit has a used item.
+
+    A used item of a touched unit may go, and then a duplicate of it is used.
+    """
     if not touched & {*before.items["unit"]}:
         return set()
     return {*before.left_out.loc[before.left_out["reason"].str.startswith(SAME), "unit"]}
@@ -95,12 +98,12 @@ def _same(before: parts.Parts, touched: set[str]) -> set[str]:
 def _read(
     context: Context[Ranks], sources: Mapping[str, Source], units: list[str], config: contracts.Index
 ) -> pd.DataFrame:
-    """Return a row an item of all changed units, each shard read or adopted from an earlier attempt. Collective.
+    """Return one row per item of all changed units. Collective.
 
-    The column :data:`MADE_HERE` says which.
+    Each shard is read, or adopted from an earlier attempt; the column :data:`MADE_HERE` says which.
     """
     shards = _cut(sources, units, config.units_per_shard)
-    # The names of all units would be a file of many megabytes. A digest tells the same.
+    # The names of all units would be a file of many megabytes. A digest of them is enough.
     context.layout({"units": [[digest(shard)] for shard in shards]})
     names = [f"{contracts.RECORDS}rows/{number:05d}.parquet" for number in range(len(shards))]
     done, root, here = 0, folder_of(context.attempt.request.slot), set[str]()
@@ -121,7 +124,7 @@ def _read(
 
 
 def _cut(sources: Mapping[str, Source], units: Sequence[str], size: int) -> list[list[str]]:
-    """Divide units into shards: by ``size`` files of one item each, or by a few files of many."""
+    """Divide units into shards: of ``size`` files that hold one item each, or of a few files that hold many."""
     ones, many = list[str](), list[str]()
     for unit in units:
         source, _ = _sources.place_of(sources, unit)
@@ -140,7 +143,7 @@ def _has(units: list[str]) -> Check:
 
 
 def _rows(sources: Mapping[str, Source], unit: str, config: contracts.Index, root: str) -> list[Row]:
-    """Return a row an item of a unit; a unit that cannot be used is one row with the reason."""
+    """Return one row per item of a unit; a unit that cannot be used is one row with the reason."""
     source, name = _sources.place_of(sources, unit)
     try:
         found = [_row(source, unit, item, config, root) for item in source.items(name)]
@@ -163,7 +166,7 @@ def _row(source: Source, unit: str, item: Item, config: contracts.Index, root: s
     row |= facts._asdict() | {"kind": item.kind, "caption": text, "metadata": canonical_json(item.metadata).decode()}
     row |= {"prompt_id": prompt_id(text, digests) if text is not None else None}
     row |= {parts.REFERENCES: parts.as_json(reference for reference, _ in pictures)}
-    # Without references as in earlier versions.
+    # Without references, the digest is the same as in earlier versions.
     row["item"] = digest([facts.medium, text, row["metadata"], unit, item.name, *([digests] if digests else [])])[:32]
     row["reason"] = "; ".join(_misfits(row, config))
     for _, data in () if row["reason"] else pictures:
@@ -172,9 +175,10 @@ def _row(source: Source, unit: str, item: Item, config: contracts.Index, root: s
 
 
 def _kept(request: Request, sources: Mapping[str, Source], new: Any) -> dict[str, FileEntry]:
-    """Return the pool's files of the references of new items, each written or dated anew by this attempt.
+    """Return the pool's files of the new items' references, each written or given a new date by this attempt.
 
-    What an earlier attempt has stored, perhaps long ago, may be deleted until then. It is read again if it is gone.
+    A file that an earlier attempt stored may be old, so a sweep may delete it. If it is gone, it is read from its source
+    again.
     """
     root, rows = folder_of(request.slot), new[new[parts.REFERENCES].notna()].to_dict("records")
     named = [(one.digest, row) for row in rows for one in parts.references_in(row[parts.REFERENCES])]
@@ -193,7 +197,7 @@ def _kept(request: Request, sources: Mapping[str, Source], new: Any) -> dict[str
 
 
 def _again(root: str, sources: Mapping[str, Source], row: Row, name: str) -> FileEntry:
-    """Read the references of an item again, and return the pool's file of one with this digest."""
+    """Read the references of an item again, and return the pool's file of the one with the digest ``name``."""
     source, unit = _sources.place_of(sources, row["unit"])
     try:
         (item,) = (one for one in source.items(unit) if one.name == row["name"])
@@ -207,7 +211,7 @@ def _again(root: str, sources: Mapping[str, Source], row: Row, name: str) -> Fil
 
 
 def _misfits(row: Row, config: contracts.Index) -> Iterator[str]:
-    """Yield why an item is not used, though its files are whole."""
+    """Yield each reason why an item with intact files is not used."""
     (height, width), frames = config.min_size, config.min_frames
     if row["height"] < height or row["width"] < width:
         yield f"{row['height']} x {row['width']} pixels, expected at least {height} x {width}"
@@ -222,7 +226,7 @@ def _misfits(row: Row, config: contracts.Index) -> Iterator[str]:
 
 
 def _too_long(frames: int, fps: float, most_s: float) -> Iterator[str]:
-    """Yield why a video may not be as long as it is."""
+    """Yield the reason why a video's duration is refused, if it is."""
     if not fps:
         yield f"its frames per second are unknown, so whether it is at most {most_s:g} s long is too"
     elif frames / fps > most_s:
@@ -230,10 +234,10 @@ def _too_long(frames: int, fps: float, most_s: float) -> Iterator[str]:
 
 
 def _without_duplicates(rows: Any, unchanged: Any, known: Any) -> Any:
-    """Return the rows, with a reason in each whose medium is already there under the same caption.
+    """Return the rows, with a reason in each duplicate: another item has the same medium and caption.
 
-    ``unchanged`` are the items that are not read again. Rows of ``known`` items come first: what is there
-    stays.
+    ``unchanged`` are the items that are not read again. ``known`` are items that are already in the dataset: they are
+    kept, and new duplicates of them are left out.
     """
     rows = rows.assign(new=~rows["item"].isin(known)).sort_values("new", kind="stable", ignore_index=True)
     used, there = rows[rows["reason"] == ""], unchanged.drop_duplicates(KEY, keep="last")

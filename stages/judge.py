@@ -8,5 +8,5 @@ from stages.execution.context import Context, Ranks
 
 
 def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
-    """Write what :mod:`stages.reward` writes, equal on any number of ranks."""
+    """Write the files of :mod:`stages.reward`, with equal bytes on any number of ranks."""
     return reward.run(request, context)

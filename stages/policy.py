@@ -1,4 +1,4 @@
-"""Policy version 0: the base's weights, fresh adapters on it, fresh weights, or trained ones."""
+"""Policy version 0: the base's weights, fresh adapters on it, fresh weights, or weights that were trained before."""
 
 import math
 from collections.abc import Callable
@@ -29,8 +29,8 @@ Shapes = dict[str, tuple[int, ...]]
 def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     """Write the part ``current``: the base's weights, fresh adapters, fresh weights, or an init's.
 
-    An init that the adapters are stacked on is the part ``init``. With ``keeps_base`` the part ``reference`` is the
-    base.
+    An init that the adapters are stacked on becomes the part ``init``. With ``keeps_base`` the base becomes the part
+    ``reference``. Raises :class:`ArtifactError` if the pipeline's files differ from the planned ones.
     """
     config = request.settings(contracts.Policy)
     ref, path, init = config.model, directories.resolve_path(config.model.path), config.init
@@ -39,7 +39,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
             f"the pipeline at {ref.path} differs from the planned one: digest {found}, planned {ref.digest}; restore "
             "its files, or plan another run"
         )
-    # From the base only names and shapes: the weights of a large model may not fit into one process.
+    # Only names and shapes come from the base: the weights of a large model may not fit into one process.
     component = "transformer" if config.from_scratch else EMPTY_TRANSFORMER
     model = load_model(ref, (component,), context.ranks.device)
     if config.from_scratch:
@@ -72,5 +72,5 @@ def _write(context: Context[Group], part: str, shapes: Shapes, whole: Callable[[
 
 
 def _zeros(shapes: Shapes) -> Callable[[str], Tensor]:
-    """Return the reader of an adapter that adds nothing."""
+    """Return a function that gives zeros for the name of a tensor: the weights of an adapter that adds nothing."""
     return lambda name: torch.zeros(shapes[name], dtype=torch.float32, device="cpu")

@@ -17,11 +17,11 @@ from stages.execution.context import Context, Ranks
 def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
     """Write ``index.json``: the pool's file of each reference, by its digest.
 
-    Raises :class:`DatasetError` for a file that has changed since the run was planned or has gone, unless the pool has
-    its bytes.
+    Raises :class:`DatasetError` for a file that has gone, or has changed since the run was planned, unless the pool has
+    the planned bytes.
     """
     wanted = request.settings(contracts.References).references
-    # Before the pool is looked into: what a layout names is not deleted there.
+    # Written before the stage looks into the pool: no sweep deletes the files that a layout names.
     context.layout({TEXTS: sorted(reference.digest for reference in wanted)})
     root = folder_of(request.slot)
     check_not_swept(root)
@@ -35,7 +35,7 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
 
 
 def _stored(root: str, reference: Reference) -> FileEntry:
-    """Return the pool's file of a reference, which is written if it is not there."""
+    """Return the pool's file of a reference. Write the file if it is missing."""
     path = f"{PICTURES}/{reference.digest}"
     data = store.read_if_exists(url := store.join(root, path))
     if data is None:

@@ -1,4 +1,4 @@
-"""The stages by name. Each ``contracts.py`` below this folder lists its own in ``CONTRACTS``. Imports no torch."""
+"""The stages by name. Each ``contracts.py`` below this folder lists its stages in ``CONTRACTS``. Imports no torch."""
 
 from collections.abc import Iterable
 from importlib import import_module
@@ -12,7 +12,7 @@ STAGES: dict[str, type[StageConfig]] = {}
 
 
 def register(contracts: Iterable[type[StageConfig]]) -> None:
-    """Add stages. Raises ``ValueError`` if another one has the name."""
+    """Add stages. Raises ``ValueError`` if two stages have one name."""
     for contract in contracts:
         if STAGES.setdefault(contract.name, contract) is not contract:
             raise ValueError(f"two stages have the name {contract.name!r}")
@@ -25,7 +25,7 @@ def module_of(stage: str) -> str:
 
 
 def reader_of(stage: str) -> ModuleType | None:
-    """Return the module that makes excerpts of a stage's artifacts for reports; None if a fragment has them."""
+    """Return the module that makes a stage's excerpts for reports; None if the stage ``fragment`` makes them."""
     return _imported_next_to(STAGES[stage], STAGES[stage].reader)
 
 

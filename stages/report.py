@@ -17,7 +17,11 @@ from stages.reporting.pictures import References
 
 
 def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
-    """Write ``index.html``. Return the number of iterations, and ``before`` and ``after`` of what ranks policies."""
+    """Write ``index.html``. Return its summary.
+
+    The summary has the number of ``iterations``, and the mean that ranks policies: ``before`` of the first and
+    ``after`` of the last judged version.
+    """
     book = book_of(request, context.progress)
     context.attempt.put(Report.PAGE, report_page(book))
     ends = [book.ranking(piece) for piece in (*book.judged[:1], *book.judged[1:][-1:])]
@@ -26,7 +30,7 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
 
 
 def book_of(request: Request, progress: Callable[[str, int, int], None] = lambda *_: None) -> Book:
-    """Return what the page shows, read from the inputs of the Request."""
+    """Return the book that the page shows, read from the inputs of the Request."""
     config = request.settings(Report)
     total = sum(map(len, request.inputs.values())) + 1
     done = 0

@@ -29,16 +29,15 @@ from stages.scoring.scorer import CALL, LOST, REFUSED, Made, Rows, Scorer
 from stages.scoring.shards import Shards
 
 PORTIONS_IN_WINDOWS = 8
-"""Portions that a worker takes at once where a service has a window of requests across their borders."""
+"""Portions that a worker takes at once if its reward keeps a window of requests open across portions."""
 
 
 def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
     """Write ``scores.parquet``: ``sample_id, prompt_id, score, valid, scorer``.
 
-    Records hold the rest: ``answers.parquet`` (``sample_id, error, details``), and ``calls.parquet`` with a row a call.
-
-    Raises :class:`RewardError`, naming the samples, if more than the allowed share failed, and :class:`DivergenceError`
-    if more than that are not finite.
+    The records are ``answers.parquet`` (``sample_id, error, details``) and ``calls.parquet`` (one row per call). Raises
+    :class:`RewardError`, naming the samples, if more than ``max_failed_fraction`` of them failed, and
+    :class:`DivergenceError` if more than that share are not finite.
     """
     samples = Artifact(request.one("samples"))
     scorer = Scorer(request, samples)
@@ -49,7 +48,7 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
     # Scores of another scorer of the service, or of other batches, are not adopted.
     made_by = ({"served": served.digest} if served else {}) | ({"batches": ONE_BY_ONE} if alone else {})
     ahead_by = dict(made_by)
-    # The calls of all workers are told, so they go with the scores.
+    # The calls of all workers are reported, so they are stored with the scores.
     made_by |= {"calls": "stored"} if context.handed else {}
     context.layout(portions.layout, **made_by)
     ahead = Shards(request, scorer, context.attempt.generation, context.attempt.numerics, ahead_by)
@@ -75,7 +74,7 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
         context.attempt.put(contracts.Reward.ANSWERS, to_parquet(pd.DataFrame(answers)))
         context.attempt.put(contracts.Reward.CALLS, to_parquet(pd.DataFrame(calls, columns=CALL)))
     scores = table.loc[table["valid"], "score"].astype("float64")
-    # Samples of a prompt are alike: version 1 took them as independent.
+    # Samples of a prompt are correlated, so errors are taken over prompts. Version 1 took samples as independent.
     error = finite(mean_of(scores, table.loc[table["valid"], "prompt_id"]).error)
     failed = {"failed": len(table) - len(scores)} if len(scores) < len(table) else {}
     counts = {"standard_error": error, "scored": len(scores)} | failed
@@ -89,7 +88,7 @@ def _names(portion: Portion, context: Context[Ranks]) -> list[str]:
 
 
 def _served(scorer: Scorer, context: Context[Ranks]) -> ServedScorer | None:
-    """Return the scorer of the service that the run keeps to; None for other rewards and services that name none."""
+    """Return the service's scorer that the run keeps to; None without a service, or if it names no scorer."""
     if not isinstance(scorer.reward, NamedReward):
         return None
     how, label, served = context.execution, scorer.config.reward.label, None
@@ -111,7 +110,7 @@ def _score(
     ahead: Shards,
 ) -> Rows:
     """Adopt portions that an earlier attempt finished, take portions that were scored while the samples were made,
-    score the others, and return a row a call.
+    score the others, and return one row per call.
     """
     checks = {portion.number: _holds(portion, context) for portion in mine}
     waiting = [one for one in mine if not context.attempt.adopt(one.number, checks[one.number])]
@@ -136,7 +135,7 @@ def _score(
 
 
 def _holds(portion: Portion, context: Context[Ranks]) -> Check:
-    """Check that the files of a portion are of its samples. Calls may be of several samples, or of none."""
+    """Check that the files of a portion hold its samples. Calls are not checked: one may be of any samples."""
     scores, answers, *_ = _names(portion, context)
     check = holds([scores, answers], portion.ids)
     return lambda files: check({name: data for name, data in files.items() if "/calls/" not in name})
@@ -146,7 +145,7 @@ def _scored_ahead(waiting: list[Portion], ahead: Shards, context: Context[Ranks]
     """Return the portions that were scored while the samples were made, by their numbers. Damaged ones are left out."""
     found: dict[int, tuple[Portion, Made]] = {}
     there = ahead.names
-    # Of samples whose media were deleted there is no name; nor are there any files ahead.
+    # A portion whose media were deleted has no name, so no name is asked for where nothing was scored ahead.
     for portion in waiting if there else ():
         if ahead.name(portion) not in there:
             continue

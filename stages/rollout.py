@@ -52,10 +52,10 @@ class _Generator:
         self.recorded = {i: recorded_steps(request, self.kernel, i) for i in prompt_ids}
         facts = {"policy": policy.content} | grid_facts(self.kernel)
         self.facts = {i: facts | {"trained_steps": list(self.recorded[i])} for i in prompt_ids}
-        """What the index says of a prompt's samples besides the prompt, seeds and given frames."""
+        """Columns of the index, by prompt id, that are equal for all samples of a prompt and do not name it."""
 
     def encodings(self, plans: list[SamplePlan], sampled: Trajectory) -> list[Encoding]:
-        """Decode the pixels of samples, and return what encodes each of them."""
+        """Decode the pixels of samples, and return for each the function that encodes it."""
         recorded = [self.recorded[plan.prompt.id] for plan in plans]
         stored = [_stored(sampled, place, steps) for place, steps in enumerate(recorded)]
         finite = [all(bool(t.isfinite().all()) for t in tensors.values()) for tensors in stored]
@@ -85,7 +85,7 @@ class _Generator:
         return dict(zip(chosen, pictures, strict=True))
 
     def sample(self, plans: list[SamplePlan]) -> Trajectory:
-        """Run the solver, the part that needs the transformer."""
+        """Run the solver for these samples. Nothing else here needs the transformer."""
         conditioning = stack([self._condition(plan.prompt.id) for plan in plans], self.device)
         scale, negative = self.config.sample.guidance_scale, None
         if scale != 1:
@@ -121,7 +121,7 @@ class _Generator:
 
 
 def _emptied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a refused sample: zeros for all that pictures could be decoded from."""
+    """Return the tensors of a refused sample, with zeros in every tensor that pictures could be decoded from."""
     return {name: torch.zeros_like(t) if t.is_floating_point() else t for name, t in tensors.items()}
 
 
@@ -131,7 +131,7 @@ def _stored(trajectory: Trajectory, place: int, steps: tuple[int, ...]) -> dict[
     These are ``latents``, and for recorded steps ``steps`` [S], ``log_prob`` [S], ``state.<i>`` before and after each,
     and ``history.<i>`` if the solver looks back.
     """
-    # A copy: after the last step they are the memory of its state, and tensors of one file share none.
+    # A copy, because the final latents share memory with the last state, and the tensors of one file must not.
     tensors = {"latents": trajectory.latents[place].cpu().clone()}
     if not steps:
         return tensors

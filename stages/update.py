@@ -1,4 +1,4 @@
-"""Policy k to policy k + 1 from rewarded rollouts. The algorithms are plugins in ``cosmos_rl_core/algorithms``."""
+"""Training of policy k to policy k + 1 on scored rollouts. Algorithms are plugins in ``cosmos_rl_core/algorithms``."""
 
 import math
 from functools import partial
@@ -39,9 +39,9 @@ _STILL = (OLD, REFERENCE)
 
 
 def run(request: Request, context: Context[Group]) -> dict[str, Any]:
-    """Write the next policy's parts, ``advantages.parquet`` (what trained) and ``metrics.parquet`` (a row a step).
+    """Write the next policy's parts, ``advantages.parquet`` and ``metrics.parquet`` (one row per sample, and per step).
 
-    Algorithms that train on recorded steps also leave ``transitions.parquet``, a row each.
+    Algorithms that train on recorded steps also write ``transitions.parquet``, one row per trained transition.
     """
     config, group = request.settings(contracts.Update), context.ranks
     policy, iteration = request.one("policy"), request.iteration or 0
@@ -75,7 +75,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     cut_draws = [(draw, evenly([*range(times)], math.ceil(times / at_once))) for draw, times in draws]
 
     def share(index: int) -> list[Make]:
-        # Each kind is dealt by itself, so that all ranks do the same number of forwards.
+        # Each kind of micro-batch is dealt by itself, so that all ranks do the same number of forward passes.
         epoch, batches = index // per_pass, steps[index]
         dealt = (
             my_share([[partial(draw, keys, epoch, places) for places in levels] for keys in batches], group)
@@ -117,14 +117,14 @@ def _anchored(
 def _drift(
     request: Request, trainer: Trainer, draw: Draw, units: list[Unit], behaviours: list[str], fills: Filling
 ) -> dict[str, float]:
-    """Return the drift from the policies that made the rollouts; nothing if they are the run's own. Collective."""
+    """Return ``drift``, the distance from the policies that made the rollouts; empty for the run's own. Collective."""
     config = request.settings(contracts.Update)
     if config.foreign is None:
         return {}
     assert isinstance(draw, LatentDraws), "plans refuse recorded steps of another policy"
     found = foreign.drift(trainer, draw, units, behaviours, fills.samples)
     foreign.check(found, config.foreign, request.iteration or 0)
-    # The loss needs them no longer, unless they are what it compares with.
+    # From here on only a loss that compares with the behaviours' weights needs them.
     if config.foreign.anchor != BEHAVIOUR or BEHAVIOUR not in trainer.algorithm.needs.roles:
         for name in behaviours:
             trainer.weights.remove(name)
@@ -175,7 +175,7 @@ def _draws(request: Request, algorithm: Algorithm, model: Model, stored: Stored)
 
 
 def _filling(request: Request, algorithm: Algorithm, context: Context[Group]) -> Filling:
-    """Return what fills a forward pass, after the halvings of earlier attempts."""
+    """Return how many samples and noise levels a forward pass takes, after the halvings of earlier attempts."""
     config, media = request.settings(contracts.Update), _media(request)
     path = directories.resolve_path(config.model.path)
 
@@ -213,7 +213,7 @@ def _order(
 
 
 def _kinds(request: Request, table: pd.DataFrame) -> dict[str, int]:
-    """Return a number for each shape that the references of samples have, by their keys; nothing without any."""
+    """Return a number for the shapes of each sample's references, by the sample's key; empty without references."""
     numbers = kinds_of(request.inputs["rollouts"], request.settings(contracts.Update).model.path)
     found = zip(table["key"], table["prompt_id"], strict=True) if numbers else ()
     return {key: numbers[prompt] for key, prompt in found}
@@ -230,9 +230,9 @@ def _copies(config: contracts.Update) -> list[str]:
 
 
 def _check_rollouts(rollouts: list[Artifact], request: Request) -> None:
-    """Check that the sampler and the behaviours made the rollouts: the loss compares with these.
+    """Check that the Request's sampler and behaviours made the rollouts: the loss compares with them.
 
-    Raises :class:`ConfigError`, also if rollouts differ in size or one is given twice.
+    Raises :class:`ConfigError` if they did not, if rollouts differ in size, or if one is given twice.
     """
     manifests = [rollout.manifest for rollout in rollouts]
     if len({manifest.content for manifest in manifests}) != len(manifests):

@@ -30,7 +30,7 @@ from stages.training.loading import load_policy
 
 
 def run(request: Request, context: Context[Group]) -> dict[str, Any]:
-    """Write ``losses.parquet``: a row an item and noise level, ``item_id, medium, t, loss``.
+    """Write ``losses.parquet``: one row per item and noise level, ``item_id, medium, t, loss``.
 
     The loss is the mean squared error of the velocity, without guidance and without weights, over frames that are not
     given.
@@ -55,7 +55,8 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
 
     def losses_of(numbers: list[int]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
         """Yield the tiles of this rank with their losses."""
-        # Ranks that share weights must do equal numbers of passes: a rank without a tile drops the result of another.
+        # Ranks that share weights must do equal numbers of passes: a rank without a tile repeats one of another rank,
+        # and drops the result.
         firsts = range(0, len(numbers), ranks.data_world_size)
         mine = [first + ranks.data_rank for first in firsts]
         dealt = [tiles[numbers[own if own < len(numbers) else first]] for first, own in zip(firsts, mine, strict=True)]
@@ -113,10 +114,10 @@ def _adopted(context: Context[Group], together: list[int], tiles: list[list[str]
 def _losses(
     seed: int, config: contracts.Validate, model: Model, items: list[str], x_0: Tensor, conditioning: Conditioning
 ) -> list[dict[str, Any]]:
-    """Return a row an item and noise level."""
+    """Return one row per item and noise level."""
     rows: list[dict[str, Any]] = []
     for level, t in enumerate((np.arange(config.num_levels) + 0.5) / config.num_levels):
-        # Of a purpose of its own: media that are trained on too were never seen with this noise.
+        # The noise has its own purpose: media that are also trained on were never seen with it.
         draws = [seeds.normal(tuple(x_0.shape[1:]), "validation noise", seed, item, level) for item in items]
         noise = torch.from_numpy(np.stack(draws)).to(x_0.device)
         times = torch.full((len(items),), float(t), device=x_0.device)
@@ -129,7 +130,7 @@ def _losses(
 
 
 def _mean(errors: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean of each sample, ``[B]``, over elements where the mask is 1."""
+    """Return the mean error of each sample, ``[B]``, over elements where the mask is 1."""
     if mask is None:
         return errors.flatten(1).mean(1)
     return (errors * mask).flatten(1).sum(1) / mask.expand_as(errors).flatten(1).sum(1)

@@ -41,7 +41,7 @@ class Level:
 
     @property
     def drift(self) -> float:
-        """Return how many standard errors the mean has moved, of both means together; NaN with too few prompts.
+        """Return how far the mean has moved, in standard errors of the difference; NaN with too few prompts.
 
         Iterations have different prompts: the error of one mean alone says little about the other. With fewer prompts
         than :data:`FEWEST`, errors say so little that honest runs would exceed any limit now and then.
@@ -49,7 +49,7 @@ class Level:
         return self.now.estimate.minus(self.first.estimate).in_errors
 
     def exceeded(self, limit: Limit) -> Iterator[tuple[str, float]]:
-        """Yield each bound that is exceeded, and its number. What cannot be computed exceeds nothing."""
+        """Yield the name and value of each bound that is exceeded. A number that cannot be computed exceeds none."""
         signed = {"below": -self.now.mean, "above": self.now.mean, "fall": -self.drift, "rise": self.drift}
         for name, value in signed.items():
             bound = getattr(limit, name)
@@ -57,7 +57,7 @@ class Level:
                 yield name, bound
 
     def as_json(self) -> dict[str, Any]:
-        """Return the level for the evidence; what is not finite is None."""
+        """Return the level as JSON for the evidence, with None for numbers that are not finite."""
         spreads = {"now": self.now.as_json(), "first": self.first.as_json()}
         return {"reward": self.reward, "score": self.score, **spreads, "z": finite(self.z), "drift": finite(self.drift)}
 
@@ -66,9 +66,9 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
     """Write ``evidence.json`` and, if a limit tripped, a page with the samples that exceed it most.
 
     The evidence has ``scores`` and ``first``, the contents of the scores that were judged, by reward; ``numbers``, the
-    digests of the scores with all other numbers; ``levels``, a row a score of every reward; ``tripped``, a row a bound
-    that is exceeded; and ``undecided``, the bounds on drift for which an iteration has too few prompts. Return its
-    summary (:func:`summary_of`).
+    digests of all numbers that a reward gave; ``levels``, one row per score of every reward; ``tripped``, one row per
+    bound that is exceeded; and ``undecided``, the bounds on drift for which an iteration has too few prompts. Return
+    its summary (:func:`summary_of`).
     """
     evidence = evidence_of(request)
     context.attempt.put(contracts.Warn.EVIDENCE, canonical_json(evidence))
@@ -120,7 +120,7 @@ def _digest(table: Any) -> str:
 
 
 def _levels(label: str, now: Any, first: Any) -> Iterator[Level]:
-    """Yield the level of each score that a reward gave now or in iteration 0, the one of its own name first."""
+    """Yield the level of each score that a reward gave now or in iteration 0, first the reward's own."""
     others = sorted({*now.columns, *first.columns} - {label, "prompt_id"})
     for name in (label, *others):
         yield Level(label, name, _spread(now, name), _spread(first, name))

@@ -76,7 +76,7 @@ class Latents:
     parts: Parts | None
     """The parts that say which items there are; None for a media set."""
     index: pd.DataFrame
-    """A row an item, in the set's order: ``item_id``, ``prompt_id``, ``latents_id``, under which its latents are,
+    """One row per item, in the set's order: ``item_id``, ``prompt_id``, ``latents_id``, under which its latents are,
     the name of its ``source``, "" for a media set, and its ``medium``; several items may be clips of one."""
 
     def __init__(
@@ -153,7 +153,7 @@ def _items_of_set(encoded: Any, artifact: Artifact) -> Any:
 
 
 def _items_of(parts: Parts, encoded: Any, split: Split | None) -> Any:
-    """Return a row an item and clip of the medium, sorted by item. Raises :class:`ArtifactError` on missing latents."""
+    """Return one row per item and clip, sorted by item. Raises :class:`ArtifactError` on missing latents."""
     items = side_of(parts.items, split)
     if missing := sorted({*items["medium"]} - {*encoded["medium"]}):
         raise ArtifactError(f"{len(missing)} media have no latents, e.g. {missing[0]}; encode the parts of this plan")

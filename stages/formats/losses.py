@@ -18,12 +18,12 @@ PAIRED, APART = "item by item", "other items"
 
 
 def item_losses(artifact: Artifact) -> Any:
-    """Return a row a held-out item, by its id: ``loss``, the mean over its noise levels, and its ``medium``."""
+    """Return one row per held-out item, by its id: ``loss``, the mean over its noise levels, and its ``medium``."""
     return by_item(read_table(artifact, contracts.Validate.LOSSES))
 
 
 def by_item(table: Any) -> Any:
-    """Return a row an item of a table with a row an item and noise level, as :func:`item_losses` does."""
+    """Return one row per item of a table with one row per item and noise level, as :func:`item_losses` does."""
     # Version 1 of the stage did not name media; each item was taken to have its own.
     named = table if "medium" in table else table.assign(medium=table["item_id"])
     items = named.groupby("item_id")

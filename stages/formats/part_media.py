@@ -54,7 +54,7 @@ class PartMedia:
         """Do nothing: the media were looked at when they were indexed."""
 
     def table(self, layout: Sequence[Sequence[str]]) -> pd.DataFrame:
-        """Return a row a clip: ``latents_id``, ``medium``, number of its ``shard``, and its size if sizes differ."""
+        """Return one row per clip: ``latents_id``, ``medium``, number of its ``shard``; its size if sizes differ."""
         rows = [(one, self._places[one][0], number) for number, ids in enumerate(layout) for one in ids]
         table = pd.DataFrame(rows, columns=["latents_id", "medium", "shard"])
         if len(self._sizes) == 1:

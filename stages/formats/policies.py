@@ -28,7 +28,7 @@ def write_part(context: Context[Ranks], part: str, *, tensors: Mapping[str, Tens
 def write_files(
     context: Context[Ranks], part: str, *, sizes: Mapping[str, int], whole: Callable[[str], Tensor]
 ) -> None:
-    """Write the files in rounds of one file a rank, so that all ranks write at the same time. Collective.
+    """Write the files in rounds of one file per rank, so that all ranks write at the same time. Collective.
 
     If a rank wrote its file before the next one is gathered, the others would wait. A rank holds one file.
     """
@@ -110,7 +110,7 @@ def _for_each(
 ) -> None:
     """Take one part's tensors in order, on the CPU.
 
-    Ranks read and check the files in rounds of one file a rank, as they wrote them, and send each other the bytes. So
+    Ranks read and check the files in rounds of one file per rank, as they wrote them, and send each other the bytes. So
     the store gives every byte once, and its sha256 is computed once. A rank holds one file.
     """
     artifact = Artifact(source)

@@ -4,7 +4,7 @@ Unit ``n`` has one file in each part of the artifact:
 
 - ``media/<n>.tar``: ``<id>.png`` or ``<id>.mkv``, lossless, what a reward on pixels sees; ``<id>.json`` for people;
 - ``tensors/<n>.tar``, of rollouts only: ``<id>.safetensors`` with the final latents and the recorded sampler steps;
-- ``index/<n>.json``: a row a sample with all other facts of it: prompt, seeds, noise levels, policy.
+- ``index/<n>.json``: one row per sample with all other facts of it: prompt, seeds, noise levels, policy.
 
 A row with ``"finite": false`` has no picture. Such a sample is never scored or trained on. Nor has one with
 ``"decoded": false``, whose latents may be decoded later.
@@ -126,12 +126,12 @@ def unit_files(number: int, samples: list[StoredSample]) -> dict[str, bytes]:
 
 
 def read_rows(artifact: Files, number: int) -> list[dict[str, Any]]:
-    """Read the index of one unit: a row a sample, in the order of generation."""
+    """Read the index of one unit: one row per sample, in the order of generation."""
     return artifact.json(unit_name(INDEX, number))
 
 
 def all_rows(artifact: Artifact) -> Iterator[dict[str, Any]]:
-    """Read the index of all units: a row a sample, in order, with the number of its ``unit``."""
+    """Read the index of all units: one row per sample, in order, with the number of its ``unit``."""
     for number in range(num_units(artifact)):
         yield from (row | {"unit": number} for row in read_rows(artifact, number))
 

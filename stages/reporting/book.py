@@ -67,7 +67,7 @@ class Trained:
 
     made: Manifest
     steps: Any
-    """A row an optimizer step."""
+    """One row per optimizer step."""
 
     @classmethod
     def read(cls, artifact: Artifact) -> "Trained":

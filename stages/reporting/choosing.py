@@ -30,7 +30,7 @@ def evenly(values: Sequence[T], most: int) -> list[T]:
 def of_rollout(table: Any) -> dict[str, Ids]:
     """Return ids of samples of a rollout by the reason why they are shown.
 
-    ``table`` has a row a sample: ``prompt_id``, ``score`` (NaN without one), ``failed``.
+    ``table`` has one row per sample: ``prompt_id``, ``score`` (NaN without one), ``failed``.
     """
     known = table["score"].dropna()
     ordered = known.sort_values(kind="stable")

@@ -82,7 +82,7 @@ class Growing:
         return True
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row a sample of all units, finished or not: its id, its prompt's and the number of its unit."""
+        """Return one row per sample of all units, finished or not: its id, its prompt's and the number of its unit."""
         assert self.layout is not None
         prompts = {plan.sample_id: plan.prompt.id for plan in planned(self._request)}
         units = enumerate(self.layout.layout["units"])

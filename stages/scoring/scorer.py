@@ -50,7 +50,7 @@ class Read(NamedTuple):
 
 
 class Made(NamedTuple):
-    """Tables of one portion, each with a row a sample or a call."""
+    """Tables of one portion, each with one row per sample or per call."""
 
     scores: Rows
     answers: Rows

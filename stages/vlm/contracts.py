@@ -54,7 +54,7 @@ class VlmIndex(LeavesOut):
     version = 2
     torch = False
     CONVERSATIONS: ClassVar[str] = "conversations.parquet"
-    """A row a conversation: its messages as JSON, and the digests of its media."""
+    """One row per conversation: its messages as JSON, and the digests of its media."""
     LEFT_OUT: ClassVar[str] = _UNUSABLE
     """A row that cannot be used, with every reason."""
     sources: dict[str, AnyChatDataset]
@@ -79,11 +79,11 @@ class VlmTokenize(LeavesOut):
     distributed = True
     inputs = {"index": "one", "earlier": "many"}
     INDEX: ClassVar[str] = "tokens.parquet"
-    """A row a conversation: id, source, numbers of tokens and labels, what was cut off, and its place in the shards."""
+    """One row per conversation: id, source, numbers of tokens and labels, what was cut off, and its place in shards."""
     TOKENS: ClassVar[str] = "tokens/"
     """Folder of the shards: tokens, ranges of labels, and the media with the ranges of their tokens."""
     LEFT_OUT: ClassVar[str] = _UNUSABLE
-    """A row a conversation that cannot be used, with the reason."""
+    """One row per conversation that cannot be used, with the reason."""
     vlm: VlmRef
     sources: dict[str, AnyChatDataset] = Field(json_schema_extra=NOT_IDENTITY)
     """Where the media are, by the names of their datasets. Bytes other than the indexed ones are refused."""
@@ -145,7 +145,7 @@ class VlmEvaluate(OfVlm):
     inputs = {"policy": "one", "tokens": "one"}
     reader = measures = "evaluated"
     ANSWERS: ClassVar[str] = "held_out.parquet"
-    """A row a conversation: the sum of its losses, its last answer, and the one that the policy gives."""
+    """One row per conversation: the sum of its losses, its last answer, and the one that the policy gives."""
     SHOWN: ClassVar[str] = "shown.json"
     """Questions that a report shows, with small pictures. Without generated answers there is no such file."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"

@@ -134,7 +134,7 @@ def asked_of(table: Any) -> Any:
 
 
 def answer_table(artifact: Artifact) -> Any:
-    """Return a row a conversation by its number: losses and answers."""
+    """Return one row per conversation by its number: losses and answers."""
     return read_table(artifact, VlmEvaluate.ANSWERS).set_index("number", drop=False)
 
 

@@ -28,7 +28,7 @@ from stages.vlm.tokens import Conversations, Tokens
 
 
 def run(request: Request, context: Context[Group]) -> dict[str, Any]:
-    """Write the next policy's parts and ``metrics.parquet``, a row an optimizer step."""
+    """Write the next policy's parts and ``metrics.parquet``, one row per optimizer step."""
     config, policy, iteration = request.settings(VlmFinetune), request.one("policy"), request.iteration or 0
     check_clocks(policy, iteration, config.steps.first_step)
     tokens, prompts = Tokens(Artifact(request.one("tokens"))), prompts_of(config.vlm)

@@ -24,7 +24,7 @@ LETTERS = 300
 def shown(table: Any, conversations: Conversations) -> bytes:
     """Return the questions that are shown as JSON: evenly spaced ones of each dataset, and wrong answers of the policy.
 
-    ``table`` has a row a conversation: ``number``, ``source``, ``correct``, ``asked``.
+    ``table`` has one row per conversation: ``number``, ``source``, ``correct``, ``asked``.
     """
     table = table[table["asked"].astype(bool)]
     groups = [rows["number"].tolist() for _, rows in table.groupby("source")]

@@ -83,7 +83,7 @@ class Tokens:
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
         self.index: Any = read_table(artifact, VlmTokenize.INDEX)
-        """A row a conversation."""
+        """One row per conversation."""
         self._places = [*zip(self.index["shard"].tolist(), self.index["row"].tolist(), strict=True)]
         self._shard = lru_cache(SHARDS_IN_MEMORY)(lambda name: rows_in(artifact.read(name)))
 
