@@ -84,7 +84,7 @@ class Encode(StageConfig):
 
 
 class Policy(StageConfig):
-    """Policy version 0 in the part ``current``: weights of the base or of ``init``, fresh adapters, or fresh weights."""
+    """Policy version 0 in the part ``current``: weights of the base or of ``init``, fresh adapters or weights."""
 
     name = "policy"
     version = 1

@@ -177,8 +177,7 @@ def _row(source: Source, unit: str, item: Item, config: contracts.Index, root: s
 def _kept(request: Request, sources: Mapping[str, Source], new: Any) -> dict[str, FileEntry]:
     """Return the pool's files of the new items' references, each written or given a new date by this attempt.
 
-    A file that an earlier attempt stored may be old, so a sweep may delete it. If it is gone, it is read from its source
-    again.
+    A sweep may delete an old file that an earlier attempt stored. If it is gone, it is read from its source again.
     """
     root, rows = folder_of(request.slot), new[new[parts.REFERENCES].notna()].to_dict("records")
     named = [(one.digest, row) for row in rows for one in parts.references_in(row[parts.REFERENCES])]

@@ -1,1 +1,1 @@
-"""Slots, artifacts and attempts: what a stage is asked, what it leaves, and when that is current."""
+"""Slots, artifacts and attempts: what a stage is asked to make, the files that it writes, and when they are current."""

@@ -14,11 +14,11 @@ from stages.artifacts.slots import is_dropped, named_manifest
 from stages.contracts import MEDIA, TENSORS
 
 KEPT_BY = {MEDIA: "rollout.keep.media", TENSORS: "rollout.keep.tensors"}
-"""The setting that says how many artifacts keep a part, where it is not the policies' setting."""
+"""The setting that says how many artifacts keep a part; for other parts it is the setting of policies."""
 
 
 def remaking(slot: str) -> str:
-    """Return the command that makes the artifact of a run again; "" for a slot of no run."""
+    """Return the command that makes the artifact of a run's slot again; "" for a slot outside of runs."""
     match place_of(slot).split("/"):
         case ["runs", run, stage]:
             return advised("rerun", run, "--stage", stage, store=store_of(slot))
@@ -71,13 +71,13 @@ class Artifact:
         return self.manifest.files[name]
 
     def json(self, name: str) -> Any:
-        """Read one JSON file. Raises ``ValueError`` if it is none."""
+        """Read one JSON file. Raises ``ValueError`` if it is no JSON."""
         return from_json(self.read(name))
 
     def bring_to(self, directory: Path, share: int = 0, count: int = 1) -> None:
-        """Bring every file, with its bytes checked, into a local directory; of ``count`` shares of them only one.
+        """Bring one of ``count`` shares of the files into a local directory, with every byte checked.
 
-        A store that is a directory gives links; others give copies.
+        They are links if the store is a directory, and copies otherwise.
         """
         bring = files.copy if "://" in self.url else files.link
         for name in self._by_size()[share::count]:

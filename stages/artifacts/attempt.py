@@ -26,7 +26,7 @@ MAKE_AGAIN = "remove it to have this shard made again"
 class Attempt:
     """One try at making the artifact of a Request. Every rank has one, all with the same id; only rank 0 commits.
 
-    Build it with :meth:`begin`.
+    :meth:`begin` gives the generation and the id.
     """
 
     def __init__(self, request: Request, numerics: dict[str, Any], generation: int, attempt: str) -> None:
@@ -37,7 +37,7 @@ class Attempt:
         self.files: dict[str, FileEntry] = {}
         self.adopted = 0
         self.told: Callable[[int], None] = lambda index: None
-        """Takes notice of each shard that this attempt made or adopted."""
+        """Called with the number of each shard that this attempt made or adopted."""
         self.use_layout({}, generation)
 
     @staticmethod
@@ -62,9 +62,10 @@ class Attempt:
     def layout(self, layout: dict[str, Any], log: Log, halvings: int = 0) -> dict[str, Any]:
         """Commit how the work is divided, or return the layout that an earlier attempt committed.
 
-        For rank 0 alone; broadcast the result. A layout of other settings or inputs ends its generation, because
-        nothing made under it can be part of this artifact. So does a layout that did not fit into memory: one halved
-        less often than ours. Raises :class:`ArtifactError` if a layout of these settings and inputs divides other work.
+        For rank 0 alone; broadcast the result. If the committed layout has other settings or inputs, its generation is
+        ended, because nothing made under it can be part of this artifact. So it is if that layout did not fit into
+        memory: it was halved less often than this one. Raises :class:`ArtifactError` if a layout of these settings and
+        inputs divides other work.
         """
         while True:
             ours = Layout(
@@ -94,7 +95,7 @@ class Attempt:
     def use_layout(self, layout: dict[str, Any], generation: int, **made_by: str) -> None:
         """Work by this layout. Every rank calls it.
 
-        Attempts adopt shards of each other within one generation, layout, equal numerics and equal ``made_by``.
+        Attempts adopt each other's shards if their generation, layout, numerics and ``made_by`` are equal.
         """
         self.generation = generation
         self.shards = shards_of(self._made_from, layout, generation, **made_by)
@@ -112,7 +113,7 @@ class Attempt:
         self.put(name, canonical_json(value))
 
     def take_over(self, index: int) -> bool:
-        """Take the files of a shard that another worker made or adopted just now. Their bytes were checked there.
+        """Take the files of a shard that another worker made or adopted just now. That worker has checked their bytes.
 
         Returns False if it has no marker, or if a file of it is missing.
         """
@@ -121,14 +122,14 @@ class Attempt:
         return marker is not None
 
     def _whole(self, index: int) -> Marker | None:
-        """Return the marker of a shard all of whose files are there."""
+        """Return the marker of a shard; None if it has none, or if one of its files is missing."""
         marker = self._marked(index)
         if marker is None or None in store.sizes([self.url(entry.path) for entry in marker.files.values()]):
             return None
         return marker
 
     def _marked(self, index: int) -> Marker | None:
-        """Return the marker of a shard. Raises :class:`ArtifactError` if it belongs to another one."""
+        """Return the marker of a shard; None if it has none. Raises :class:`ArtifactError` if it is another shard's."""
         url = self._marker(index)
         data = store.read_if_exists(url)
         if data is None:
@@ -213,7 +214,8 @@ class Attempt:
     def commit(self, files: dict[str, FileEntry], summary: dict[str, Any], log: Log) -> Manifest:
         """Commit the artifact with every rank's files, and return its manifest. For rank 0 alone.
 
-        The first of two attempts wins, and the other one returns the winner's manifest.
+        The first of two attempts wins, and the other one returns the winner's manifest. Raises :class:`CosmosRLError`
+        if the winner was made from other settings.
         """
         request = self.request
         manifest = Manifest(

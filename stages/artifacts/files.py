@@ -20,7 +20,7 @@ BLOCK_BYTES = 2**23
 """Bytes fetched at once from a file that is read in order; a few such blocks are in memory."""
 
 SMALL_BYTES, LATEST = 2**20, 8
-"""Bytes of the largest file that :func:`read_once` keeps, and the number of files."""
+"""Size in bytes of the largest file that :func:`read_once` keeps, and the most files that it keeps."""
 
 Found = TypeVar("Found")
 _LATEST: ContextVar[OrderedDict[str, bytes] | None] = ContextVar("latest", default=None)
@@ -43,9 +43,9 @@ def write(slot: str, path: str, chunks: Iterable[Chunk]) -> FileEntry:
 
 @contextmanager
 def read_once() -> Iterator[None]:
-    """Read and check a small file once inside of it, if several readers want the file soon after each other.
+    """Read and check a small file only once inside the block, if several readers want it soon after each other.
 
-    It holds for readers in this thread. Memory holds the latest :data:`LATEST` files of at most :data:`SMALL_BYTES`.
+    This holds for readers in this thread. Memory holds the latest :data:`LATEST` files of at most :data:`SMALL_BYTES`.
     """
     token = _LATEST.set(OrderedDict())
     try:
@@ -103,7 +103,7 @@ def scan(slot: str, entry: FileEntry, take: Callable[[Readable], Found]) -> Foun
             yield block
 
     def check() -> None:
-        # Bytes that were not read count too.
+        # ``take`` may not have read all bytes, and the digest is of all.
         for _ in blocks:
             pass
         _check(url, entry, digest.hexdigest())
@@ -113,7 +113,7 @@ def scan(slot: str, entry: FileEntry, take: Callable[[Readable], Found]) -> Foun
         try:
             found = take(stream_of(blocks))
         except ArtifactError:
-            # Other bytes than those listed explain it.
+            # If the bytes are not the listed ones, that is the error to report.
             check()
             raise
         check()
@@ -174,7 +174,7 @@ class _Stream(io.RawIOBase):
         self._blocks, self._block = blocks, memoryview(b"")
 
     def readable(self) -> bool:
-        """Return that it can be read."""
+        """Return True: the stream can be read."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:

@@ -1,4 +1,4 @@
-"""Files of a slot that belong to no artifact, and the end of a slot that nothing reads."""
+"""Deletion of a slot's files that belong to no artifact, and of a whole slot that nothing reads."""
 
 import re
 import secrets
@@ -13,7 +13,7 @@ from stages.artifacts.records import Marker
 from stages.artifacts.slots import read_manifest
 
 RENEWED = "renewed"
-"""Name of a file that only dates its slot."""
+"""Name of a file that is written only for its date, by which its slot counts as used."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ def garbage(
 
     Files that a retry would adopt stay: the finished shards of a generation that is not committed. With ``superseded``
     the files of ended generations can go too; their manifests stay. An attempt counts as ended if it wrote nothing
-    since ``before_s``, a time of the store's clock; a generation that was ended since then may still be read. One that
-    another run refers to stays.
+    since ``before_s``, a time of the store's clock; a generation that was ended since then may still be read. A
+    generation that another run refers to (``referred``) stays.
     """
     found = {name: entry for name, entry in store.listed(slot).items() if not store.is_temporary(name)}
     newest = current_generation(slot)
@@ -55,7 +55,7 @@ def garbage(
         newest_s[_attempt(name)] = max(entry.written_s, newest_s.get(_attempt(name), 0.0))
     free = Garbage({}, {})
     if is_committed(slot, newest):
-        # Of no use to an artifact that has its scores.
+        # Scores that were made ahead are of no use to an artifact that has its own.
         for name in sorted(name for name in found if name.startswith("ahead/")):
             (free.old if found[name].written_s <= before_s else free.young)[name] = found[name].size
     for name in sorted(attempts.keys() - kept):
@@ -73,9 +73,9 @@ def clear(slot: str, attempt: str) -> None:
 
 
 def renew(slot: str) -> None:
-    """Date a slot as written now, if there is anything in it. Call it before its artifact is used once more.
+    """Date a slot as written now, if there is anything in it. Call it before its artifact is used again.
 
-    :func:`erase` then sees either the new date, or this caller that the generation has ended.
+    Then either :func:`erase` sees the new date, or this caller sees that the generation has ended.
     """
     if has_begun(slot):
         store.write(store.join(slot, RENEWED), secrets.token_bytes(4))
@@ -84,9 +84,9 @@ def renew(slot: str) -> None:
 def erase(slot: str, *, before_s: float, wanted: Callable[[], bool]) -> dict[str, int]:
     """Delete the files of a slot, except the ends of its generations; return their sizes by their paths in the slot.
 
-    Deletes nothing if ``wanted()``, or if anything was written since ``before_s``. Both are asked again after the
-    generation was ended: whoever looks at the slot from then on makes its artifact again. Manifests go first, so that
-    nothing half is ever taken for whole; after a kill another call deletes the rest.
+    Deletes nothing if ``wanted()``, or if anything was written since ``before_s``. Both are checked again after the
+    generation was ended: a process that looks at the slot from then on makes its artifact again. Manifests go first, so
+    that an artifact without all files is never taken for complete; after a kill another call deletes the rest.
     """
     if _is_used(slot, before_s) or wanted():
         return {}

@@ -14,8 +14,8 @@ _KINDS = ("manifest", "layout", Invalidated.kind)
 def current_generation(slot: str) -> int:
     """Return the slot's first generation that has not been ended, without reading its manifest and layout.
 
-    Raises :class:`ArtifactError` if the end of an earlier generation is damaged, names another manifest, or is lost. An
-    end that names no manifest may be followed by one: a slow attempt commits to a generation that was ended meanwhile.
+    Raises :class:`ArtifactError` if the end of an earlier generation is damaged, names another manifest, or is lost. A
+    manifest may follow an end that names none: a slow attempt commits to a generation that was ended meanwhile.
     """
     for generation in itertools.count(1):
         end = Invalidated.url(slot, generation)

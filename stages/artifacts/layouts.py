@@ -36,9 +36,10 @@ def cut(items: list[Item], size: int) -> list[list[Item]]:
 
 
 def cut_alike(items: Sequence[Item], size: int, kind: Callable[[Item], Any]) -> list[list[Item]]:
-    """Divide a list into parts of at most ``size`` items of one kind, each kind in order, by its first item.
+    """Divide a list into parts of at most ``size`` items of one kind.
 
-    Without the divisions the order is the same for every ``size``.
+    Kinds follow each other in the order of their first items, and items of a kind stay in order. So the order of all
+    items is the same for every ``size``.
     """
     kinds: dict[Any, list[Item]] = {}
     for item in items:

@@ -57,7 +57,7 @@ class Manifest(Record):
         return manifest
 
     def found(self, slot: str, data: bytes) -> Self:
-        """Return the manifest with the slot and the bytes that it was read from, whatever these say of themselves."""
+        """Return the manifest with the slot that it was read from, and the digest of the bytes that were read."""
         return self.model_copy(update={"slot": slot, "digest": sha256(data)})
 
     def _contradiction(self) -> str | None:
@@ -93,7 +93,7 @@ class Manifest(Record):
 def content_of(files: dict[str, FileEntry], *parts: str) -> str:
     """Return the digest of the names and digests of all result files, or of the files of some parts.
 
-    A part is a folder or one file. A record counts only where it is named, for a stage that reads it.
+    A part is a folder or one file. A record counts only if ``parts`` names it, for a stage that reads it.
     """
     prefixes = tuple(f"{part}/" for part in parts)
     if parts:

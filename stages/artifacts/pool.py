@@ -1,8 +1,8 @@
 """The index of an artifact whose files lie in a pool that several artifacts share, and the sweep of that pool.
 
-Whoever makes such an artifact first names in its layout what it will look for (:data:`TEXTS`), then asks
-:func:`check_not_swept`, then looks into the pool. A sweep first says so (:func:`sweeping`), then reads all layouts and
-indexes, then deletes. So either the sweep sees the names, or the other sees the sweep.
+A stage that makes such an artifact first names in its layout the files that it will look for (:data:`TEXTS`), then
+calls :func:`check_not_swept`, then looks into the pool. A sweep first announces itself (:func:`sweeping`), then reads
+all layouts and indexes, then deletes. So either the sweep sees the names, or the stage sees the sweep.
 """
 
 import re
@@ -24,11 +24,11 @@ POOL = "embeddings"
 PICTURES = "references"
 """The folder of the pool of pictures and clips that prompts refer to. The name of each is its digest."""
 POOLED = ("embed", "references", "index")
-"""The stages whose artifacts have an index of files of a pool; a part of a dataset only if items have references."""
+"""The stages whose artifacts index files of a pool. A part of a dataset does so only if items have references."""
 INDEX = "index.json"
-"""Name of the file with the path, the size and the sha256 of the file of each id."""
+"""Name of the file of an artifact that gives, for each id, path, size and sha256 of its file in the pool."""
 TEXTS = "texts"
-"""Names, in a layout, of the files that are looked for in the pool or written into it."""
+"""Key of a layout: the names of the files that the stage looks for in the pool, or writes into it."""
 ENDING = ".safetensors"
 """End of the name of a file of the pool."""
 _SWEEP = "sweep"
@@ -60,7 +60,7 @@ def entries_of(artifact: Artifact) -> dict[str, FileEntry]:
 
 
 def named_in(slot: str, files: Iterable[str]) -> Named:
-    """Return what the artifacts of a slot name, of all its generations; ``files`` are the names of its files.
+    """Return the pool's files that a slot names, in all its generations; ``files`` are the names of the slot's files.
 
     Raises :class:`ArtifactError` for a damaged record or index.
     """
@@ -87,9 +87,10 @@ def check_not_swept(root: str) -> None:
 
 
 def put_picture(root: str, data: bytes) -> FileEntry:
-    """Write a picture into the pool next to the slots of ``root``, and date it as written now if it is there.
+    """Write a picture into the pool next to the slots of ``root``. If it is there, date it as written now.
 
-    For who names it only later: no sweep takes what is as young. Raises :class:`UnavailableError` during one.
+    For callers that name it only later: no sweep deletes a file as young. Raises :class:`UnavailableError` during a
+    sweep.
     """
     entry = FileEntry(path=f"{PICTURES}/{sha256(data)}", size=len(data), sha256=sha256(data))
     while True:
@@ -102,7 +103,7 @@ def put_picture(root: str, data: bytes) -> FileEntry:
 
 
 def renewed_picture(root: str, name: str) -> FileEntry | None:
-    """Date a picture as written now, like :func:`put_picture`. Return None if it is not there whole."""
+    """Date a picture as written now, like :func:`put_picture`. Return None if it is missing or damaged."""
     data = store.read_if_exists(store.join(root, PICTURES, name))
     return put_picture(root, data) if data is not None and sha256(data) == name else None
 
@@ -114,7 +115,7 @@ def is_announced(names: Container[str]) -> bool:
 
 @contextmanager
 def sweeping(root: str) -> Iterator[None]:
-    """Keep others from beginning to look into the pool. A kill leaves the mark to the next sweep."""
+    """Announce a sweep, so that no stage begins to look into the pool. A kill leaves the mark to the next sweep."""
     mark = store.join(root, POOL, _SWEEP)
     store.write(mark, b"")
     try:

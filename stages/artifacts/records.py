@@ -37,7 +37,7 @@ def store_of(url: str) -> str:
 
 
 def parsed(kind: type[Found], body: dict[str, Any], url: str) -> Found:
-    """Return the section that a sealed body holds. Raises :class:`ArtifactError`, naming ``url``, on a misfit."""
+    """Return the section that a sealed body holds. Raises :class:`ArtifactError`, naming ``url``, if it holds none."""
     try:
         return kind.model_validate(body)
     except ValidationError as error:
@@ -115,13 +115,13 @@ class Layout(Record):
 
     @property
     def shards(self) -> str:
-        """Return the folder of the finished shards of attempts with its numerics."""
+        """Return the folder of the finished shards of attempts that have this layout and its numerics."""
         made_from = {"recipe": self.recipe, "inputs": self.inputs, "numerics": self.numerics}
         return shards_of(made_from, self.layout, self.generation)
 
 
 def shards_of(made_from: dict[str, Any], layout: dict[str, Any], generation: int, **made_by: str) -> str:
-    """Return the folder in a slot of the finished shards that attempts adopt of each other.
+    """Return the folder, in a slot, of the finished shards that attempts adopt from each other.
 
     ``made_from`` has the recipe, the inputs and the numerics.
     """
@@ -201,7 +201,7 @@ class Pinned(Sealed):
 
     @classmethod
     def read(cls, url: str, stage: str) -> Self | None:
-        """Read what is pinned at ``url``; None if nothing is. Raises :class:`ArtifactError` on another stage's."""
+        """Read the numerics at ``url``; None if there are none. Raises :class:`ArtifactError` for another stage's."""
         data = store.read_if_exists(url)
         if data is None:
             return None

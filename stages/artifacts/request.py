@@ -22,7 +22,7 @@ FORMAT = 1
 REQUEST = "request.json"
 """Name of the file that a stage process is given."""
 ROLLOUT = "rollout.json"
-"""Name of the file next to a reward's Request that has the Request of the rollout that it scores while that runs."""
+"""Name of a file next to a reward's Request: the Request of the rollout, for a reward that scores while it runs."""
 
 
 class Input(Section):
@@ -37,8 +37,8 @@ class Input(Section):
     content: str = Field(json_schema_extra=NOT_IDENTITY)
     """Digest of the bytes of the parts."""
     parts: tuple[str, ...] = ()
-    """The parts that are read: files ``<part>/...``, or single files. Empty means all but records; the stage depends on
-    what it reads."""
+    """The parts that are read: files ``<part>/...``, or single files. Empty means all but records. A result depends
+    only on the parts that are read."""
 
     @property
     def part(self) -> str:
@@ -65,8 +65,8 @@ def recipe_of(
 ) -> str:
     """Return the digest of everything in a Request but its inputs.
 
-    ``config`` is the identity of the settings. ``plugins`` are the outside plugins that the settings name: slots of
-    datasets are shared by runs, whose plans may have pinned other files of the same name.
+    ``config`` is the identity of the settings. ``plugins`` are the outside plugins that the settings name. They count
+    because runs share slots of datasets, and the plan of another run may have pinned other files under the same name.
     """
     what = {"stage": stage, "version": version, "iteration": iteration, "seed": seed, "config": config}
     return digest(what | ({"plugins": [plugin.identity() for plugin in plugins]} if plugins else {}))
@@ -136,7 +136,7 @@ class Request(Section):
         return fingerprint_of(self.recipe, self.inputs)
 
     def expected(self, *parts: str) -> Input:
-        """Return parts of this Request's artifact as an input of Requests that are made before the artifact is.
+        """Return parts of this Request's artifact as an input of Requests that are made before the artifact exists.
 
         Such Requests have the recipe and the fingerprint that they will have later. The artifact's generation and bytes
         are not known yet.
@@ -150,7 +150,7 @@ class Request(Section):
         return contents_of(self.inputs)
 
     def settings(self, kind: type[Settings]) -> Settings:
-        """Return the settings, which are of this kind in a Request of its stage."""
+        """Return the settings as the type ``kind``, which must be the contract of the Request's stage."""
         assert isinstance(self.config, kind)
         return self.config
 

@@ -24,7 +24,8 @@ from stages.artifacts.request import Input, Request
 
 Found = TypeVar("Found")
 _NUMBERED, _SINGLE = ("iterations", "exports"), ("policy", "report", "ledger")
-"""Folders of a run: of numbered folders of slots; and slots, with the ledger, whose pages are read all or none."""
+"""Folders of a run that hold numbered folders of slots; and its single slots, with the ledger, whose pages are read
+all or none."""
 
 
 @dataclass
@@ -35,7 +36,7 @@ class _Seen:
     dropped: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     """Digests of manifests, and parts that were deleted from their artifacts."""
     once: dict[Any, Any] = field(default_factory=dict[Any, Any])
-    """What :func:`once` made."""
+    """Values that :func:`once` has made, by key."""
 
 
 _SEEN: ContextVar[_Seen | None] = ContextVar("seen", default=None)
@@ -43,9 +44,9 @@ _SEEN: ContextVar[_Seen | None] = ContextVar("seen", default=None)
 
 @contextmanager
 def one_look() -> Iterator[None]:
-    """Look up each slot at most once inside the block, by a listing of its iteration. Only for code that makes nothing.
+    """Look up each slot at most once inside the block, by a listing of its iteration.
 
-    A block inside of another one is a part of that look.
+    Only for code that makes no artifact. A block inside another block shares its look.
     """
     if _SEEN.get() is not None:
         yield
@@ -61,7 +62,7 @@ def one_look() -> Iterator[None]:
 def _folder_of(url: str) -> str | None:
     """Return the folder of the iteration, or of the policy version, that a file of a run belongs to.
 
-    None for files that belong to none: what is next to them grows with the run, or with the store.
+    None for other files: the folders that they lie in grow with the run, or with the store.
     """
     before, runs, inside = url.rpartition("/runs/")
     names = inside.split("/", 4)
@@ -87,8 +88,8 @@ def current_of(slot: str) -> tuple[int, Manifest | None]:
 def read_manifest(slot: str, generation: int) -> Manifest | None:
     """Read one generation's manifest; None if there is none.
 
-    A reference's manifest is the one it names, with the slot that holds its files. Raises :class:`ArtifactError` if
-    it is damaged, or if there is something else in its place.
+    For a reference, return the manifest that it names, with the slot that holds the files. Raises
+    :class:`ArtifactError` if the manifest is damaged, or if something else is in its place.
     """
     url = Manifest.url(slot, generation)
     data = store.read_if_exists(url)
@@ -114,7 +115,7 @@ def _referred(reference: Reference, url: str, slot: str) -> Manifest:
 
 
 def suppose(slot: str, made: Manifest) -> None:
-    """Let a look find an artifact in a slot that has none yet, as :func:`refer` would. Only inside of a look."""
+    """Let a look find ``made`` in an empty slot, as after :func:`refer`. Only inside :func:`one_look`."""
     seen = _SEEN.get()
     assert seen is not None
     seen.slots[slot] = 1, made
@@ -142,7 +143,7 @@ def refer(slot: str, made: Manifest) -> None:
 
 
 def named_manifest(source: Input) -> Manifest:
-    """Read exactly the manifest that is named."""
+    """Read exactly the manifest that an input names. Raises :class:`ArtifactError` if it is missing or another."""
     seen = _SEEN.get()
     _, current_one = (0, None) if seen is None else seen.slots.get(source.url, (0, None))
     if current_one is not None and current_one.digest == source.manifest:
@@ -232,7 +233,7 @@ def is_dropped(manifest: Manifest, part: str) -> bool:
 
 
 def once(key: tuple[object, ...], make: Callable[[], Found]) -> Found:
-    """Return what ``make`` returns, which is called once in a look. Only for values that nobody changes."""
+    """Return the value of ``make``, which a look calls once for each key. Only for values that nobody changes."""
     if (seen := _SEEN.get()) is None:
         return make()
     if key not in seen.once:

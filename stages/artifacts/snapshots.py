@@ -1,6 +1,6 @@
 """Snapshots of a dataset: which parts it has. Each is written once; the newest is the head.
 
-A run pins a snapshot and never moves. Nothing is deleted from a part, so that every snapshot stays whole. An old one
+A run pins a snapshot and keeps to it. Nothing is deleted from a part, so that every snapshot stays whole. An old one
 that no run pins may be removed as a whole: a record says so, its parts may go, and its own file stays, so that no
 number is ever used twice.
 """
@@ -33,7 +33,7 @@ class Snapshot(Sealed):
     parts: tuple[Input, ...]
     """Artifacts of the stage ``index``, in order."""
     captioner: str | None = None
-    """Digest of what wrote captions; None if the dataset has no captioner."""
+    """Digest of the captioner that wrote the captions; None if the dataset has no captioner."""
     captions: tuple[Input, ...] = ()
     """Artifacts of the stage ``caption``, one of each part, in order; empty without a captioner."""
     previous: str | None
@@ -87,7 +87,7 @@ def remove(store_url: str, dataset: str, number: int) -> None:
 
 
 def take_back(store_url: str, dataset: str, number: int) -> None:
-    """Delete the record of a removal. Only for who holds the lease of removals, if nothing of the snapshot is gone."""
+    """Delete the record of a removal. Only for the holder of the lease of removals, before anything is deleted."""
     store.remove(_removal(store_url, dataset, number))
 
 

@@ -44,12 +44,12 @@ class Alone:
     world_size = 1
 
     def broadcast(self, value: Any) -> Any:
-        """Return the value. Raises ``TypeError`` for one that another rank would not get as it is."""
+        """Return the value. Raises ``TypeError`` for a value that another rank would not get unchanged."""
         require_exchangeable(value)
         return value
 
     def gather(self, value: Any) -> list[Any]:
-        """Return a list of the one value. Raises ``TypeError`` for one that another rank would not get as it is."""
+        """Return a list of the value. Raises ``TypeError`` for a value that another rank would not get unchanged."""
         require_exchangeable(value)
         return [value]
 
@@ -65,7 +65,7 @@ class Handed(Protocol):
         ...
 
     def made(self, number: int) -> None:
-        """Tell that a unit is in the store."""
+        """Tell the source that a unit is in the store."""
 
 
 Joined = TypeVar("Joined", bound=Ranks, covariant=True)
@@ -73,9 +73,9 @@ Told = TypeVar("Told")
 
 
 def told_by_all(ranks: Ranks, make: Callable[[], Told]) -> list[Told]:
-    """Return what every rank makes, in rank order. Collective.
+    """Return the values that ``make`` returns on the ranks, in rank order. Collective.
 
-    An :class:`ArtifactError` of one is raised on all: else they would wait for it.
+    An :class:`ArtifactError` of one rank is raised on all: otherwise the others would wait for it.
     """
     made, why = None, ""
     try:
@@ -93,7 +93,7 @@ class Context(Generic[Joined]):
     """The attempt that a stage writes, the ranks that make it, and the outcome that it reports to.
 
     A stage that computes with torch takes a ``Context[Group]``, whose ranks exchange tensors
-    (:class:`cosmos_rl_core.parallel.distributed.Group`); any other one a ``Context[Ranks]``.
+    (:class:`cosmos_rl_core.parallel.distributed.Group`); any other stage takes a ``Context[Ranks]``.
     """
 
     attempt: Attempt
@@ -120,9 +120,9 @@ class Context(Generic[Joined]):
     def hands(self, count: int, *, at_once: int = 1) -> Iterator[list[int]]:
         """Yield numbers of ``count`` units that these ranks make together. Collective.
 
-        Ranks that share all units get them at once. A worker of an elastic stage gets ``at_once`` a rank at a time.
-        Once all are made, one worker goes on, which has the files of all units: it reads the markers of units that were
-        offered to other attempts, and makes all others itself.
+        Ranks that share all units get them all at once. A worker of an elastic stage gets ``at_once`` units for each
+        rank at a time. Once all are made, one worker goes on, and needs the files of all units: it reads the markers of
+        units that were offered to other attempts, and makes the units without a marker itself.
         """
         if self.handed is None:
             yield list(range(count))

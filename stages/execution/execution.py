@@ -21,8 +21,8 @@ class Execution(Section):
     processes: int = Field(default=1, ge=1)
     """Processes over which a stage without torch spreads its work; they change no bits."""
     device: Device | None = None
-    """Where ranks compute: ``cuda`` or ``cpu``. None: on a GPU if the process sees one; one that is assigned and cannot
-    be used is an error."""
+    """Where ranks compute: ``cuda`` or ``cpu``. None: on a GPU if the process sees one. An assigned GPU that cannot be
+    used is an error."""
     gpus: tuple[int, ...] = ()
     """Indices into the devices that the flow sees. Empty: the launcher chooses."""
     threads: int = Field(default=1, ge=1)
@@ -42,7 +42,7 @@ class Execution(Section):
     scorer_record: str | None = None
     """URL below which the run pins the scorers of reward services; None pins none."""
     accept_scorer: bool = False
-    """Whether another scorer than the pinned one may score what has no scores."""
+    """Whether another scorer than the pinned one may score samples that have no scores yet."""
     units: str | None = None
     """Folder of the socket at which the launcher hands out units. None: the ranks share all units."""
     worker: int = 0

@@ -1,7 +1,7 @@
 """A worker's side of an elastic stage: the launcher hands it units over a socket, and is told which ones are made.
 
-Lines of JSON. A worker asks for units when it has room for them, so that it encodes and writes one while it makes the
-next. Each of its ranks says what it made; the first one asks, and tells the others.
+Messages are lines of JSON. A worker asks for units when it has room for them, so that it encodes and writes one while
+it makes the next. Its first rank asks, and tells the other ranks; each rank reports the units that it made.
 """
 
 import json
@@ -20,7 +20,7 @@ from stages.execution.context import Ranks
 ADDRESS = "units"
 """Name of the socket in the folder of a stage."""
 FINISH, LEAVE = "finish", "leave"
-"""Answers in place of units, when all are made: to the worker that makes the artifact of them, and to all others."""
+"""Answers in place of units when all are made: to the worker that makes the artifact, and to all other workers."""
 ENDED = 128 + signal.SIGTERM
 """Exit code of a worker that gave its units back on SIGTERM."""
 
@@ -50,8 +50,7 @@ class HandedUnits:
     def hands(self, count: int, at_once: int) -> Iterator[list[int]]:
         """Yield numbers of ``count`` units for the ranks of this worker, at most ``at_once`` each, until all are made.
 
-        The worker that goes on then is the one that makes the artifact. Raises :class:`LeftError` in the others.
-        Collective.
+        Then the worker that makes the artifact goes on. Raises :class:`LeftError` in all other workers. Collective.
         """
         asks = {"ask": at_once * self._ranks.world_size, "of": count}
         while True:

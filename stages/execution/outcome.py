@@ -38,7 +38,7 @@ class Status(Section):
 
 
 class Failure(Section):
-    """Reason for the end of one rank."""
+    """The reason why one rank failed."""
 
     kind: str
     message: str
@@ -113,7 +113,7 @@ class Outcome:
         _replace(self.directory / f"error.{self.rank}.json", failure.model_dump_json())
 
     def wait_for_reason(self, timeout_s: float) -> None:
-        """Return when some rank has reported more than a lost rank, after ``timeout_s`` at the latest."""
+        """Wait until some rank has reported more than the loss of another rank, for ``timeout_s`` at most."""
         deadline_s = time.monotonic() + timeout_s
         while not has_reason(self.directory) and time.monotonic() < deadline_s:
             time.sleep(STATUS_INTERVAL_S)
@@ -162,7 +162,7 @@ def read_failures(directory: Path) -> list[Failure]:
 
 
 def has_reason(directory: Path) -> bool:
-    """Return whether some rank has reported more than a lost rank."""
+    """Return whether some rank has reported more than the loss of another rank."""
     return any(not failure.collective for failure in read_failures(directory))
 
 

@@ -157,7 +157,7 @@ def _make(
                     store.put_if_absent(execution.numerics_record, pinned)
                 attempt.commit(files, summary, outcome.note)
         except NoSpaceError:
-            # Or each attempt would use more of the full store.
+            # Otherwise each attempt would use more of the full store.
             with suppress(CosmosRLError):
                 clear(request.slot, attempt.id)
             raise
@@ -194,7 +194,7 @@ def own_rank() -> int:
 
 
 def joined(request: Request, execution: Execution) -> tuple[Ranks, dict[str, Any]]:
-    """Set up this process, join the other ranks of a Request, and return them with what decides its bits."""
+    """Set up this process, join the other ranks of a Request, and return the ranks and the numerics."""
     if not request.config.torch:
         return Alone(), numerics()
     # Imported here, so that light stages never load torch.

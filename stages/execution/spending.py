@@ -1,4 +1,4 @@
-"""Seconds of one attempt of a stage by what they went to, and the bytes that it moved."""
+"""Seconds of one attempt of a stage, by their use, and the bytes that it read and wrote."""
 
 import time
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ _BEFORE_WORK = ("starting", "reading ")
 
 
 class Spent(Section):
-    """The seconds of one process, the first rank's, and the bytes of all ranks. The seconds add up to its life."""
+    """The seconds of the first rank's process, which add up to its life, and the bytes of all ranks."""
 
     interpreter_s: float = 0.0
     """Seconds from the start of the process, or of torchrun, until its first line: Python, and what every stage
-    imports. A process that has served another Request counts them from its order."""
+    imports. A process that has served another Request counts them from the order of this one."""
     imports_s: float = 0.0
     """Seconds in which it imports the stage's own libraries and joins the process group."""
     load_s: float = 0.0
-    """Seconds from then to the first step of its work: inputs, weights, adopted shards."""
+    """Seconds from the end of the imports to the first step of its work: inputs, weights, adopted shards."""
     first_step_s: float = 0.0
     """Seconds of the first step of its work, with everything that happens once, such as compilation."""
     busy_s: float = 0.0
@@ -30,7 +30,7 @@ class Spent(Section):
     """Seconds since its work began in which it waited for the store or for a reward service."""
     read_bytes: int = 0
     written_bytes: int = 0
-    """Bytes from the store and to it, without what other processes that a stage starts read and write."""
+    """Bytes read from the store and written to it, without the bytes of processes that the stage starts."""
 
     @property
     def seconds(self) -> float:
@@ -52,7 +52,7 @@ class Crew(Section):
     """Most workers at once."""
     units: int
     of: int
-    """Units that are made, and all of them; 0 before their number is known."""
+    """Numbers of units that are made, and of all units; 0 until it is known."""
     lost: int = 0
     """Workers that ended against their will, each at the price of the units that it had."""
     gave_back: int = 0
@@ -68,7 +68,7 @@ class Crew(Section):
 
 
 def together(spent: Sequence[Spent]) -> Spent:
-    """Return what the longest of several processes spent, with the bytes of all of them."""
+    """Return the seconds of the longest of several processes, with the bytes of all of them."""
     longest = max(spent, key=lambda one: one.seconds, default=Spent())
     read, written = sum(one.read_bytes for one in spent), sum(one.written_bytes for one in spent)
     return longest.model_copy(update={"read_bytes": read, "written_bytes": written})
@@ -88,7 +88,7 @@ class Clock:
         self._others = [0, 0]
 
     def turn(self, part: Part) -> None:
-        """Begin another part."""
+        """Count the seconds since the last call for the present part, and begin another part."""
         now_s, waited_s = time.monotonic(), TRAFFIC.waited_s
         elapsed_s, waited_s = now_s - self._seen_s, waited_s - self._seen_waited_s
         if self._part in ("first_step", "busy"):
@@ -98,7 +98,7 @@ class Clock:
         self._part, self._seen_s, self._seen_waited_s = part, now_s, self._seen_waited_s + waited_s
 
     def saw(self, phase: str, step: int) -> None:
-        """Take notice of progress, from which it follows when the work began and when its first step was done."""
+        """Note progress, which shows when the work began and when its first step was done."""
         if self._part == "load" and not phase.startswith(_BEFORE_WORK):
             self._first = phase, step
             self.turn("first_step")
@@ -110,7 +110,7 @@ class Clock:
         return [TRAFFIC.read_bytes - self._before[0], TRAFFIC.written_bytes - self._before[1]]
 
     def finished(self, others: Sequence[Sequence[int]] = ()) -> None:
-        """Take notice of the end of the work, with the bytes that the other ranks read and wrote."""
+        """Note the end of the work, and the bytes that the other ranks read and wrote."""
         if self._part == "load":
             # A stage without steps: all that it did was its work.
             self.turn("busy")
@@ -119,7 +119,7 @@ class Clock:
             self._others = [self._others[0] + read, self._others[1] + written]
 
     def spent(self) -> Spent:
-        """Return what was spent until now."""
+        """Return the seconds and bytes that were spent until now."""
         self.turn(self._part)
         seconds = {f"{part}_s": round(found, 3) for part, found in self._spent.items()}
         read, written = (mine + theirs for mine, theirs in zip(self.moved(), self._others, strict=True))

@@ -27,7 +27,7 @@ def start(execution: Execution) -> Group:
 
 
 def set_up(execution: Execution) -> None:
-    """Set up this process, as often as it begins a Request with this execution."""
+    """Set up this process. Called again for each Request that the process begins."""
     torch.set_num_threads(execution.threads)
     use_tf32(execution.tf32)
     use_attention(execution.attention)
@@ -68,7 +68,7 @@ def numerics(group: Group, param_dtype: ParamDtype) -> dict[str, Any]:
         **asdict(group.parallelism),
     }
     if group.device.type == "cuda":
-        # Of parameters that lie on the GPU (`make_optimizer`).
+        # The optimizer of parameters that lie on the GPU (`make_optimizer`).
         found["optimizer"] = "fused"
         found["environment"] = {name: os.environ[name] for name in CHANGE_BITS if name in os.environ}
     return found

@@ -8,7 +8,7 @@ Out: ``{"pid": n}`` at once, ``{"pid": n, "returncode": c}`` at the end.
 It computes nothing itself, so it has no thread pool and no CUDA context that a fork could break.
 
 Many libraries import their submodules on first use. Each fork therefore reports its imports, and the server imports the
-same modules before the next fork. So it does with models and scorers that a fork loaded, up to :data:`READY_BYTES`.
+same modules before the next fork. It also loads the models and scorers that a fork loaded, up to :data:`READY_BYTES`.
 """
 
 import gc
@@ -100,7 +100,7 @@ def _preload(names: Sequence[str]) -> None:
 
 
 def _preload_torch() -> None:
-    """Import what stages with torch need, and keep it to one thread, as forks inherit no other."""
+    """Import the modules of stages with torch, and keep torch to one thread, because forks inherit no other."""
     if "torch" in sys.modules:
         return
     _preload(TORCH)
@@ -173,16 +173,16 @@ def _repeat(report: IO[bytes]) -> None:
 
 
 def _load(load: Load) -> None:
-    """Load what a fork loaded, if it fits what there is already."""
+    """Load the model or scorer that a fork loaded, if all of them stay within :data:`READY_BYTES`."""
     if is_ready(load) or load.num_bytes + sum(_READY_BYTES) > READY_BYTES:
         return
     try:
         found = getattr(importlib.import_module(load.module), load.function)(*load.arguments)
     except ConfigError:
-        # A plugin from outside, which forks know alone.
+        # A plugin from outside, which only forks know.
         return
     except Exception as error:
-        # Files may have gone. Whoever needs it loads it, or says why not.
+        # Files may have gone. The stage that needs it loads it, or reports the error.
         print(f"the fork server does not load {load.function} for the next stages: {error}", file=sys.stderr)
         return
     make_ready(load, found)

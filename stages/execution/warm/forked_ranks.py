@@ -8,10 +8,10 @@ from cosmos_rl_core.processes import become_rank, die_with_parent
 
 
 def lead(count: int, meeting: Path) -> int | None:
-    """Fork ``count`` ranks. Return None in each of them, and here the exit code of the first that failed, else 0.
+    """Fork ``count`` ranks. Return None in each; in the parent, the exit code of the first that failed, else 0.
 
-    The others are killed then. 128 and a signal's number stand for a rank that the signal ended. The ranks join their
-    process group at the file ``meeting``, which does not exist yet.
+    When a rank fails, the others are killed. A rank that a signal ended has 128 plus the signal's number as its code.
+    The ranks join their process group at the file ``meeting``, which does not exist yet.
     """
     die_with_parent()
     running: set[int] = set()

@@ -1,7 +1,7 @@
-"""Leftovers of a Request in its process, and the proof that there are none that a next one could notice.
+"""Leftovers of a Request in its process, and the check that there are none that a next Request could notice.
 
-A process that serves several Requests is in the state in which it began each of them, or it ends. What a Request
-changes by itself is put back first: variables of its ranks, the state of random generators, caches of the allocator.
+A process that serves several Requests begins each of them in the same state, or it ends. What every Request changes is
+put back first: variables of its ranks, the state of random generators, caches of the allocator.
 """
 
 import gc
@@ -43,7 +43,7 @@ _GLOBAL = "_global_"
 def settle(device: Device | None) -> None:
     """Let this process use its device, so that the context of CUDA is there before the first Request.
 
-    What is wrong with the device is the Request's own failure, which the runner reports.
+    An error of the device is left to the Request: it occurs there again, and the runner reports it.
     """
     with suppress(ConfigError, RuntimeError):
         settled_on = settled(device)
@@ -56,17 +56,17 @@ class Leftovers:
     """The state of this process before its first Request, with which it is compared after each one."""
 
     def __init__(self, set_up: Callable[[], None] = lambda: None) -> None:
-        """Take the function that sets up the process for a Request: the next one may have other precision switches."""
+        """Record the state. ``set_up`` sets up the process for a Request, which may have changed precision switches."""
         self._set_up = set_up
         self._random = _random()
         self._before = {name: read() for name, read in _FACTS.items()}
         self._allocated = _allocated()
         gc.collect()
-        # What is there by now is no leftover, and later collections need not go through it.
+        # Objects that exist by now are no leftovers, and later collections need not go through them.
         gc.freeze()
 
     def found(self) -> list[str]:
-        """Put back what every Request changes, and return in words what else differs from the state before."""
+        """Put back what every Request changes, and return all other differences from the state before, in words."""
         be_no_rank()
         self._set_up()
         _free()
@@ -79,7 +79,7 @@ class Leftovers:
         return [*changed, *kept, *_more("tensors", live_bytes(), 0, SLACK_BYTES), *self._on_device()]
 
     def _on_device(self) -> list[str]:
-        # Rounded up to whole blocks by the allocator, each of at most 512 bytes more.
+        # The allocator rounds each tensor up to whole blocks: at most 512 bytes more.
         kept = sum(tensor.nbytes + 512 for tensor in KEPT.tensors if tensor.is_cuda)
         return _more("memory of the device", _allocated(), self._allocated + kept, DEVICE_SLACK_BYTES)
 
@@ -98,7 +98,7 @@ def _more(what: str, now: int, before: int, slack: int) -> list[str]:
 
 def live_bytes() -> int:
     """Return the bytes of all tensors on the CPU that were made since :class:`Leftovers`, are alive and not kept."""
-    # By their exact class: tensors of the compiler have no bytes, and a sharded tensor holds one of these.
+    # Only these exact classes: tensors of the compiler have no bytes, and a sharded tensor holds one of these.
     found = [each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter)]
     kept = {tensor.untyped_storage().data_ptr() for tensor in KEPT.tensors}
     storages = {}
@@ -118,7 +118,7 @@ def _free() -> None:
         # An address in this process, by which compiled code finds PyTorch.
         os.environ.pop(ADDRESS, None)
     if (sharded := sys.modules.get("torch.distributed.tensor._random")) is not None:
-        # It belongs to a mesh, and to make it is a collective: ranks that have none yet would wait for others.
+        # The tracker belongs to a mesh, and making one is a collective: ranks without one would wait for the others.
         vars(sharded)["_rng_tracker"] = None
     gc.collect()
     torch.clear_autocast_cache()
@@ -131,7 +131,7 @@ def _free_device() -> None:
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
-        # Pages of the CPU's memory that copies to the device went through.
+        # Frees the pages of CPU memory that copies to the device went through.
         # Its public name, torch.accelerator.empty_host_cache, is not in every version that runs may have.
         torch._C._host_emptyCache()
         torch.cuda.reset_peak_memory_stats()
@@ -162,7 +162,7 @@ def _environment() -> dict[str, str]:
 
 
 def _switches() -> dict[str, Any]:
-    """Return settings of PyTorch that no numerics name."""
+    """Return settings of PyTorch that the numerics do not name."""
     cpu = torch.backends.mkldnn
     return {
         "grad": torch.is_grad_enabled(),
@@ -219,4 +219,4 @@ _FACTS: dict[str, Callable[[], Any]] = {
     "processes": _children,
     "want of memory": _trouble,
 }
-"""Functions that return what has to be as it was before, by its name in a log."""
+"""Functions that read what a Request must leave as it was, by the name in a log."""

@@ -2,8 +2,8 @@
 
 The arguments are the numbers of two pipes. It reads a line for each Request, is one of its ranks, and replies when the
 Request is done. If the Request failed, it ends without a reply; if something of it is left in the process, it says so
-and ends. Its supervisor then starts another one, whose bits are the same. Between Requests it waits for a line, never
-for other ranks. Standard input is not read: through it the process holds the lock of its device.
+and ends. Its supervisor then starts another process, which gives the same bits. Between Requests it waits for a line,
+never for other ranks. Standard input is not read: through it the process holds the lock of its device.
 """
 
 import importlib
@@ -50,13 +50,13 @@ def _serve(order: dict[str, Any], leftovers: Any, replies: int) -> Any:
         if leftovers is None:
             leftovers = _set_up(Execution.read(request), order["kept_bytes"])
     except Exception as error:
-        # As of a new process, in which all this is part of the stage.
+        # Report it like a new process, where this set-up is part of the stage.
         _end(runner.report(error, Outcome(request.parent, order["rank"])))
     try:
         meeting, here = Path(order["meeting"]), order["here"]
         become_rank(order["rank"], order["ranks"], meeting, alone=True, here=here, host=order["host"])
         code = runner.main([str(request)])
-        # The next Request imports plugins from outside anew, with what their modules hold.
+        # Forget plugins from outside: the next Request imports them anew, and so their modules' state.
         outside_plugins.find(())
         if code != 0:
             _end(code)
@@ -73,7 +73,7 @@ def _serve(order: dict[str, Any], leftovers: Any, replies: int) -> Any:
 
 
 def _set_up(execution: Execution, kept_bytes: int) -> Any:
-    """Bring the process into the state in which it begins every Request, and return that state, with its proof."""
+    """Bring the process into the state in which it begins every Request, and return the record of that state."""
     # Imported here, so that what goes wrong is in the log of the Request.
     with uncollected():
         torch_runtime = importlib.import_module("stages.execution.torch_runtime")
@@ -85,7 +85,7 @@ def _set_up(execution: Execution, kept_bytes: int) -> Any:
 
 
 def _write_to(log: str) -> None:
-    """Let everything that this process writes go to another file."""
+    """Send everything that this process prints to another file."""
     _flush()
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (1, 2):
