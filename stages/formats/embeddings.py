@@ -1,8 +1,9 @@
 """Text embeddings: files in a pool that all runs of a store share, and the index of an artifact's files.
 
 A file of the pool is ``embeddings/<key>/<name>.safetensors`` next to the slots of datasets. The key is the digest of
-what decides its bits besides the text: the encoder's settings and the numerics. The name is the prompt's id, so that a
-text is encoded once, whichever other prompts it comes with. Each is written once, whole, with a digest of its own.
+the encoder's settings and the numerics, which decide the bits together with the text. The name is the prompt's id, so
+that a text is encoded once, whichever other prompts it comes with. Each file is written once, whole, with a digest of
+its own.
 """
 
 import json
@@ -38,7 +39,7 @@ EMPTY = "_empty"
 _ABOUT = "about"
 """The entry of a file's metadata: its digest, and how its tensors make a conditioning."""
 _SHARED = "shared."
-"""Beginning of the names of tensors of both predictions."""
+"""Beginning of the names of tensors that the predictions with the prompt and with the negative prompt share."""
 
 
 def with_references(one: str, prompt: str) -> str:
@@ -62,20 +63,20 @@ class Text(NamedTuple):
     def negative(cls, text: str | None, references: tuple[str, ...] = ()) -> "Text":
         """Return a negative prompt, or the empty prompt that replaces a dropped text."""
         name = "negative" if text is None else f"negative-{prompt_id(text)}"
-        # A name for each set of references, which many prompts may share.
+        # Many prompts may share a set of references, so the name has a digest of the set.
         name += f"-{digest([*references])[:16]}" if references else ""
         return cls(name, text, is_negative=True, references=references)
 
     def told(self) -> dict[str, Any]:
-        """Return what the digest of its file covers. Files without references are as in earlier versions."""
+        """Return the fields that the digest of the text's file covers; without references as in earlier versions."""
         return {name: value for name, value in self._asdict().items() if name != "references" or value}
 
 
 class Pool:
-    """The files of one encoder and its numerics, next to the slot of a Request."""
+    """The pool's files of one encoder and its numerics, next to the slot of a Request."""
 
     def __init__(self, request: Request, numerics: Mapping[str, Any], unread_padding: Mapping[str, str | None]) -> None:
-        # The texts are all that files of one key may differ in.
+        # Files of one key may differ only in their texts.
         bare = request.config.model_copy(update={"prompts": (), "negative_prompt": None})
         made_by = {"recipe": request.model_copy(update={"config": bare}).recipe, "numerics": numerics}
         self._key = digest(made_by)
@@ -92,7 +93,7 @@ class Pool:
             yield paths[path], None if data is None else self._checked(paths[path], data)
 
     def put(self, text: Text, embedding: Conditioning) -> FileEntry:
-        """Write the file of a text, unless another process has, and return its entry. Padding is left out of it."""
+        """Write the file of a text without padding, unless another process has written it, and return its entry."""
         own = dict(embedding.own)
         for name, mask in self._unread_padding.items():
             rows = own[name if mask is None else mask]
@@ -133,7 +134,7 @@ class _Layout(NamedTuple):
     """Facts of a conditioning that the tensors of its file do not show."""
 
     lengths: dict[str, int]
-    """Rows with padding of the tensors whose padding the file leaves out."""
+    """Number of rows, padding included, of each tensor whose padding the file leaves out."""
     shapes: tuple[tuple[int, int, int], ...] = ()
     """Tokens of each reference along frames, height and width."""
 
@@ -146,7 +147,7 @@ class _Layout(NamedTuple):
         return cls(told["lengths"], tuple(shapes))
 
     def told(self) -> dict[str, Any]:
-        """Return what a file records of the conditioning; nothing about references if there are none."""
+        """Return the layout as JSON for a file, without ``shapes`` if there are no references."""
         return {"lengths": self.lengths} | ({"shapes": self.shapes} if self.shapes else {})
 
 
@@ -170,7 +171,7 @@ class Embeddings:
         self._kept = Kept(kept_bytes)
 
     def negatives(self, prompt_ids: Sequence[str]) -> list[Conditioning]:
-        """Return the negative prompt's conditioning for each prompt, whose references it may be encoded with."""
+        """Return the negative prompt's conditioning for each prompt, with the prompt's references if it reads them."""
         own = [with_references(NEGATIVE, one) for one in prompt_ids]
         names = [one if one in self._places else NEGATIVE for one in own]
         found = {name: self[name] for name in {*names}}

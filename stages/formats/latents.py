@@ -28,7 +28,7 @@ LATENTS = "latents"
 MODE, DEVIATION = "latents", "deviation"
 """The mode of the posterior of an item and, if samples of it are trained on, its standard deviation."""
 ITEMS = "index.parquet"
-"""Name of the table with a row for all latents of an item: ``latents_id`` and the number of their ``shard``.
+"""Name of the table with one row per set of latents: its ``latents_id`` and the number of its ``shard``.
 
 A media set also has ``item_id`` and ``prompt_id``. A part of a dataset also has the digest of the ``medium``, and
 :data:`SIZE` if it has several sizes.
@@ -43,9 +43,10 @@ def write_shards(
     per_shard: int,
     encode: Callable[[list[str]], Iterable[tuple[str, dict[str, Tensor]]]],
 ) -> list[list[str]]:
-    """Write the shards of all ids, and return the ids of each. ``encode`` gives the tensors of each id of a shard.
+    """Write the shards of all ids, and return the ids of each shard. Collective.
 
-    Every rank makes its own shards and adopts the shards that an earlier attempt finished.
+    ``encode`` takes the ids of a shard and yields each with its tensors. Every rank makes its own shards, and adopts
+    shards that an earlier attempt finished.
     """
     layout: list[list[str]] = context.layout({"shards": cut(ids, per_shard)})["shards"]
     done, total = 0, sum(len(layout[number]) for number in context.own(len(layout)))
@@ -74,10 +75,10 @@ class Latents:
     """
 
     parts: Parts | None
-    """The parts that say which items there are; None for a media set."""
+    """The parts of the dataset, which list its items; None for a media set."""
     index: pd.DataFrame
-    """One row per item, in the set's order: ``item_id``, ``prompt_id``, ``latents_id``, under which its latents are,
-    the name of its ``source``, "" for a media set, and its ``medium``; several items may be clips of one."""
+    """One row per item, in the set's order: ``item_id``, ``prompt_id``, ``latents_id`` (the id of its latents),
+    ``source`` (a name, "" for a media set) and ``medium``; several items may be clips of one medium."""
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class Latents:
         return list(self._items)
 
     def choose(self, prompt_id: str, generator: np.random.Generator) -> tuple[str, str]:
-        """Choose an item of the prompt, or any item if the prompt has none, and return it with its own prompt's id."""
+        """Choose an item of the prompt, or any item if it has none; return the item's id and its own prompt's id."""
         pool = self._items.get(prompt_id, self._all_items)
         return pool[int(generator.integers(len(pool)))]
 
@@ -129,11 +130,11 @@ class Latents:
         return self._sizes.get(item_id)
 
     def __getitem__(self, item_id: str) -> Tensor:
-        """Return the mode of an item's posterior."""
+        """Return the mode of an item's posterior, float32 ``[C, H, W]`` or ``[C, T, H, W]``."""
         return self._read(item_id)[MODE]
 
     def trained(self, item_id: str, key: DrawKey) -> Tensor:
-        """Return what a sample is trained on: the mode of the posterior, or a draw from it that the key decides."""
+        """Return the latents that a sample is trained on: the mode of the posterior, or a draw from it by the key."""
         if self._posterior == "mode":
             return self[item_id]
         stored = self._read(item_id)

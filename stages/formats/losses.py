@@ -1,4 +1,4 @@
-"""Held-out losses: the table of `validate`, and what it says of a policy."""
+"""Held-out losses: the table of `validate`, and the numbers of a policy that follow from it."""
 
 import math
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from stages.artifacts.manifest import Manifest
 from stages.formats.tables import read_table
 
 PAIRED, APART = "item by item", "other items"
-"""What two validations share."""
+"""Words for how two validations are compared."""
 
 
 def item_losses(artifact: Artifact) -> Any:
@@ -27,13 +27,13 @@ def by_item(table: Any) -> Any:
     # Version 1 of the stage did not name media; each item was taken to have its own.
     named = table if "medium" in table else table.assign(medium=table["item_id"])
     items = named.groupby("item_id")
-    # pandas leaves NaN out of means.
+    # By default pandas leaves NaN out of means.
     means = items["loss"].agg(lambda losses: losses.mean(skipna=False))
     return pd.DataFrame({"loss": means, "medium": items["medium"].first()})
 
 
 def sums_of(items: Any) -> Sums:
-    """Return the losses of items, summed within media: clips and captions of one medium are alike.
+    """Return the losses of items, summed within media: losses of clips and captions of one medium are correlated.
 
     Their mean is NaN if the loss of an item is not finite, because a mean over the other items could not be compared
     with another policy's.
@@ -60,13 +60,13 @@ def summary_from(artifact: Artifact) -> dict[str, Any]:
 
 
 def numbers_of(manifest: Manifest) -> dict[str, Any]:
-    """Return the numbers of its line in ``metrics.jsonl`` by their names after ``val/``."""
+    """Return the numbers of a validation's line in ``metrics.jsonl``, by their names after ``val/``."""
     keys = {"avg_loss": "loss", "avg_loss_standard_error": "standard_error", "seconds": "seconds"}
     return {name: manifest.summary.get(key) for name, key in keys.items()}
 
 
 def compared(a: Artifact, b: Artifact) -> Iterator[Compared]:
-    """Yield the losses of both, over the items that both have; over all of each if they share none."""
+    """Yield the losses of two validations over the items that both have, or over all items if they share none."""
     tables = [item_losses(one) for one in (a, b)]
     shared = tables[0].index.intersection(tables[1].index)
     if not shared.empty:

@@ -18,7 +18,7 @@ KEPT_BYTES = 2**28
 
 
 class Kept:
-    """The latest reads, of at most so many bytes together. Threads may share it."""
+    """The data of the latest reads, at most ``most_bytes`` together. Threads may share it."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes, self._size = most_bytes, 0
@@ -26,7 +26,7 @@ class Kept:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, read: Callable[[], bytes]) -> bytes:
-        """Return what is kept under a key, else what ``read`` returns."""
+        """Return the data that is kept under a key; if there is none, call ``read`` and keep its data."""
         data = self._data.get(key)
         if data is None:
             data = read()
@@ -40,7 +40,7 @@ class Kept:
 
 
 class Members:
-    """The members of an artifact's shards. A safetensors file of its own is a shard whose only member has its name.
+    """The members of an artifact's shards. A lone safetensors file counts as a shard whose only member has its name.
 
     A manifest only has the digest of a whole shard. The first access to a shard therefore reads all of it, a block at a
     time, checks it, and notes place and digest of each member and tensor. Later reads fetch single members or tensors,
@@ -53,7 +53,7 @@ class Members:
         self._kept, self._scanning = Kept(kept_bytes), threading.Lock()
 
     def read(self, shard: str, name: str, tensor: TensorPiece | None = None) -> bytes:
-        """Read one member, or one of its tensors and nothing else of it.
+        """Read the bytes of one member, or only of one of its tensors.
 
         Raises :class:`ArtifactError` if it is missing or differs from what was committed.
         """
@@ -71,9 +71,9 @@ class Members:
         return [*self._table(shard)]
 
     def scan_together(self, names: Iterable[str], context: Context[Ranks]) -> None:
-        """Read shards for the first time, each on one rank, and tell all ranks what is in them. Collective.
+        """Read shards for the first time, each on one rank, and tell all ranks their members. Collective.
 
-        So each rank hashes its share of the bytes. Raises :class:`ArtifactError` on all ranks if one finds damage.
+        Each rank hashes only its share of the bytes. Raises :class:`ArtifactError` on all ranks if one finds damage.
         """
         ranks, every = context.ranks, sorted({*names})
         if ranks.world_size == 1:

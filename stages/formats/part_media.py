@@ -1,4 +1,4 @@
-"""The media that the last part of a dataset adds, as clips of one size, or of the nearest of several."""
+"""The media that the last part of a dataset adds, as clips of one size, or each of the nearest of several sizes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -24,7 +24,7 @@ AGAIN = "bring the dataset up to date: cosmos-flows preprocess"
 class PartMedia:
     """Clips of the media of a part, each named by the digest of its medium and the number of its window.
 
-    With parts that come ``later``, only clips of media that are still there after them, under their new names.
+    If there are ``later`` parts, only media that are left after them count, under the file names that they have then.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PartMedia:
         return list(self._places)
 
     def check(self, context: Context[Ranks], ids: Sequence[str]) -> None:
-        """Do nothing: the media were looked at when they were indexed."""
+        """Do nothing: the media were checked when they were indexed."""
 
     def table(self, layout: Sequence[Sequence[str]]) -> pd.DataFrame:
         """Return one row per clip: ``latents_id``, ``medium``, number of its ``shard``; its size if sizes differ."""
@@ -74,7 +74,7 @@ class PartMedia:
 
     @cached_property
     def _sources(self) -> dict[str, Source]:
-        """Return the sources, listed: a source opens what it has listed."""
+        """Return the sources after a listing: a source opens only files that it has listed."""
         _sources.stamps(self._unlisted)
         return self._unlisted
 

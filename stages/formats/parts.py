@@ -1,4 +1,4 @@
-"""The parts of a dataset, read as one: each adds items and removes some of those before it."""
+"""The parts of a dataset, read as one table: each part adds items, and removes items of earlier parts."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -32,10 +32,11 @@ COLUMNS = {
 }
 """Columns of ``items.parquet`` and their types."""
 REFERENCES = "references"
-"""Column with the references of items as JSON, absent from those without. Only a table of some with any has it."""
+"""Column with the references of items as JSON, missing for an item without any. A table in which no item has references
+lacks the column."""
 INDEXED: dict[str, str] = {name: kind for name, kind in COLUMNS.items() if kind != "bool"}
 INDEXED |= {REFERENCES: "string", "reason": "string"}
-"""Columns of what was read of each item, and their types. ``reason`` says why it is not used, if it is not."""
+"""Columns of the rows read from sources, and their types. ``reason`` says why an item is not used, or is ""."""
 LEFT_OUT: dict[str, str] = dict.fromkeys(("unit", "name", "reason"), "string")
 """Columns of ``left_out.parquet`` and their types."""
 CAPTIONS: dict[str, str] = dict.fromkeys(
@@ -58,7 +59,7 @@ def items_table(found: Any) -> pd.DataFrame:
 
 
 def left_out_table(found: Any) -> pd.DataFrame:
-    """Return the table of what is left out, sorted by unit and name."""
+    """Return the table of units and items that are left out, sorted by unit and name."""
     return _sorted(found, LEFT_OUT)
 
 
@@ -67,13 +68,13 @@ def _sorted(found: Any, columns: dict[str, str]) -> pd.DataFrame:
 
 
 def table_of(rows: Iterable[dict[str, Any]], columns: dict[str, str]) -> pd.DataFrame:
-    """Return a table with these columns of the rows, of these types."""
+    """Return the rows as a table with only ``columns``, which map names to types."""
     table: Any = pd.DataFrame([{name: row[name] for name in columns} for row in rows], columns=[*columns])
     return table.astype(columns)
 
 
 def as_json(references: Iterable[Reference]) -> str | None:
-    """Return references as a table has them; None without any."""
+    """Return references as JSON for a table's column; None without any."""
     found = [one.identity() for one in references]
     return canonical_json(found).decode() if found else None
 
@@ -87,7 +88,7 @@ def side_of(items: Any, split: Split | None) -> Any:
     """Return the items whose media are on a side of the split; all without a split."""
     if split is None:
         return items
-    # Sha256 is even, so the first digits of a digest are a random number.
+    # Sha256 is uniform, so the first digits of a digest are a random number.
     held_out = items["medium"].str[:8].map(lambda digits: int(digits, 16) < split.held_out_share * 16**8)
     return items[held_out == (split.side == "held_out")].reset_index(drop=True)
 
@@ -111,8 +112,8 @@ class Parts:
     def all_items(self) -> Any:
         """Return the items of all parts, also the items that a later part removes. ``part`` is the number of the part.
 
-        ``captioner`` is the digest of what wrote the caption; it is absent for a caption of the dataset's files.
-        ``references`` are what :func:`references_in` takes.
+        ``captioner`` is the digest of the captioner; it is missing for a caption from the dataset's files.
+        :func:`references_in` reads the column ``references``.
         ``new_medium`` and ``new_prompt`` say which items are the first with their medium and with their caption.
         """
         tables = [read_table(one, Index.ITEMS).assign(part=number) for number, one in enumerate(self.artifacts)]
@@ -132,13 +133,13 @@ class Parts:
 
     @cached_property
     def items(self) -> Any:
-        """Return the items that are there after the last part, in order; if captions are read, those with a caption."""
+        """Return the items that are left after the last part, in order; if captions are read, only items with one."""
         return self._there[self._there["caption"].notna()].reset_index(drop=True) if self.captions else self._there
 
     def later(self) -> list[tuple[int, ...]]:
-        """Return for each part the later parts that say which of its media are still there, and under which name.
+        """Return for each part the numbers of later parts that change which of its media are left, and their names.
 
-        They add or remove items with media that the part is the first to have. None if no such item is removed.
+        Those parts add or remove items whose media this part was the first to have. Empty if no such item is removed.
         """
         items = self.all_items
         first = items.groupby("medium")["part"].transform("min")
@@ -153,7 +154,7 @@ class Parts:
         return [tuple(sorted((gone | new) - {part})) if gone else () for part, (gone, new) in pairs]
 
     def added(self, column: str) -> Any:
-        """Return the items of the last part with a value of ``column`` that no earlier part has, one for each value."""
+        """Return items of the last part whose value of ``column`` is in no earlier part, one for each value."""
         last = self.all_items["part"] == len(self.artifacts) - 1
         before = self.all_items.loc[~last, column]
         new = self.all_items[last & self.all_items[column].notna() & ~self.all_items[column].isin(before)]
@@ -161,7 +162,7 @@ class Parts:
 
     @cached_property
     def left_out(self) -> Any:
-        """Return what is left out after the last part, with the reasons."""
+        """Return the units and items that are left out after the last part, with the reasons."""
         if not self.artifacts:
             return table_of((), LEFT_OUT)
         found: Any = read_table(self.artifacts[-1], Index.LEFT_OUT)
@@ -192,12 +193,12 @@ class Parts:
 
     @cached_property
     def _removed(self) -> list[Any]:
-        """Return the items that each part removes."""
+        """Return for each part the ids of the items that it removes."""
         return [read_table(one, Index.REMOVED)["item"] for one in self.artifacts]
 
     @cached_property
     def _there(self) -> Any:
-        """Return the items that are there after the last part, whether they have a caption or not."""
+        """Return the items that are left after the last part, with or without a caption."""
         there = pd.Series(data=True, index=self.all_items.index)
         for number, removed in enumerate(self._removed):
             there &= ~(self.all_items["item"].isin(removed) & (self.all_items["part"] < number))

@@ -1,4 +1,4 @@
-"""A policy's parts on disk: ``<part>/<n>.safetensors``, divided into files by names and sizes alone."""
+"""A policy's parts on disk: ``<part>/<n>.safetensors``. Only names and sizes decide how tensors share files."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -30,7 +30,8 @@ def write_files(
 ) -> None:
     """Write the files in rounds of one file per rank, so that all ranks write at the same time. Collective.
 
-    If a rank wrote its file before the next one is gathered, the others would wait. A rank holds one file.
+    Files of a round are gathered before any is written: otherwise the others would wait for each write. A rank holds
+    one file.
     """
     files, group = list(enumerate(cut(sizes))), context.ranks
     for first in range(0, len(files), group.world_size):
@@ -62,9 +63,9 @@ def read_part(
 ) -> dict[str, Tensor]:
     """Read one part's tensors, on the CPU; empty if the policy has no such part.
 
-    Only this rank's rows are kept of tensors that ``shards`` divides: memory also holds one whole tensor at a time.
-    ``progress`` is called for every tensor, with the files as steps. The ranks of a ``group`` share the reading, as
-    :func:`_for_each` says. Collective then.
+    Of tensors that ``shards`` divides, only this rank's rows are kept; memory also holds one whole tensor at a time.
+    ``progress`` is called for every tensor, with the files as steps. The ranks of a ``group`` share the reading
+    (:func:`_for_each`), which is then collective.
     """
     tensors: dict[str, Tensor] = {}
 
@@ -89,8 +90,8 @@ def load_part(
     """Copy an artifact's part into an existing part of ``weights``, a tensor at a time. ``group`` as in
     :func:`read_part`.
 
-    With ``optional`` an artifact without the part changes nothing. Raises :class:`ArtifactError` on other names, shapes
-    or types; some tensors may be copied by then.
+    If ``optional``, an artifact without the part changes nothing. Raises :class:`ArtifactError` if names, shapes or
+    types differ; some tensors may be copied by then.
     """
     own, found = weights.here(into), dict[str, Tensor]()
 
@@ -108,7 +109,7 @@ def load_part(
 def _for_each(
     source: Input, part: str, take: Callable[[str, Tensor], None], progress: Progress, group: Group | None
 ) -> None:
-    """Take one part's tensors in order, on the CPU.
+    """Call ``take`` with the name and the tensor of each tensor of a part, in order, on the CPU.
 
     Ranks read and check the files in rounds of one file per rank, as they wrote them, and send each other the bytes. So
     the store gives every byte once, and its sha256 is computed once. A rank holds one file.
@@ -139,7 +140,7 @@ def _for_each(
 
 
 def _checked(artifact: Artifact, own: list[str], group: Group) -> bytes:
-    """Return the bytes of this rank's file, or none without a file, once all ranks have checked theirs."""
+    """Return the bytes of this rank's file (empty without a file) after all ranks have checked theirs. Collective."""
     found: list[bytes] = []
 
     def read() -> None:

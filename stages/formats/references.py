@@ -1,4 +1,4 @@
-"""Pictures and clips that prompts refer to: in the pool of a store, by the digests of their files, and their sizes."""
+"""Pictures and clips that prompts refer to, read from a store's pool by the digests of their files; and their sizes."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -17,7 +17,7 @@ from stages.artifacts.request import Input
 from stages.formats.parts import REFERENCES, Parts, references_in
 
 HELD = 16
-"""Decoded references in memory: samples of a prompt have the same."""
+"""Most decoded references in memory. Samples of a prompt share them."""
 
 
 class Pictures:
@@ -28,7 +28,7 @@ class Pictures:
         self._decoded = lru_cache(HELD)(self._read)
 
     def of(self, digests: Sequence[str]) -> tuple[np.ndarray, ...]:
-        """Return references, uint8 RGB ``[frames, height, width, 3]`` each, one frame of a picture.
+        """Return references, each uint8 RGB ``[frames, height, width, 3]``; a picture has one frame.
 
         Raises :class:`ArtifactError` for one that is missing or damaged.
         """
@@ -57,7 +57,7 @@ class Pictures:
 
 
 def sizes_of(sources: Iterable[Input], parts: Parts | None = None) -> dict[str, sizes.Pictures]:
-    """Return the sizes of the references of each prompt in the settings of artifacts, and in parts, by its id."""
+    """Return the sizes of each prompt's references, by prompt id, from the settings of artifacts and from parts."""
     made_for = (Artifact(source).manifest.config["prompts"] for source in sources)
     prompts = (prompt for some in made_for for prompt in some)
     found: dict[str, sizes.Pictures] = {}
@@ -70,9 +70,10 @@ def sizes_of(sources: Iterable[Input], parts: Parts | None = None) -> dict[str, 
 
 
 def kinds_of(sources: Iterable[Input], model: str, parts: Parts | None = None) -> dict[str, int]:
-    """Return a number for the shapes of the references of each prompt, by its id; nothing without any references.
+    """Return a number for the shapes of each prompt's references, by prompt id, without prompts that have none.
 
-    Prompts of one number fit in one forward pass. ``sources`` have the prompts in their settings, ``parts`` in items.
+    Prompts with equal numbers fit in one forward pass. Prompts come from the settings of ``sources`` and from
+    ``parts``.
     """
     referring = {prompt: pictures for prompt, pictures in sizes_of(sources, parts).items() if pictures}
     path = directories.resolve_path(model) if referring else ""

@@ -19,8 +19,8 @@ class SampleTensors:
     """Tensors by key (see :func:`key_of`) and name, unbatched, on the CPU, each read when it is accessed.
 
     At most ``kept_bytes`` of each rollout stay in memory. The ranks of a ``context`` share the first reading of the
-    units: any rank may need a sample of each. Collective then. Raises :class:`ArtifactError` at once if a rollout lacks
-    one of the samples.
+    units, because any rank may need samples of any unit; then it is collective. Raises :class:`ArtifactError` at once
+    if a rollout lacks one of the samples.
     """
 
     def __init__(

@@ -2,12 +2,12 @@
 
 Unit ``n`` has one file in each part of the artifact:
 
-- ``media/<n>.tar``: ``<id>.png`` or ``<id>.mkv``, lossless, what a reward on pixels sees; ``<id>.json`` for people;
+- ``media/<n>.tar``: ``<id>.png`` or ``<id>.mkv``, lossless, the pixels that rewards score; ``<id>.json`` for people;
 - ``tensors/<n>.tar``, of rollouts only: ``<id>.safetensors`` with the final latents and the recorded sampler steps;
 - ``index/<n>.json``: one row per sample with all other facts of it: prompt, seeds, noise levels, policy.
 
-A row with ``"finite": false`` has no picture. Such a sample is never scored or trained on. Nor has one with
-``"decoded": false``, whose latents may be decoded later.
+A sample whose row has ``"finite": false`` has no picture, and is never scored or trained on. A sample whose row has
+``"decoded": false`` has no picture either, but its latents may be decoded later.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,17 +26,17 @@ from stages.artifacts.records import FileEntry
 from stages.contracts import INDEX, MEDIA, TENSORS
 
 KB_PER_SAMPLE = "kb_per_sample"
-"""Name in the summary of the mean size of a sample's files in kB, the share of its unit's index included."""
+"""Key of the summary: the mean size of a sample's files in kB, with its share of the unit's index."""
 REFUSED, BY_GUARDRAIL = "refused", "refused by the guardrail"
-"""Name, in a row of the index, of the reason why a decoded sample was not kept, and that reason. Other rows lack it."""
+"""Key of the index for the reason why a decoded sample was not kept, and that reason. Other rows lack the key."""
 
 
 DECODED = "decoded"
-"""Name, in a row of the index, of False for a finite sample whose latents were not decoded. Other rows lack it."""
+"""Key of the index, False for a finite sample whose latents were not decoded. Other rows lack the key."""
 
 
 class Files(Protocol):
-    """Files by name, read with every byte checked: an :class:`Artifact`, or what is finished of one."""
+    """Files by name, read with every byte checked: an :class:`Artifact`, or the finished files of one."""
 
     def entry(self, name: str) -> FileEntry:
         """Return the size and digest of a file."""
@@ -142,7 +142,7 @@ def read_index(artifact: Artifact) -> pd.DataFrame:
 
 
 def undecoded(table: Any) -> Any:
-    """Return for each row of the index, as a table, whether the sample is finite and was not decoded."""
+    """Return a Boolean column for the index ``table``: whether a sample is finite and was not decoded."""
     return table[DECODED].eq(False) if DECODED in table else table["finite"].isna()
 
 
@@ -172,6 +172,6 @@ def key_of(place: int, sample_id: str) -> str:
 
 
 def place_of(key: str) -> tuple[int, str]:
-    """Return which rollout a key of :func:`key_of` is of, and the sample's id."""
+    """Return the place of the rollout and the sample's id that a key of :func:`key_of` names."""
     place, _, sample_id = key.partition("/")
     return int(place), sample_id

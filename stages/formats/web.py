@@ -21,7 +21,7 @@ def web_dataset(slot: str, part: str, **options: Any) -> WebDataset:
     names = [name for name in files if name.startswith(f"{part}/") and name.endswith(".tar")]
     if manifest is None or not names:
         raise ArtifactError(f"{slot} has no artifact with tar shards {part}/<n>.tar; rollouts and encodings have some")
-    # Webdataset knows no s3 by itself.
+    # Webdataset cannot open s3 URLs by itself.
     gopen_schemes["s3"] = lambda url, *_, **__: store.stream(url)
     urls = [store.join(manifest.slot, files[name].path) for name in names]
     return WebDataset(urls, **{"shardshuffle": False, **options})

@@ -1,1 +1,1 @@
-"""Generation of samples: which there will be, how they are divided into units, and how ranks make and write them."""
+"""Generation of samples: the list of them, their division into units, and how ranks make and write them."""

@@ -16,7 +16,7 @@ from cosmos_rl_core.parallel.precision import computes_in, with_tf32
 
 @contextmanager
 def decodes_in(decoding: Decoding, device: torch.device) -> Iterator[None]:
-    """Multiply in the type of ``decoding``, with TF32 if it allows that, inside a ``with`` block of decoding only."""
+    """Compute in the dtype of ``decoding``, with TF32 if it allows that, inside the ``with`` block."""
     with with_tf32(decoding.tf32), computes_in(decoding.dtype, device):
         yield
 
@@ -25,8 +25,9 @@ def decodes_in(decoding: Decoding, device: torch.device) -> Iterator[None]:
 def decode_finite(model: Model, latents: Tensor, finite: list[bool]) -> list[np.ndarray | None]:
     """Return the pixels ``[frames, height, width, 3]`` of each sample of ``latents`` ``[B, ...]``, on the CPU.
 
-    None for a sample that is not ``finite``, or whose pixels are not. Zeros replace the latents of such samples, so
-    that the batch, and with it the bits of the others, does not change.
+    None for a sample that is not ``finite``, or whose pixels are not. Zeros replace the latents of such samples: the
+    size of the batch stays, and with it the bits of the other samples. Raises :class:`ConfigError` if the model's
+    ``decode`` returns other shapes or dtypes than uint8 ``[B, frames, height, width, 3]``.
     """
 
     def pixels(kept: list[bool]) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Encoding and writing of generated samples by threads, while the process that made them generates the next ones.
 
-A PNG of 512 pixels takes 88 ms, and a frame of FFV1 at 720p 57 ms: on the thread that samples, a GPU would wait.
+A PNG of 512 pixels takes 88 ms, and a frame of FFV1 at 720p 57 ms: if the sampling thread did this, the GPU would wait.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ from stages.formats.samples import BY_GUARDRAIL, DECODED, REFUSED, StoredSample
 from stages.generating.plans import ENCODERS, TILES_AHEAD, SamplePlan, row_of
 
 UNITS_AHEAD = 2
-"""Most units that wait to be written, or for the encoding of their last samples, when the next one is taken."""
+"""Most units that wait to be encoded or written when the next one is taken."""
 
 Encoding = Callable[[], StoredSample]
 """Makes the stored form of a sample from pixels in memory. It may run in any thread."""
@@ -36,7 +36,7 @@ def with_media(
 
 
 def encoded(row: dict[str, Any], pixels: np.ndarray | None, tensors: bytes | None = None) -> StoredSample:
-    """Return a sample, whose ``row`` of the index lacks ``finite``, with its picture encoded."""
+    """Return a sample with its picture encoded. ``row`` is its row of the index, to which ``finite`` is added."""
     media_of = ("", b"") if pixels is None else media.encode(pixels)
     return StoredSample(row | {"finite": pixels is not None}, *media_of, tensors=tensors)
 

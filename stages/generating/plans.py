@@ -17,12 +17,12 @@ from stages.artifacts.request import Request
 from stages.contracts import MediaShape, Rollout
 
 ENCODERS = 4
-"""Threads of a rank that encode. Eight ranks have 32; PNG and FFV1 release Python's lock while they compress."""
+"""Threads per rank that encode. PNG and FFV1 release Python's lock while they compress."""
 TILES_AHEAD = 2
 """Most tiles whose pixels wait in memory to be encoded when the next one is sampled."""
 VAE_SAMPLE_BYTES = 32 * 2**20
-"""Float32 pixels of a sample beyond which the VAE takes one at a time: a video of 480p from 8 frames on, an image from
-2.8 megapixels on. It depends on the sample alone, so that no division of the work changes bits."""
+"""Bytes of a sample's float32 pixels above which the VAE takes one sample at a time: a video of 480p from 8 frames on,
+an image from 2.8 megapixels on. It depends on the sample alone, so that no division of the work changes bits."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class SamplePlan:
     prompt: Prompt
     member: int
     seed: int
-    """All its draws derive from it."""
+    """All draws of the sample derive from it."""
     noise_seed: int
-    """The initial noise derives from it: ``seed``, or one that the samples of a prompt share."""
+    """The initial noise derives from it. It is ``seed``, or a seed that all samples of the prompt share."""
 
 
 def plan_samples(
@@ -70,7 +70,7 @@ def is_decoded(plan: SamplePlan, share: float) -> bool:
 
 
 def recorded_steps(request: Request, kernel: Kernel, prompt_id: str) -> tuple[int, ...]:
-    """Return the steps to store of a prompt's samples; a random step is drawn from those with noise."""
+    """Return the numbers of the solver steps to store for a prompt's samples. Random steps are steps with noise."""
     config = request.settings(Rollout)
     if not config.train_on:
         return ()
@@ -80,12 +80,12 @@ def recorded_steps(request: Request, kernel: Kernel, prompt_id: str) -> tuple[in
 
 
 def grid_facts(kernel: Kernel) -> dict[str, Any]:
-    """Return what the index says of a rollout's noise levels: the grid, and the level of each step."""
+    """Return a rollout's noise levels for the index: the grid ``sigmas``, and the level ``t`` of each step."""
     return {"sigmas": list(kernel.sigmas), "t": [step.t for step in kernel.steps]}
 
 
 def tiles_of(samples: Sequence[SamplePlan], tile: int, model: str) -> list[list[SamplePlan]]:
-    """Return the forward batches of samples, in order: at most ``tile`` each, whose references have equal shapes.
+    """Return the forward batches of samples, in order: at most ``tile`` samples each, with references of equal shapes.
 
     ``model`` is the path of the pipeline.
     """
@@ -99,16 +99,16 @@ def tiles_of(samples: Sequence[SamplePlan], tile: int, model: str) -> list[list[
 
 
 def row_of(plan: SamplePlan) -> dict[str, Any]:
-    """Return what a row of the index says of a planned sample."""
+    """Return the columns of the index that the plan of a sample decides."""
     prompt = plan.prompt
     pictures = {"references": [one.digest for one in prompt.references]} if prompt.references else {}
     return vars(plan) | {"prompt_id": prompt.id, "prompt": prompt.text, "metadata": prompt.metadata} | pictures
 
 
 def vae_batches(num_samples: int, shape: MediaShape) -> list[slice]:
-    """Return the parts of a batch that the VAE takes at once: the whole batch, or single samples if they are large.
+    """Return slices of a batch, each decoded at once: the whole batch, or single samples if they are large.
 
-    The VAE's memory grows with the pixels of its batch, and is by far the most of a video's memory.
+    The VAE's memory grows with the pixels of its batch. For videos it is by far the largest share of memory.
     """
     sample_bytes = FLOAT32_BYTES * 3 * shape.frames * math.prod(shape.size)
     at_once = max(1, num_samples) if sample_bytes <= VAE_SAMPLE_BYTES else 1

@@ -18,31 +18,34 @@ if TYPE_CHECKING:
 
 
 ELASTIC_UNITS = 64
-"""Units of an elastic stage, if there are as many tiles, and more where they would be larger than the recipe allows."""
+"""Units of an elastic stage: fewer if there are fewer tiles, more if they would be larger than the recipe allows."""
 
 
 class Generator(Protocol):
-    """Makes planned samples, a tile at a time: at most ``batch_size`` samples of one unit."""
+    """A maker of planned samples, one tile at a time: at most ``batch_size`` samples of one unit."""
 
     def sample(self, plans: list[SamplePlan]) -> Any:
         """Sample a tile. Context-parallel peers do it together, and with sharded weights all ranks do."""
         ...
 
     def encodings(self, plans: list[SamplePlan], sampled: Any) -> list[Encoding]:
-        """Return what encodes each sample of a tile from what :meth:`sample` returned. One of the peers calls it."""
+        """Return for each sample of a tile the function that encodes it. One of the peers calls this.
+
+        ``sampled`` is what :meth:`sample` returned for the tile.
+        """
         ...
 
 
 def divided(ids: list[str], size: int, tile: int, num_groups: int, num_peers: int = 1) -> list[list[str]]:
     """Divide samples into units of at most ``size``, so that groups of peers differ by at most one tile.
 
-    A unit has whole tiles, so that no forward batch depends on the number of ranks. As many units as all ranks can
-    share evenly have the full size; the tiles of the others are dealt out evenly.
+    A unit has whole tiles, so that no forward batch depends on the number of ranks. The ranks share as many full units
+    as they can share evenly; the tiles that remain are dealt out evenly, in smaller units.
     """
     size, num_ranks = max(size // tile, 1) * min(tile, size), num_groups * num_peers
     whole = len(ids) // size // num_ranks * num_ranks
     tiles = cut(ids[whole * size :], min(tile, size))
-    # Of peers each decodes units of its own, so that single tiles divide decoding best.
+    # Each peer decodes units of its own, so units of one tile divide the decoding best.
     count = min(len(tiles), num_groups) if num_peers == 1 else len(tiles)
     bounds = [-(-len(tiles) * part // count) for part in range(count + 1)] if tiles else []
     return cut(ids[: whole * size], size) + [list(chain.from_iterable(tiles[a:b])) for a, b in pairwise(bounds)]
@@ -51,14 +54,14 @@ def divided(ids: list[str], size: int, tile: int, num_groups: int, num_peers: in
 def divided_for_workers(ids: list[str], size: int, tile: int) -> list[list[str]]:
     """Divide samples into :data:`ELASTIC_UNITS` units of at most ``size``, whatever the number of workers.
 
-    They have the tiles of :func:`divided`.
+    Units have whole tiles, the same tiles as in :func:`divided`.
     """
     tile = min(tile, size)
     return cut(ids, min(size // tile, -(-len(ids) // (ELASTIC_UNITS * tile))) * tile)
 
 
 def dealt(num_tiles: Sequence[int], num_groups: int, num_peers: int) -> list[int]:
-    """Return the rank that decodes and writes each unit; ``num_tiles`` has the number of tiles of each.
+    """Return for each unit the rank that decodes and writes it. ``num_tiles`` are the units' numbers of tiles.
 
     Each unit goes to the group of peers with the fewest tiles so far, and in it to the peer with the fewest.
     """
@@ -78,9 +81,9 @@ def write_samples(
     """Write the units of all samples and return their number and mean size. Collective.
 
     Each rank decodes and writes its own units and adopts units that an earlier attempt finished. Context-parallel peers
-    sample the units of all of them together. With ``tensors`` each sample has tensors. Under sharded weights every rank
-    must do the same number of forward passes: a rank with fewer tiles samples one again for the rest. Raises
-    :class:`DivergenceError` if no sample is finite, and :class:`ConfigError` if a guardrail refuses all that are.
+    sample their units together. With ``tensors`` each sample has tensors. Under sharded weights every rank must do the
+    same number of forward passes: a rank with fewer tiles repeats a tile. Raises
+    :class:`DivergenceError` if no sample is finite, and :class:`ConfigError` if a guardrail refuses all finite samples.
     """
     by_id, tile = {sample.sample_id: sample for sample in samples}, context.shrunk(config.batch_size)
     tiles = tiles_of(samples, min(tile, config.samples_per_shard), config.model.path)
@@ -98,11 +101,11 @@ def write_samples(
 
 
 def _planned(context: Context["Group"], config: Samples, tiles: list[list[str]]) -> list[list[str]]:
-    """Return the units of samples, which are given as the forward batches that they are cut into."""
+    """Return the ids of each unit's samples. ``tiles`` are the ids of each forward batch."""
     size, tile = config.samples_per_shard, context.shrunk(config.batch_size)
     ids = [*chain.from_iterable(tiles)]
     if len(tiles) > -(-len(ids) // min(tile, size)):
-        # Some are smaller, because references have several shapes: units have so many of them.
+        # Some tiles are smaller, because references have several shapes. Then units are cut by numbers of tiles.
         numbers = _units(context, [str(number) for number in range(len(tiles))], max(size // tile, 1), 1)
         return [[one for number in unit for one in tiles[int(number)]] for unit in numbers]
     return _units(context, ids, size, tile)
@@ -133,7 +136,7 @@ class _Making:
         self.owned: list[int] = []
         """Units that this rank made or adopted."""
         self._done = self._total = 0
-        """Samples of this rank's group: made or adopted, and all that it was given."""
+        """Numbers of samples of this rank's group: made or adopted so far, and given to it in all."""
 
     def write(self, number: int, made: list[StoredSample]) -> None:
         """Write a unit."""
@@ -156,7 +159,7 @@ class _Making:
         adopted = {n for some in ranks.gather(found) for n in some}
         to_make = [n for n in ours if n not in adopted]
         num_calls = sum(len(tiles[n]) for n in to_make)
-        # Gathered before the first forward pass, which waits for all ranks.
+        # Gathered before the first forward pass, because that waits for all ranks.
         most_calls = num_calls if ranks.mesh is None else max(ranks.gather(num_calls))
         self._done += sum(self._sizes[n] for n in ours if n in adopted)
         # Peers sample a tile for each of them, then all of them decode at the same time.
@@ -179,7 +182,7 @@ class _Making:
 
 
 def _summary(context: Context["Group"], samples: list[SamplePlan], names: list[str]) -> dict[str, float]:
-    """Count the samples without pixels and the refused ones, and measure the files, of all ranks. Collective.
+    """Return the summary: numbers of samples, non-finite and refused ones, and kB per sample, of all ranks. Collective.
 
     ``names`` are the files of the units of this rank.
     """
