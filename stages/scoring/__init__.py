@@ -1,1 +1,1 @@
-"""Scores of samples, and what training makes of them."""
+"""Scores of samples, and the rewards and advantages that training makes of them."""

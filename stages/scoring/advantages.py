@@ -16,15 +16,15 @@ from stages.formats.samples import key_of, place_of
 from stages.scoring.rewards import held_back_prompts, rewarded
 
 PAIRS, PAIRS_DROPPED, PAIRS_ELSEWHERE = "pairs", "pairs_dropped", "pairs_elsewhere"
-"""Names in the summary of the numbers of pairs that were trained on, that were left out, and that were given but are of
-other rollouts, if there are any."""
+"""Keys of the summary, if there are pairs: how many were trained on, how many were left out, and how many of the given
+pairs are of other rollouts."""
 
 
 def advantages(request: Request, rollouts: list[Artifact], algorithm: Algorithm) -> pd.DataFrame:
     """Return every sample of the rollouts with its reward, its advantage and whether it is used.
 
     Columns ``rollout`` (its content) and ``sample_id`` name a sample; ``key`` is its name in this update. Means,
-    deviations and shuffled rewards are each within one rollout.
+    deviations and shuffles are within one rollout. Raises :class:`ArtifactError` if no sample is used.
     """
     tables: list[pd.DataFrame] = []
     for place, rollout in enumerate(rollouts):
@@ -46,7 +46,7 @@ def advantages(request: Request, rollouts: list[Artifact], algorithm: Algorithm)
 
 
 def units_of(table: pd.DataFrame, algorithm: Algorithm) -> list[tuple[str, ...]]:
-    """Return the keys of samples that train together, in the order of the table of :func:`advantages`."""
+    """Return the units that are trained on, each as the keys of its samples, in the order of :func:`advantages`."""
     if algorithm.needs.unit == "sample":
         return [(key,) for key in table.loc[table["used"], "key"]]
     winners = cast("pd.DataFrame", table.loc[table["used"], ["key", BEATS]])
@@ -58,7 +58,7 @@ def units_of(table: pd.DataFrame, algorithm: Algorithm) -> list[tuple[str, ...]]
 
 
 def counts_of(table: pd.DataFrame, algorithm: Algorithm) -> dict[str, int]:
-    """Return what the summary of an update says of the samples of its table, by name."""
+    """Return the counts of excluded samples, held-back prompts and pairs, by their keys in an update's summary."""
     counts = {
         "excluded": len(table[~table["used"]]),
         contracts.Update.HELD_BACK: held_back_prompts(table),
@@ -111,7 +111,7 @@ def _shuffled_in_groups(samples: pd.DataFrame, scored: list[str], key: tuple[int
 
 
 def _check_table(table: pd.DataFrame, given: pd.DataFrame, name: str) -> None:
-    """Raise :class:`ConfigError` unless a table has the rows that an algorithm was given, and its columns."""
+    """Raise :class:`ConfigError` unless an algorithm's table has the given rows in order, and all its columns."""
     if missing := [column for column in ("advantage", "used") if column not in table]:
         raise ConfigError(f"algorithm {name!r}: advantages() must return the columns {', '.join(missing)}")
     if table["sample_id"].tolist() != given["sample_id"].tolist():
@@ -122,7 +122,7 @@ def _check_table(table: pd.DataFrame, given: pd.DataFrame, name: str) -> None:
 
 
 def _check_pairs(table: pd.DataFrame, name: str) -> None:
-    """Raise :class:`ConfigError` unless the pairs of an algorithm are of samples that it uses, and those only."""
+    """Raise :class:`ConfigError` unless exactly the samples that an algorithm uses are in its pairs."""
     if missing := [column for column in (BEATS, DROPPED) if column not in table]:
         raise ConfigError(f"algorithm {name!r} trains on pairs: its advantages() must return {', '.join(missing)}")
     prompt_of = dict(zip(table["sample_id"], table["prompt_id"], strict=True))

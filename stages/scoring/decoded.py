@@ -1,4 +1,4 @@
-"""Samples whose pictures lie in artifacts of the stage ``decode``: all, or the samples that a rollout left out."""
+"""Samples of a rollout whose pictures, or some of them, lie in artifacts of the stage ``decode``."""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -8,7 +8,7 @@ from stages.contracts import MEDIA
 from stages.formats.samples import Files, StoredSample, all_rows, has_media, read_rows, read_unit
 
 _UNITS_HELD = 2
-"""Units of decoded pictures in memory."""
+"""Most units of decoded pictures in memory."""
 
 
 class Decoded:
@@ -26,7 +26,7 @@ class Decoded:
     def read_unit(self, number: int) -> Iterator[StoredSample]:
         """Read one unit's samples with their pictures, in the order of generation."""
         rows = read_rows(self._samples, number)
-        # A unit that was decoded whole later has no file of pictures that is worth reading.
+        # The rollout's file of pictures is worth reading only if the rollout decoded a sample of the unit.
         own = self._own and any(has_media(row) for row in rows)
         for one in read_unit(self._samples, number) if own else map(StoredSample, rows):
             where = self._where.get(one.sample_id)

@@ -1,4 +1,4 @@
-"""Measurements of policies on held-out data, whatever stage made them."""
+"""Measurements of policies on held-out data, for every stage that makes some."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol, cast
@@ -10,18 +10,18 @@ from stages.artifacts.manifest import Manifest
 
 
 class Reader(Protocol):
-    """A module that reads the artifacts of one stage, whichever version of it made them."""
+    """A module that reads the artifacts of one stage, also of its earlier versions."""
 
     def summary_from(self, artifact: Artifact) -> dict[str, Any]:
-        """Return the numbers of the summary that follow from its table."""
+        """Return the numbers of the artifact's summary that follow from its table."""
         ...
 
     def numbers_of(self, manifest: Manifest) -> dict[str, Any]:
-        """Return the numbers of its line in ``metrics.jsonl``, in their order, by their names after ``val/``."""
+        """Return the numbers of the artifact's line in ``metrics.jsonl``, in order, by their names after ``val/``."""
         ...
 
     def compared(self, a: Artifact, b: Artifact) -> Iterator[Compared]:
-        """Yield each number that both have. What both measured on the same items is paired."""
+        """Yield each number that both artifacts have. Measurements of both on the same items are paired."""
         ...
 
 

@@ -1,11 +1,11 @@
 """Score the finished units of a rollout while it makes others: ``python -m stages.scoring.overlap FOLDER``.
 
-The folder has the rollout's Request and the reward's. The scores go into the reward's slot as shards, which the reward
-stage takes if they are of the samples that the rollout committed. This process commits nothing, and no run depends on
-it: if it fails or is killed, the reward stage scores more itself. It ends when the rollout is committed.
+The folder has the Requests of the rollout and of the reward. The scores go into the reward's slot as shards; the reward
+stage takes a shard if its samples are the samples that the rollout committed. This process commits nothing, and no run
+depends on it: if it fails or is killed, the reward stage scores more itself. It ends when the rollout is committed.
 
-A reward with torch is scored under ``torch.distributed.run``, by as many ranks as its stage has and by the same
-``execution.json``: its scores have the bits of the stage.
+A reward with torch is scored under ``torch.distributed.run``, with the ranks and the ``execution.json`` of the reward
+stage, so that scores have the same bits as there.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from stages.scoring.shards import Shards
 
 SUMMARY = "Score the finished units of a rollout while it makes others."
 LOOK_S = 0.5
-"""Interval in seconds at which finished units are looked for."""
+"""Seconds between two looks for finished units."""
 
 
 class Growing:
@@ -69,7 +69,7 @@ class Growing:
     def look(self) -> bool:
         """Look for finished units. Return False once the rollout is committed.
 
-        Nothing is finished of an earlier generation, which other settings made or which did not fit into memory.
+        Units of an earlier generation do not count: other settings made it, or it did not fit into memory.
         """
         slot = self._request.slot
         generation = current_generation(slot)
@@ -109,7 +109,7 @@ class Growing:
 class Ahead:
     """Scoring of one rollout by one reward, by this process alone or as number ``share`` of ``count`` processes.
 
-    The ranks of a reward with torch share the samples in their place. They meet here, and never after.
+    For a reward with torch, its ranks share the samples instead. They communicate here, and never after.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Ahead:
         self._num_portions = 0
 
     def _new_scorer(self) -> Scorer:
-        """Return a scorer that has read no samples. It keeps to the scorer that a service has now.
+        """Return a scorer that has read no samples. Of a service it accepts only scores by the present scorer.
 
         The reward stage decides which scorer the run keeps to, and each shard names the scorer that scored it.
         """
@@ -149,7 +149,7 @@ class Ahead:
     def run(self, outcome: Outcome) -> None:
         """Score each portion once all its units are finished, until the rollout is committed or all are scored.
 
-        A slot with scores is left alone: they may stand for the new rollout too.
+        A slot with scores is left alone: they may be current for the new rollout too.
         """
         if is_committed(self._request.slot, self._generation):
             return
@@ -164,7 +164,7 @@ class Ahead:
                 time.sleep(LOOK_S)
 
     def _divide(self) -> None:
-        """Divide the samples into portions again if they are now divided otherwise."""
+        """Divide the samples into portions again if the rollout has another layout now."""
         if self._samples.layout is self._layout:
             return
         if self._layout is not None:
@@ -183,7 +183,7 @@ class Ahead:
         for portion in ready:
             if portion not in left:
                 self._ended(portion, outcome)
-        # A service gets all of them at once, without a pause between two.
+        # A service gets all portions at once, without a pause between two.
         windows = isinstance(self._scorer.reward, WindowReward)
         with closing(side_by_side(self._scorer, self._request, left, 1, None)) as scored:
             for portion, made in scored:
@@ -198,7 +198,7 @@ class Ahead:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Score by so many processes, and return the exit code: 0 if all of them ended well."""
+    """Score by as many processes as the arguments say, and return the exit code: 0 if none failed."""
     die_with_parent()
     parser = argparse.ArgumentParser(prog="python -m stages.scoring.overlap", description=SUMMARY)
     parser.add_argument("folder", type=Path, help=f"folder of {REQUEST} (of the reward) and {ROLLOUT}")
@@ -237,7 +237,7 @@ def _run(folder: Path, share: int, count: int) -> int:
 
 
 if __name__ == "__main__":
-    # Threads that still wait for a service do not keep it.
+    # Threads that still wait for a service must not keep the process alive.
     returned = main()
     sys.stdout.flush()
     sys.stderr.flush()

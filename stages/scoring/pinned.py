@@ -23,7 +23,7 @@ class Named(Section):
 
 
 class Pinned(Section):
-    """The scorer of a reward from now on. The first record is of the first contact, each other one was accepted."""
+    """A record of the scorer that a reward keeps to from now on: found at first contact, or accepted later."""
 
     reward: str
     number: int
@@ -34,10 +34,10 @@ class Pinned(Section):
 def settle(
     reward: NamedReward, label: str, record: str | None, *, accept: bool, note: Callable[[str], None]
 ) -> ServedScorer | None:
-    """Ask the service which scorer it has, pin it below the URL ``record`` unless one is, and return it.
+    """Ask the service which scorer it has, pin it below the URL ``record`` if none is pinned there, and return it.
 
-    Raises :class:`ScorerChangedError` if another one is pinned and ``accept`` is False. Without ``record`` nothing is
-    pinned.
+    If another scorer is pinned, pin the new one if ``accept``, and raise :class:`ScorerChangedError` otherwise. Without
+    ``record`` nothing is pinned.
     """
     found = reward.scorer()
     if record is None:
@@ -51,7 +51,7 @@ def settle(
             raise ScorerChangedError.of(label, _scorer(pinned), found)
         named = None if found is None else Named(name=found.name, version=found.version, digest=found.digest)
         ours = Pinned(reward=label, number=number + 1, scorer=named)
-        # Of two that meet the service first, one writes; the other then reads that record.
+        # If two processes meet the service first, one writes the record, and the other then reads it.
         written = store.put_if_absent(_url(record, label, number + 1), seal(KIND, ours.model_dump(mode="json")))
         if written and pinned is not None:
             note(f"accepted another scorer of {label}: {_scorer(pinned)} -> {found}")

@@ -28,17 +28,16 @@ class Portions:
 
     all: list[Portion]
     layout: dict[str, Any]
-    """The portions as they are committed."""
+    """The portions, as the reward's layout records them."""
     order: dict[str, int]
     """Place of each sample in the index."""
 
 
 def portions_of(rows: Iterable[dict[str, Any]], part: str, *, groupwise: bool) -> Portions:
-    """Return the units of samples; with ``groupwise`` their prompts, whose samples may lie in several units.
+    """Return samples in portions: one portion per unit, or, if ``groupwise``, one per prompt.
 
-    ``rows`` have ``sample_id``, ``prompt_id`` and ``unit`` of each sample, in order.
-
-    What is scored together then depends on the prompts alone, and not on how samples were cut into units.
+    ``rows`` have ``sample_id``, ``prompt_id`` and ``unit`` of each sample, in order. The samples of a prompt may lie in
+    several units; groupwise scores do not depend on how samples were cut into units.
     """
     found: dict[Any, dict[int, list[str]]] = {}
     order: dict[str, int] = {}

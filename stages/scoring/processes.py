@@ -19,7 +19,7 @@ from stages.scoring.portions import Portion
 from stages.scoring.scorer import Made, Scorer
 
 UNSENT = 2
-"""Number of portions that a service has not got whole: while one is sent, the next one is read and decoded."""
+"""Most portions that are not sent to a service as a whole: while one is sent, the next one is read and decoded."""
 _SCORERS: list[Scorer] = []
 """The scorer of this process, if it is one of several."""
 
@@ -29,9 +29,9 @@ def side_by_side(
 ) -> Generator[tuple[Portion, Made]]:
     """Yield each portion with its scores, as soon as it has them, scored by ``count`` processes.
 
-    One process is this one. If it is alone, it reads and decodes the next portion while it scores one, so that a device
-    does not wait at the border of two. Only this process writes, so that what it kept when it was killed is what
-    counts. A service with windows of requests has ``count`` of them, all of this process.
+    If ``count`` is 1, this process scores, and reads and decodes the next portion meanwhile, so that a device does not
+    wait between two portions. Only this process writes files, so after a kill the files that it wrote are all that
+    counts. For a service with windows of requests, this process opens ``count`` windows.
     """
     if isinstance(scorer.reward, WindowReward) and portions:
         yield from through_windows(scorer, scorer.reward, portions, count)
@@ -65,8 +65,8 @@ def through_windows(
 ) -> Generator[tuple[Portion, Made]]:
     """Yield each portion with its scores, as soon as it has them.
 
-    A portion begins when the service lacks samples of fewer than :data:`UNSENT` others, so it never waits for samples
-    at the border of two, and memory holds the samples of its requests and of as many portions.
+    A portion begins when fewer than :data:`UNSENT` others are not yet sent as a whole. So the service never waits for
+    samples between two portions, and memory holds the samples of its requests and of :data:`UNSENT` portions.
     """
     left, turn, ended = iter(portions), threading.Lock(), SimpleQueue[Future[tuple[Portion, Made]]]()
     threads = ThreadPoolExecutor(len(portions), "portion")
@@ -81,7 +81,8 @@ def through_windows(
         is_first = iter([True])
 
         def sent() -> None:
-            # Also after a sample was sent again, and for a portion with nothing to send.
+            # Called again if a sample is sent again, and once for a portion with nothing to send: only the first call
+            # counts.
             if next(is_first, False):
                 begin()
 
@@ -98,7 +99,7 @@ def through_windows(
                     future = ended.get()
                 yield future.result()
     finally:
-        # After an error they end when their requests do.
+        # After an error the threads end when their requests do.
         threads.shutdown(wait=False)
 
 
@@ -117,7 +118,7 @@ def _score(portion: Portion) -> Made:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return an error of the same kind that another process can read: our own as they are, others as words."""
+    """Return an error of the same kind that another process can unpickle: our own as they are, others as text."""
     if isinstance(error, CosmosRLError):
         return error
     if is_out_of_memory(error):

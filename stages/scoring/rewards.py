@@ -1,4 +1,4 @@
-"""Rewards that a rollout's samples train with: weighted scores, held back by gates, and mixed."""
+"""Rewards that a rollout's samples train with: weighted scores, mixed, of the samples that pass the gates."""
 
 import math
 from typing import cast
@@ -18,16 +18,16 @@ from stages.formats.samples import read_index
 from stages.formats.tables import read_table
 
 PREFIX = "reward."
-"""Beginning of the columns with a single reward."""
+"""Beginning of the names of columns that have one weighted reward each."""
 
 
 def rewarded(request: Request, rollout: Artifact) -> pd.DataFrame:
-    """Return the samples of a rollout with their weighted rewards: ``reward`` and one column for each.
+    """Return the samples of a rollout with their weighted rewards: the sum ``reward``, and one column per reward.
 
     ``valid`` is False for a sample that one of the rewards or gates could not score, or that a gate excludes. With
-    gates, ``gate.<name>`` is the score and ``gated`` is why a sample does not count with its own rewards; with a gate
-    of ``on_fail = "worst"``, ``held`` is whether it takes the lowest place of its prompt. With ``mixing = "gdpo"``
-    rewards are normalised within their prompts, and ``score.<name>`` are the scores.
+    gates, ``gate.<name>`` is the score, and ``gated`` says why a sample does not count with its own rewards, or is "".
+    With a gate of ``on_fail = "worst"``, ``held`` says whether the sample gets the lowest rewards of its prompt. With
+    ``mixing = "gdpo"`` rewards are normalised within their prompts, and ``score.<name>`` are the scores.
 
     Raises :class:`ArtifactError` unless there are scores of this very rollout by every reward and gate, and
     :class:`GateError` if a gate holds back more than its ``max_gated_fraction``.
@@ -62,7 +62,7 @@ def rewarded(request: Request, rollout: Artifact) -> pd.DataFrame:
 
 
 def _scores_of(request: Request, rollout: Artifact) -> dict[str, Artifact]:
-    """Return the scores of a rollout by label, without scores of other bytes than its own."""
+    """Return the scores of a rollout by reward label. Scores of other samples than the rollout's are left out."""
     found: dict[str, Artifact] = {}
     for artifact in map(Artifact, request.inputs["scores"]):
         (scored,) = artifact.manifest.inputs["samples"]
@@ -74,7 +74,8 @@ def _scores_of(request: Request, rollout: Artifact) -> dict[str, Artifact]:
 def label_of(scores: Manifest) -> str:
     """Return the label of the reward that gave scores.
 
-    A manifest lacks the settings that change no result, such as the folder of a model, so they cannot be checked.
+    A manifest lacks settings that change no result, such as the folder of a model, so the reward's options are not
+    validated.
     """
     reward = scores.config["reward"]
     options: type[RewardOptions] = plugins.load("rewards", reward["name"]).Options
@@ -84,7 +85,7 @@ def label_of(scores: Manifest) -> str:
 def gated(samples: pd.DataFrame, gates: dict[str, Gate]) -> pd.DataFrame:
     """Return the samples with the column ``gated``; only samples that pass are valid and have a ``reward``.
 
-    With a gate of ``on_fail = "worst"``, ``held`` marks the valid samples that wait for :func:`placed`.
+    With a gate of ``on_fail = "worst"``, ``held`` marks the valid samples whose rewards :func:`placed` decides.
     """
     reasons: list[list[str]] = [[] for _ in range(len(samples))]
     valid, worst = samples["valid"].to_numpy(bool), np.zeros(len(samples), bool)
@@ -104,10 +105,10 @@ def gated(samples: pd.DataFrame, gates: dict[str, Gate]) -> pd.DataFrame:
 
 
 def placed(samples: pd.DataFrame) -> pd.DataFrame:
-    """Return the samples where those held back have the rewards of the valid one of their prompt with the lowest.
+    """Return the samples, in which each ``held`` sample gets the rewards of the worst valid sample of its prompt.
 
-    It is the lowest ``reward``, after the rewards were mixed. Samples of a prompt without a valid one have no place,
-    because nothing tells how bad they are; they stay invalid.
+    That is the sample with the lowest ``reward``, after the rewards were mixed. If a prompt has no valid sample, its
+    held samples stay invalid, because nothing tells how bad they are.
     """
     names = [name for name in samples.columns if name == "reward" or name.startswith(PREFIX)]
     prompts, valid = samples["prompt_id"].to_numpy(), samples["valid"].to_numpy(bool)
@@ -120,7 +121,7 @@ def placed(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def held_back_prompts(samples: pd.DataFrame) -> int:
-    """Return the number of prompts without a sample that passes the gates: they teach nothing."""
+    """Return the number of prompts none of whose samples passes the gates, so that they teach nothing."""
     if "gated" not in samples:
         return 0
     prompts = [*zip(samples["rollout"], samples["prompt_id"], strict=True)]

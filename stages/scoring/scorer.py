@@ -1,4 +1,4 @@
-"""Scores of one portion of samples, with failures told apart: of a sample, of the scorer, of the stored data."""
+"""Scores of one portion of samples. Failures of a sample, of the scorer and of the stored data are told apart."""
 
 import json
 import time
@@ -24,11 +24,11 @@ from stages.scoring.portions import Portion
 
 Rows = list[dict[str, Any]]
 Outcome = dict[str, Any] | Exception
-"""A sample's scores by name, or why it has none."""
+"""A sample's scores by name, or the error because of which it has none."""
 Asked = Callable[[list[Any]], list[Any]]
-"""Scores samples, as ``score`` of a reward does."""
+"""A function that scores samples, like ``Reward.score``."""
 _AWAY = (UnavailableError, ConnectionError, TimeoutError)
-"""Errors of a scorer that is away, which are no sample's fault."""
+"""Errors of a scorer that cannot be reached, which are no sample's fault."""
 _PASSING = (ConfigError, *_AWAY)
 CALL = ["shard_samples", "attempt", "failed", "seconds"]
 LOST = "so there is no picture to score"
@@ -36,9 +36,9 @@ LOST = "so there is no picture to score"
 REFUSED = f"was {BY_GUARDRAIL}, {LOST}"
 """End of the error of a sample that a guardrail refused: neither the policy nor the reward failed."""
 _UNITS_HELD = 2
-"""Units in memory, as bytes: a prompt of few samples lies in two at most."""
+"""Most units in memory, as encoded bytes. A prompt with few samples lies in two units at most."""
 DECODED_AHEAD_BYTES = 2**30
-"""Most bytes of pixels and latents of a portion that are decoded before it is its turn."""
+"""Most bytes of pixels and latents of the next portion that are decoded while another one is scored."""
 
 
 class Read(NamedTuple):
@@ -46,7 +46,7 @@ class Read(NamedTuple):
 
     stored: list[StoredSample]
     decoded: dict[str, Sample | LatentSample]
-    """The first samples that have a picture, by id, as they are scored."""
+    """The first samples that have a picture, decoded for the reward, by id."""
 
 
 class Made(NamedTuple):
@@ -58,9 +58,9 @@ class Made(NamedTuple):
 
     @property
     def all_scored(self) -> bool:
-        """Return whether another attempt may adopt the portion: a sample that failed now may be scored then.
+        """Return whether another attempt may adopt the portion: no failed sample could be scored then.
 
-        Samples without a picture never can be.
+        Samples without a picture can never be scored, so they do not count.
         """
         return all(not answer["error"] or answer["error"].endswith(LOST) for answer in self.answers)
 
@@ -84,16 +84,17 @@ class Scorer:
         self.name = self.config.scorer
         """Version of the scorer, as written with each score."""
         self.alone = False
-        """Whether each item has a forward of its own, although the settings say that several share one."""
+        """Whether each item has a forward pass of its own, although the settings let several share one."""
         decoded = [Artifact(one) for one in request.inputs.get("decoded", ())]
         self._decoded = Decoded(self.samples, request.one("samples").parts, decoded) if decoded else None
         self._pictures = Pictures(request.slot)
         self._unit = lru_cache(_UNITS_HELD)(self._read_unit)
 
     def make_exact(self, gather: Callable[[bool], list[bool]], say: Callable[[str], None]) -> bool:
-        """Make sure that scores depend on no other sample, and return whether that takes forwards of one item.
+        """Make sure that a score depends on no other sample, and return whether that takes forward passes of one item.
 
-        Collective: ``gather`` returns what every rank found; all do what one of them needs. ``say`` gets the reason.
+        Collective: ``gather`` returns the findings of all ranks, and if one rank needs single items, all ranks take
+        them. ``say`` gets the reason.
         """
         options = self.config.reward
         why = why_not_exact(self.reward, options)
@@ -106,13 +107,13 @@ class Scorer:
         return self.alone
 
     def hold_to(self, served: ServedScorer | None) -> None:
-        """Take scores of this scorer of a service only; of any scorer if it is None."""
+        """Accept scores only from this scorer of a service; from any scorer if it is None."""
         if isinstance(self.reward, NamedReward) and served is not None:
             self.reward.hold_to(served)
             self.name = f"{self.config.scorer}, {served.digest}"
 
     def read(self, portion: Portion, most_bytes: int = 0) -> Read:
-        """Read the samples of a portion, and decode the first of them, until they have so many bytes."""
+        """Read the samples of a portion, and decode the first of them, until they have ``most_bytes``."""
         stored = [self._unit(unit)[one] for unit, ids in portion.units.items() for one in ids]
         decoded: dict[str, Sample | LatentSample] = {}
         for one in stored:
@@ -133,10 +134,9 @@ class Scorer:
     def score(self, portion: Portion, ask: Asked | None = None, read: Read | None = None) -> Made:
         """Return the score rows of one portion, the answers that they come from, and the calls.
 
-        ``ask`` scores samples in place of the reward's ``score``. ``read`` is what was read of the portion before.
-
+        ``ask`` scores samples in place of the reward's ``score``. ``read`` is the result of an earlier :meth:`ahead`.
         Failed samples are tried again together, up to ``max_attempts`` times in all; with a groupwise reward, all
-        samples of their prompts are. The reward never gets a sample without a picture.
+        samples of their prompts are tried again. The reward never gets a sample without a picture.
         """
         label, calls = self.config.reward.label, Rows()
         stored, decoded = self.read(portion) if read is None else read
@@ -157,7 +157,7 @@ class Scorer:
         return Made(*self._rows(stored, results), calls)
 
     def forget_units(self) -> None:
-        """Read every unit again: its files may be others."""
+        """Forget all units that were read, because their files may have changed."""
         self._unit.cache_clear()
 
     def _read_unit(self, number: int) -> dict[str, StoredSample]:
@@ -176,7 +176,7 @@ class Scorer:
         except _PASSING:
             raise
         except Exception as error:
-            # No sample is at fault, and each alone needs as much memory as all together.
+            # No sample is at fault, and scoring each alone does not need less memory.
             if is_out_of_memory(error):
                 raise
             if len(samples) == 1 or self.groupwise:
@@ -190,7 +190,7 @@ class Scorer:
     def _sample(self, stored: StoredSample) -> Sample | LatentSample:
         """Return the sample for the reward.
 
-        Raises :class:`ArtifactError` if its bytes cannot be decoded: that is damage.
+        Raises :class:`ArtifactError` if its bytes cannot be decoded, because then they are damaged.
         """
         row = stored.row
         try:
@@ -222,5 +222,5 @@ class Scorer:
 
 
 def is_of(named: str, version: str) -> bool:
-    """Return whether the name with a score begins with a reward's version; a digest or its batches may follow."""
+    """Return whether the scorer ``named`` with a score has a reward's version; a digest or its batches may follow."""
     return named == version or named.startswith(f"{version}, ")

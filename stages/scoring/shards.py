@@ -1,8 +1,8 @@
 """Scores of portions that were made while their rollout was still being made.
 
-They lie in the slot of the reward, sealed, and are no part of any artifact. The name of each is a digest of everything
-that decides the scores: the reward and its settings, the scorer of a service, the packages, and the bytes of the
-samples. So nothing but time is lost if one is missing, damaged, or of samples that the rollout did not keep.
+They lie in the slot of the reward, sealed, and are no part of any artifact. The name of each shard is a digest of
+everything that decides the scores: the reward and its settings, the scorer of a service, the packages, and the bytes of
+the samples. So only time is lost if a shard is missing, damaged, or of samples that the rollout did not keep.
 """
 
 from functools import cached_property
@@ -27,14 +27,14 @@ class Shard(Record):
 
     kind = "ahead"
     portion: str
-    """Digest of what decides the scores."""
+    """Digest of everything that decides the scores."""
     scores: Rows
     answers: Rows
     calls: Rows
 
 
 class Shards:
-    """The shards of one generation of a reward's slot. ``made_by`` says more of the scorer than the Request."""
+    """The shards of one generation of a reward's slot. ``made_by`` has facts of the scorer that the Request lacks."""
 
     def __init__(
         self, request: Request, scorer: Scorer, generation: int, numerics: dict[str, Any], made_by: dict[str, str]
@@ -45,7 +45,7 @@ class Shards:
 
     @cached_property
     def names(self) -> set[str]:
-        """Return the names of the files that were there at first, also for other generations and samples."""
+        """Return the names of the files that were there at the first call, also of other generations and samples."""
         return store.names(store.join(self._slot, AHEAD))
 
     def name(self, portion: Portion) -> str:
@@ -69,7 +69,7 @@ class Shards:
         return Made(found.scores, found.answers, found.calls)
 
     def write(self, portion: Portion, made: Made) -> None:
-        """Write the scores of a portion, unless the reward could score a sample of it in another attempt."""
+        """Write the scores of a portion, unless a sample failed that another attempt could score."""
         if not made.all_scored:
             return
         record = Shard(

@@ -23,7 +23,7 @@ class Spread:
 
     @classmethod
     def of(cls, scores: Any, prompts: Any) -> "Spread":
-        """Return the spread of a Series of scores of samples of these prompts."""
+        """Return the spread of scores. ``scores`` and ``prompts`` are Series with one entry per sample."""
         return cls(mean_of(scores, prompts), float(scores.std()))
 
     @property
@@ -39,7 +39,7 @@ class Spread:
 
 
 def scored_numbers(label: str, artifact: Artifact) -> Any:
-    """Return a table of the samples that were scored: ``prompt_id``, and every finite number that the reward gave."""
+    """Return a table of the scored samples, by id: ``prompt_id``, and every finite number that the reward gave."""
     table = read_table(artifact, contracts.Reward.SCORES).set_index("sample_id")
     table = table[table["valid"]]
     details = read_table(artifact, contracts.Reward.ANSWERS).set_index("sample_id")["details"]

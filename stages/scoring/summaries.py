@@ -1,9 +1,9 @@
-"""Numbers that the summaries of scores state, read without tables."""
+"""Numbers in the summaries of scores, which are read without their tables."""
 
 from stages.artifacts.manifest import Manifest
 
 OVER_SAMPLES = 1
-"""Newest version of the stages that score whose standard errors are over samples."""
+"""Last version of the scoring stages that took standard errors over samples; later versions take them over prompts."""
 
 
 def known_error(scores: Manifest) -> float | None:

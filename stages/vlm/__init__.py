@@ -1,1 +1,1 @@
-"""Training of vision-language models (VLMs): settings of stages, conversations in artifacts, trainer."""
+"""Training of vision-language models (VLMs): the stages and their settings, conversations in artifacts, the trainer."""

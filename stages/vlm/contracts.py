@@ -13,7 +13,7 @@ from cosmos_rl_core.errors import DatasetError
 
 PACKAGE = "stages.vlm"
 SHOWN = 10
-"""Rows that an error names."""
+"""Most rows that an error names."""
 _UNUSABLE = "unusable.parquet"
 
 
@@ -25,17 +25,17 @@ class VlmRef(Section):
     digest: str
     """Digest of the files that decide its answers, pinned by the plan."""
     changes: dict[Literal["image", "video"], dict[str, Any]] = {}
-    """Settings of media that replace the folder's."""
+    """Settings of image and video processing that replace the folder's."""
 
 
 class LeavesOut(StageConfig):
-    """The settings of every stage that leaves out what it cannot use."""
+    """The settings of every stage that leaves out rows or conversations that it cannot use."""
 
     max_left_out: float = Field(default=0.05, json_schema_extra=NOT_IDENTITY)
     """Share of all rows or conversations that may be left out. Affects success, not the result."""
 
     def refuse_too_many(self, left_out: Sequence[dict[str, Any]], total: int, noun: str) -> None:
-        """Raise :class:`DatasetError` if more than ``max_left_out`` of all are left out, or all of them."""
+        """Raise :class:`DatasetError` if a greater share than ``max_left_out`` is left out, or everything."""
         if len(left_out) <= self.max_left_out * total and len(left_out) < max(total, 1):
             return
         shown = "".join(f"\n  {row['source']}, {row['name']}: {row['reason']}" for row in left_out[:SHOWN])
@@ -47,7 +47,7 @@ class LeavesOut(StageConfig):
 
 
 class VlmIndex(LeavesOut):
-    """The conversations of datasets, with the digests of their media, and what cannot be used."""
+    """The conversations of datasets, with the digests of their media, and the rows that cannot be used."""
 
     name = "vlm_index"
     package = PACKAGE
@@ -56,21 +56,22 @@ class VlmIndex(LeavesOut):
     CONVERSATIONS: ClassVar[str] = "conversations.parquet"
     """One row per conversation: its messages as JSON, and the digests of its media."""
     LEFT_OUT: ClassVar[str] = _UNUSABLE
-    """A row that cannot be used, with every reason."""
+    """One row per row of a dataset that cannot be used, with every reason."""
     sources: dict[str, AnyChatDataset]
     """The datasets, by the names that people give them."""
     files_digest: str
     """Digest of the files with the texts, when the Request was made."""
     places: dict[str, str] = Field(default={}, json_schema_extra={"neutral": {}})
-    """Digest of the folder of a dataset's media, by dataset: files of equal names and texts may show something else."""
+    """Digest of the folder of a dataset's media, by dataset. Files in another folder may have equal names and texts,
+    but show something else."""
     rows_per_shard: int = 256
-    """Rows in one shard: what a retry keeps."""
+    """Rows in one shard: the unit that a retry keeps."""
 
 
 class VlmTokenize(LeavesOut):
     """Tokens and labels of the conversations of an index.
 
-    Conversations that an ``earlier`` artifact with equal settings has are taken from there.
+    Conversations that are in an ``earlier`` artifact with equal settings are copied from it.
     """
 
     name = "vlm_tokenize"
@@ -86,13 +87,13 @@ class VlmTokenize(LeavesOut):
     """One row per conversation that cannot be used, with the reason."""
     vlm: VlmRef
     sources: dict[str, AnyChatDataset] = Field(json_schema_extra=NOT_IDENTITY)
-    """Where the media are, by the names of their datasets. Bytes other than the indexed ones are refused."""
+    """Datasets whose plugins open the media, by name. A medium that changed since it was indexed is refused."""
     turns: Literal["all", "last"] = "all"
-    """Whether every answer has labels, or the last one alone."""
+    """Whether every answer has labels, or only the last one."""
     max_length: int
     """Most tokens of a conversation; the rest is cut off."""
     conversations_per_shard: int = 64
-    """Conversations in one shard: what a retry keeps."""
+    """Conversations in one shard: the unit that a retry keeps."""
 
 
 class OfVlm(StageConfig):
@@ -105,7 +106,7 @@ class OfVlm(StageConfig):
 
 
 class VlmPolicy(OfVlm):
-    """Policy version 0 in the part ``current``: the base's weights that train, or fresh adapters."""
+    """Policy version 0 in the part ``current``: the trainable weights of the base, or fresh adapters."""
 
     name = "vlm_policy"
     package = PACKAGE
@@ -113,7 +114,7 @@ class VlmPolicy(OfVlm):
 
 
 class VlmFinetune(OfVlm, Trains):
-    """Policy k to policy k + 1 by a range of supervised steps on conversations."""
+    """Training of policy k to policy k + 1, by supervised steps on conversations."""
 
     name = "vlm_finetune"
     package = PACKAGE
@@ -147,18 +148,18 @@ class VlmEvaluate(OfVlm):
     ANSWERS: ClassVar[str] = "held_out.parquet"
     """One row per conversation: the sum of its losses, its last answer, and the one that the policy gives."""
     SHOWN: ClassVar[str] = "shown.json"
-    """Questions that a report shows, with small pictures. Without generated answers there is no such file."""
+    """Questions that a report shows, with small pictures; written only if answers are generated."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type that the model computes in."""
     sources: dict[str, AnyChatDataset] = Field(json_schema_extra=NOT_IDENTITY)
     """Where the media are, by the names of their datasets."""
     max_new_tokens: int
-    """Most tokens of a generated answer; 0 generates none. An answer that they cut off is not correct."""
+    """Most tokens of a generated answer; 0 generates none. An answer that is cut off there is not correct."""
     parsers: dict[str, str] = {}
-    """Regular expressions by dataset. The first group of one is compared in both answers. Without an expression,
-    answers must be equal, except for white space around them."""
+    """Regular expressions by dataset. A generated answer is correct if its first group equals the expected answer's.
+    Without an expression, the answers must be equal, except for white space around them."""
     conversations_per_shard: int = 16
-    """Conversations in one shard: what a retry keeps."""
+    """Conversations in one shard: the unit that a retry keeps."""
 
 
 class VlmExport(OfVlm):

@@ -32,8 +32,8 @@ COLUMNS = ["number", "id", "source", "loss_sum", "label_tokens", "expected", "an
 def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     """Write ``held_out.parquet`` and ``shown.json``. Each rank has the whole model, and shards of conversations.
 
-    The loss is the mean over all labels. Answers are generated one at a time, always by the likeliest token: batches
-    would change the last bits, and with them answers.
+    The loss is the mean over all labels. Answers are generated one at a time, always with the likeliest token: batches
+    would change the last bits, and so perhaps the answers.
     """
     config, ranks = request.settings(VlmEvaluate), context.ranks
     source, prompts = request.one("policy"), prompts_of(config.vlm)
@@ -63,9 +63,9 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
 
 
 def is_correct(answer: str, expected: str, parser: str | None) -> bool:
-    """Return whether an answer is the expected one: equal except for white space around it, or in what is parsed.
+    """Return whether an answer is the expected one: equal in the first group of ``parser``, or as a whole without one.
 
-    An answer without a match is not correct.
+    White space around answers does not count. An answer that ``parser`` does not match is not correct.
     """
     if parser is None:
         return answer.strip() == expected.strip()
@@ -90,19 +90,19 @@ class _Evaluator:
             losses = token_losses(self.vlm.model, inputs, self.device).double()
         row = [number, one, source, float(losses.sum()), len(losses)]
         if not self.config.max_new_tokens or cut_labels:
-            # Of an answer that was cut off nobody can say whether another one is as good.
+            # The expected answer was cut off, so no answer can be compared with it.
             return [*row, "", "", False, False, False]
         prompt, expected = _asked(conversation)
         with computes_in(self.config.param_dtype, self.device):
             (answer,) = self.vlm.answers(prompt, self.config.max_new_tokens)
         text = self.vlm.prompts.tokenizer.decode(expected, skip_special_tokens=True)
-        # The begin of an answer may be the expected one by chance.
+        # An answer that was cut off may equal the expected one by chance.
         correct = answer.whole and is_correct(answer.text, str(text), self.config.parsers.get(source))
         return [*row, text, answer.text, answer.whole, correct, True]
 
 
 def _asked(conversation: Encoded) -> tuple[dict[str, torch.Tensor], list[int]]:
-    """Return the inputs before the last answer, and the tokens of that answer."""
+    """Return the model's inputs up to the last answer, and the token ids of that answer."""
     has = (conversation.labels != IGNORED).numpy().astype(np.int8)
     begin, end = (int(np.flatnonzero(np.diff(has, prepend=0, append=0) == edge)[-1]) for edge in (1, -1))
     ids = conversation.input_ids[None, :begin]

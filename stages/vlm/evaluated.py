@@ -1,4 +1,4 @@
-"""Answers and losses of a policy of a VLM: excerpts for reports, numbers, comparisons. Imports no torch."""
+"""Answers and losses of a VLM policy, read for reports, metrics and comparisons. Imports no torch."""
 
 import math
 from collections.abc import Iterator
@@ -19,16 +19,16 @@ from stages.vlm.contracts import VlmEvaluate
 CORRECT = "correct answers: "
 """Beginning of the names of the shares of correct answers."""
 _ERRORS_AS_NOW = 3
-"""Version of the stage from which errors are made as they are now."""
+"""First version of the stage that computes standard errors as this code does."""
 _UNFINISHED_COUNTED = 4
-"""Version of the stage from which lines have the error of the loss, and unfinished answers are counted."""
+"""First version of the stage whose lines have the loss's error, and that counts unfinished answers."""
 
 
 def summary_of(table: Any, *, generated: bool) -> dict[str, Any]:
-    """Return the mean loss over labels and the share of correct answers of each dataset; errors over conversations.
+    """Return the mean loss over labels, and each dataset's share of correct answers, with errors over conversations.
 
-    Conversations whose last answer ``model_max_length`` cuts off are not asked; ``cut`` counts them. ``unfinished``
-    counts answers of the policy that ``max_new_tokens`` cuts off, which are not correct.
+    If ``model_max_length`` cuts off the last answer of a conversation, no answer is generated; ``cut`` counts these.
+    ``unfinished`` counts answers of the policy that ``max_new_tokens`` cuts off, which are not correct.
     """
     loss = loss_sums(table).estimate
     found: dict[str, Any] = {"loss": finite(loss.mean), "standard_error": finite(loss.error), "items": len(table)}
@@ -48,7 +48,7 @@ def summary_of(table: Any, *, generated: bool) -> dict[str, Any]:
 
 
 def summary_from(artifact: Artifact) -> dict[str, Any]:
-    """Return the numbers of the summary that follow from the table, as its version of the stage made them."""
+    """Return the numbers of the summary that follow from the table, as the artifact's stage version made them."""
     made = artifact.manifest
     found = summary_of(read_table(artifact, VlmEvaluate.ANSWERS), generated=made.config["max_new_tokens"] > 0)
     if made.version < _ERRORS_AS_NOW:
@@ -59,9 +59,9 @@ def summary_from(artifact: Artifact) -> dict[str, Any]:
 
 
 def numbers_of(manifest: Manifest) -> dict[str, Any]:
-    """Return the numbers of its line in ``metrics.jsonl`` by their names after ``val/``.
+    """Return the numbers of an evaluation's line in ``metrics.jsonl``, by their names after ``val/``.
 
-    A line of an earlier version of the stage has the order in which it was written, so that an audit finds it.
+    A line of an earlier version of the stage keeps its order, so that an audit finds it unchanged.
     """
     said, names = manifest.summary, {"avg_loss": "loss"}
     names |= {name: name for name in said if name.startswith("correct_")} | {"seconds": "seconds"}
@@ -73,9 +73,9 @@ def numbers_of(manifest: Manifest) -> dict[str, Any]:
 
 
 def compared(a: Artifact, b: Artifact) -> Iterator[Compared]:
-    """Yield losses and shares of correct answers, over the conversations that both have.
+    """Yield losses and shares of correct answers of two evaluations, over the conversations that both have.
 
-    They are over all conversations of each side if both share none.
+    If they share none, the numbers are over all conversations of each.
     """
     tables = [_named(one) for one in (a, b)]
     same = tables[0].index.intersection(tables[1].index)
@@ -92,13 +92,13 @@ def compared(a: Artifact, b: Artifact) -> Iterator[Compared]:
 
 
 def _named(answers: Artifact) -> Any:
-    """Return answers by dataset and id of the conversation: its number counts within one dataset of tokens."""
+    """Return answers by dataset and id of the conversation, because each dataset of tokens has its own numbers."""
     table = answer_table(answers)
     return table.assign(number=table["source"] + "/" + table["id"]).set_index("number", drop=False)
 
 
 def excerpt_of(artifact: Artifact, first: Artifact | None = None) -> Excerpt:
-    """Return the loss and the shares of correct answers; with the evaluation of version 0 also their changes."""
+    """Return an excerpt of the loss and the shares of correct answers, with their changes since ``first``, if given."""
     table = answer_table(artifact)
     before = None if first is None else answer_table(first)
     names = sorted(set(asked_of(table)["source"])) if artifact.manifest.config["max_new_tokens"] else []
@@ -113,7 +113,7 @@ def excerpt_of(artifact: Artifact, first: Artifact | None = None) -> Excerpt:
 
 
 def answers_of(artifact: Artifact, first: Artifact | None = None) -> list[Answered]:
-    """Return the answers that are shown; none where no answers were generated."""
+    """Return the answers that a report shows; none if no answers were generated."""
     if VlmEvaluate.SHOWN not in artifact.manifest.files:
         return []
     table = answer_table(artifact)
@@ -145,7 +145,7 @@ def _score(source: str, table: Any) -> Score:
 
 
 def loss_sums(table: Any) -> Sums:
-    """Return the losses of labels, summed within conversations: their ratio is the loss a label."""
+    """Return the sums of losses and the numbers of labels of conversations: their ratio is the loss per label."""
     return Sums.of(table["loss_sum"].fillna(np.inf), table["number"], table["label_tokens"])
 
 
@@ -164,7 +164,7 @@ def _unfinished(table: Any, names: list[str], most_tokens: int) -> Iterator[Fail
 
 
 def _changes(table: Any, before: Any, names: list[str]) -> Iterator[Change]:
-    """Yield the changes since version 0, of the same estimates as are shown of both versions."""
+    """Yield the changes since version 0 of the shares of correct answers and of the loss."""
     for source in names:
         asked = [rows[rows["source"] == source] for rows in map(asked_of, (before, table))]
         first, now = map(correct_sums, asked)

@@ -1,4 +1,4 @@
-"""The policy of a VLM as transformers or peft loads it, from the average if there is one."""
+"""The policy of a VLM as transformers or peft loads it, with the averaged weights if there are any."""
 
 from typing import Any
 

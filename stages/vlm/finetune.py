@@ -1,4 +1,4 @@
-"""Policy k to policy k + 1 of a VLM by supervised steps on conversations."""
+"""Training of a VLM from policy k to policy k + 1, by supervised steps on conversations."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -65,10 +65,10 @@ class PackedRow:
 
     inputs: Inputs
     factor: float
-    """Factor on the sum of the losses of its tokens; 0 pads a rank that has fewer rows."""
+    """Factor on the sum of the row's token losses; 0 for a row that pads a rank with fewer rows."""
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "PackedRow":
-        """Return the row with every tensor changed."""
+        """Return the row with ``change`` applied to every tensor."""
         return replace(self, inputs={name: change(tensor) for name, tensor in self.inputs.items()})
 
 
@@ -84,7 +84,7 @@ class _Rows:
         self.fillers: dict[Kind, Any] = {}
 
     def fill(self) -> None:
-        """Give each row from now on a medium of each kind that the dataset has, if it lacks one.
+        """Let every row from now on have a medium of each kind that the dataset has; rows without one get a filler.
 
         Ranks that share the weights of the vision tower must run it equally often.
         """
@@ -93,7 +93,7 @@ class _Rows:
         self.fillers = dict(zip(sorted(kinds), fillers(prompts, kinds), strict=True))
 
     def of_step(self, seed: int, step: int) -> list[Any]:
-        """Return what makes each row of a step, given its weight; the longest planned row first.
+        """Return a function for each row of a step, which makes the row with a given weight.
 
         A planned row that is longer than the rows of this attempt is divided.
         """
@@ -105,7 +105,7 @@ class _Rows:
         planned = _packed(range(len(items)), lengths, config.row_length) if packs else [[n] for n in range(len(items))]
         total, made = sum(labels), list[Any]()
         for row in planned:
-            # Of the planned rows, so that rows that were made shorter for lack of memory train the same objective.
+            # Factors follow the planned rows, so that rows divided for lack of memory train the same objective.
             factor = 1 / total if config.balance_dp_token else 1 / (len(planned) * sum(labels[place] for place in row))
             parts = _packed(row, lengths, self.row_length) if packs else [row]
             made += [partial(self._made, [items[place] for place in part], factor) for part in parts]
@@ -119,7 +119,7 @@ class _Rows:
 
 
 def _packed(places: Sequence[int], lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Return which of the conversations at ``places`` share a row of ``room`` tokens, or of the longest of them."""
+    """Return the conversations at ``places`` in rows of at most ``room`` tokens, or of the longest conversation's."""
     own = [lengths[place] for place in places]
     return [[places[number] for number in row] for row in bins(own, max(room, *own))]
 
@@ -157,7 +157,7 @@ class VlmTrainer(Stepper):
         for row in rows:
             self.sign_of_life(index)
             losses = self._losses(row.inputs)
-            # Texts alone pass no part of the vision tower: if only such parts train, they have no gradient.
+            # A row of texts alone does not use the vision tower: if only that trains, the loss has no gradient.
             if losses.requires_grad:
                 (losses.sum() * row.factor).backward()
             self.readings.want(losses.double().sum(), partial(take, factor=row.factor))

@@ -26,7 +26,7 @@ from stages.vlm.media import stream_of
 
 Rows = list[dict[str, Any]]
 NO_NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
-"""Errors of opening a file that its name is to blame for, not the disk or the network."""
+"""Error numbers of opening a file that are its name's fault, and not of the disk or the network."""
 THREADS = 8
 """Rows whose media are read at once: most of the time is spent in reading and hashing."""
 
@@ -39,7 +39,7 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
     config = request.settings(VlmIndex)
     rows = {
         f"{source} {row.name}": (source, row)
-        # Sorted, because recipes of equal settings may list them in another order.
+        # Sorted, because recipes with equal settings may list sources in another order.
         for source, options in sorted(config.sources.items())
         for row in plugins.load("chat_datasets", options.name).rows(options)
     }
@@ -62,9 +62,9 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
 
 
 def _row(config: VlmIndex, source: str, row: Row) -> dict[str, Any]:
-    """Return what the tables say of a row. Its media are read to their ends, and hashed."""
+    """Return the columns of a row for the tables. Its media are read to their ends, and hashed."""
     reasons, media = [row.reason] if row.reason else [], list[str]()
-    # That a medium has no name is among the reasons already.
+    # A medium without a name is among the reasons already.
     for kind, name in filter(itemgetter(1), media_of(row.messages)):
         try:
             with closing(stream_of(config.sources[source], name)) as file:
@@ -85,7 +85,7 @@ def _row(config: VlmIndex, source: str, row: Row) -> dict[str, Any]:
 
 
 def _unnamed(row: Row) -> list[Any]:
-    """Return the messages without the names of media: their digests say what they are."""
+    """Return the messages without the names of media, which their digests identify."""
     return [
         [message["role"], [part["text"] if part["type"] == "text" else [part["type"]] for part in message["content"]]]
         for message in row.messages

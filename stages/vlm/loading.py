@@ -22,7 +22,7 @@ from stages.vlm.contracts import OfVlm, VlmRef
 
 
 def prompts_of(vlm: VlmRef) -> Prompts:
-    """Return what makes the inputs of a VLM. Reads no weights."""
+    """Return the maker of a VLM's inputs. Reads no weights."""
     changes: Any = vlm.changes
     return Prompts(vlm.path, changes)
 
@@ -41,9 +41,9 @@ def load(
 ) -> tuple[Any, PolicyWeights]:
     """Return the base model in float32, and its trainable weights: the base's, or adapters of zeros.
 
-    Every rank maps the files, and copies what it keeps straight to its device: with sharded weights its own rows,
-    unless ``sharded`` is false.
-    Raises :class:`ArtifactError` if the files are not the planned ones.
+    Every rank maps the files, and copies the weights that it keeps straight to its device: all, or only its own rows if
+    weights are sharded and ``sharded`` is true. Raises :class:`ArtifactError` if the files are not the planned ones,
+    and :class:`ConfigError` if transformers lacks the architecture.
     """
     path, group = config.vlm.path, context.ranks
     check_base(config.vlm)
@@ -73,7 +73,7 @@ def load(
 
 
 def _tied(model: nn.Module) -> list[list[str]]:
-    """Return the names of each parameter that has several."""
+    """Return the lists of names of parameters that have several names."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -81,7 +81,7 @@ def _tied(model: nn.Module) -> list[list[str]]:
 
 
 def _tie(model: nn.Module, tied: list[list[str]]) -> None:
-    """Make each parameter one again that was allocated under several names."""
+    """Tie parameters again: each list of names gets the parameter of its first name."""
     for first, *others in tied:
         for name in others:
             module, _, own = name.rpartition(".")

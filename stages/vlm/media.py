@@ -15,9 +15,9 @@ ADVICE = "restore it, or index again (cosmos-flows rerun RUN --stage index)"
 
 
 def place_of(options: ChatDatasetOptions, name: str) -> str:
-    """Return the path or URL of a medium. Raises :class:`ItemError` for a name that another server would be asked for.
+    """Return the path or URL of a medium.
 
-    Without ``media_path`` names are absolute.
+    Raises :class:`ItemError` for a URL of another server than S3, and for a relative name without ``media_path``.
     """
     if "://" in name and not name.startswith("s3://"):
         raise ItemError("media are files, on a disk or in S3; download this one, and name its file")
@@ -29,7 +29,10 @@ def place_of(options: ChatDatasetOptions, name: str) -> str:
 
 
 def stream_of(options: ChatDatasetOptions, name: str) -> BinaryIO:
-    """Open a medium: a file, or what its dataset's plugin opens. Raises like :func:`place_of`, and without the file."""
+    """Open a medium: a file, or the stream that its dataset's plugin opens.
+
+    Raises like :func:`place_of`, and :class:`FileNotFoundError` if the file is missing.
+    """
     of_plugin = getattr(plugins.load("chat_datasets", options.name), "opened", None)
     inside = None if of_plugin is None else of_plugin(options, name)
     return store.stream(place_of(options, name)) if inside is None else inside
@@ -37,7 +40,7 @@ def stream_of(options: ChatDatasetOptions, name: str) -> BinaryIO:
 
 @contextmanager
 def opened(options: ChatDatasetOptions, name: str, sha256: str) -> Iterator[BinaryIO]:
-    """Open a copy of a medium. Raises :class:`DatasetError` if its bytes are not the indexed ones."""
+    """Yield an open copy of a medium. Raises :class:`DatasetError` if it is gone or changed since it was indexed."""
     place = _at(options, name)
     try:
         with closing(stream_of(options, name)) as file:
@@ -51,7 +54,7 @@ def opened(options: ChatDatasetOptions, name: str, sha256: str) -> Iterator[Bina
 
 
 def _at(options: ChatDatasetOptions, name: str) -> str:
-    """Return the place of a medium for people."""
+    """Return the place of a medium for an error message: its path or URL, or only its name."""
     try:
         return place_of(options, name)
     except ItemError:

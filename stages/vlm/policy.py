@@ -1,4 +1,4 @@
-"""Policy version 0 of a VLM: the base's weights that train, or fresh adapters."""
+"""Policy version 0 of a VLM: the trainable weights of the base, or fresh adapters."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ from stages.vlm.loading import load, prompts_of
 
 
 def run(request: Request, context: Context[Group]) -> dict[str, Any]:
-    """Write the part ``current``."""
+    """Write the part ``current``. Return the number of its weights, ``trainable``."""
     config = request.settings(VlmPolicy)
     _, weights = load(config, prompts_of(config.vlm), context, "float32")
     tensors = {name: parameter.detach().cpu() for name, parameter in weights.parameters.items()}

@@ -1,4 +1,4 @@
-"""Questions that a report shows of an evaluation, with small pictures of what they are about."""
+"""Questions of an evaluation that a report shows, with small pictures of their media."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,15 +14,15 @@ from stages.vlm.media import opened
 from stages.vlm.tokens import Conversations, Medium, Row
 
 FIXED, WRONG = 12, 12
-"""Questions that are shown at every judged policy version, and wrong answers."""
+"""Most questions that are shown at every judged policy version, and most wrong answers."""
 PICTURE_BYTES = 400_000
-"""Characters of all small pictures."""
+"""Most characters of all small pictures together, as data URLs."""
 LETTERS = 300
-"""Characters of a question."""
+"""Most characters of a question."""
 
 
 def shown(table: Any, conversations: Conversations) -> bytes:
-    """Return the questions that are shown as JSON: evenly spaced ones of each dataset, and wrong answers of the policy.
+    """Return the shown questions as JSON: evenly spaced questions of each dataset, and some that were answered wrong.
 
     ``table`` has one row per conversation: ``number``, ``source``, ``correct``, ``asked``.
     """
@@ -64,7 +64,7 @@ def _text(row: Row, tokenizer: Any) -> str:
     of_media = {place for medium in row.media for place in range(medium["begin"], medium["end"])}
     before = [token for place, token in enumerate(row.input_ids[: row.labels[-2]]) if place not in of_media]
     ends = [place for place, token in enumerate(before) if token == tokenizer.eos_token_id]
-    # The last of them ends the question; what follows opens the answer.
+    # The last end-of-turn token ends the question; the tokens after it open the answer.
     begin, end = (ends[-2] + 1 if len(ends) > 1 else 0, ends[-1]) if ends else (0, len(before))
     text = tokenizer.decode(before[begin:end], skip_special_tokens=True)
     return text.lstrip().removeprefix("user\n").strip()[:LETTERS]

@@ -1,4 +1,4 @@
-"""Tokens and labels of conversations. What an earlier artifact has is taken from there."""
+"""Tokens and labels of conversations. Conversations in an earlier artifact are copied from it."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ _ABOUT = ["id", "cut_tokens", "cut_labels", "cut_media", "reason"]
 
 
 def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
-    """Write shards of tokens, their index, and what is left out. Every rank makes its own shards.
+    """Write shards of tokens, their index, and the conversations that are left out. Every rank makes its own shards.
 
     Raises :class:`DatasetError` if too many conversations cannot be used, or a medium has changed.
     """
@@ -63,7 +63,7 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
 
 
 class _Maker:
-    """Makes the rows of shards. Loads the tokenizer when there is something to make."""
+    """A maker of the rows of shards. It loads the tokenizer for the first conversation that is not reused."""
 
     def __init__(self, config: VlmTokenize, request: Request) -> None:
         self.config, self.reused = config, 0
@@ -76,7 +76,7 @@ class _Maker:
             self._earlier |= {one: (tokens, number) for number, one in enumerate(tokens.index["id"])}
 
     def make(self, conversations: Sequence[dict[str, Any]]) -> tuple[list[Row], list[list[Any]]]:
-        """Return the rows of conversations that can be used, and what is said of every one."""
+        """Return the rows of the conversations that can be used, and a note (:data:`_ABOUT`) on every conversation."""
         rows: list[Row] = []
         notes: list[list[Any]] = []
         for conversation in conversations:
@@ -109,7 +109,7 @@ class _Maker:
             if kind not in MEDIA:
                 return part
             with opened(options, part[kind], next(digests)) as file:
-                # The copy is gone when the conversation is encoded.
+                # The file is closed before the conversation is encoded.
                 return {"type": kind, kind: BytesIO(file.read())}
 
         messages = json.loads(conversation["messages"])
@@ -119,7 +119,7 @@ class _Maker:
 
 
 def _names(conversation: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Return kind, dataset, name and digest of each medium."""
+    """Return kind, dataset, name and digest of each medium of a conversation."""
     named, source = media_of(json.loads(conversation["messages"])), conversation["source"]
     return [(kind, source, name, found) for (kind, name), found in zip(named, conversation["media"], strict=True)]
 
@@ -131,7 +131,7 @@ def _renamed(row: Row, conversation: dict[str, Any]) -> Row:
 
 
 def _facts(context: Context[Ranks], config: VlmTokenize, number: int) -> list[dict[str, Any]]:
-    """Return what the index says of the conversations of a shard."""
+    """Return the columns of the index, and the reason, for the conversations of a shard."""
     rows = {row.id: (place, row) for place, row in enumerate(rows_in(context.attempt.read(_shard(config, number))))}
     notes = from_parquet(context.attempt.read(_about(number)))
     return [*_joined(rows, cast("Any", notes).to_dict("records"), _shard(config, number))]
@@ -158,7 +158,7 @@ def _about(number: int) -> str:
 
 
 def _has(number: int, conversations: Sequence[str]) -> Check:
-    """Check that a shard says something of exactly these conversations."""
+    """Check that a shard has notes on exactly these conversations."""
 
     def check(files: dict[str, bytes]) -> str | None:
         found = [*from_parquet(files[_about(number)])["id"]] if _about(number) in files else []

@@ -32,7 +32,7 @@ _SCHEMA = pa.schema(
     ]
 )
 SHARDS_IN_MEMORY = 8
-"""Shards that a reader keeps: the shards of its last reads."""
+"""Most shards that a reader keeps in memory, the latest ones."""
 
 
 class Medium(NamedTuple):
@@ -78,7 +78,7 @@ def rows_in(data: bytes) -> list[Row]:
 
 
 class Tokens:
-    """The conversations of an artifact, read as they are asked for."""
+    """The conversations of an artifact, each read when it is asked for."""
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
@@ -97,13 +97,13 @@ class Tokens:
 
 
 class Conversations:
-    """The conversations of an artifact as the model takes them: media are read and made anew each time."""
+    """The conversations of an artifact as inputs of the model. Media are read and processed at each access."""
 
     def __init__(self, tokens: Tokens, prompts: Prompts, sources: Mapping[str, ChatDatasetOptions]) -> None:
         self.tokens, self.prompts, self.sources = tokens, prompts, sources
 
     def __getitem__(self, number: int) -> Encoded:
-        """Return a conversation. Raises :class:`DatasetError` if a medium has other bytes or another size now."""
+        """Return a conversation. Raises :class:`DatasetError` if a medium has other bytes or gives other tokens now."""
         row = self.tokens.row(number)
         ids = torch.tensor(row.input_ids, dtype=torch.int64, device="cpu")
         labels = torch.full_like(ids, IGNORED, device="cpu")
