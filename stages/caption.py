@@ -72,7 +72,7 @@ def _media(config: contracts.Caption, asked: pd.DataFrame) -> dict[str, Medium]:
     """Return the media that need a caption, by their digests."""
     sources = {label: _sources.source_of(options) for label, options in config.sources.items()}
     if len(asked):
-        # A source opens what it has listed.
+        # A source opens only files that it has listed.
         _sources.stamps(sources)
     found: dict[str, Medium] = {}
     for row in cast("Any", asked).to_dict("records"):

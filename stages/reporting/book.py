@@ -1,4 +1,4 @@
-"""Everything that the page of a report is made from: fragments, optimizer steps, and what is known of the run now."""
+"""Everything that the page of a report is made from: fragments, optimizer steps, and facts of the run now."""
 
 import math
 from collections.abc import Sequence
@@ -26,15 +26,15 @@ class Piece:
 
     excerpt: Excerpt
     folder: str = ""
-    """Address of the files of its fragment, relative to the page; "" if the page has no links."""
+    """Address of the fragment's folder, relative to the page; "" if the page has no links."""
     of_answers: bool = False
     """Whether it was made from answers to questions."""
     answers: Sequence[Answered] = ()
-    """The answers that are shown."""
+    """The answers that the page shows."""
 
     @classmethod
     def read(cls, artifact: Artifact, folder: str = "", first: Artifact | None = None) -> "Piece":
-        """Read a fragment, or answers to questions, which are compared with version 0's."""
+        """Read a fragment, or answers to questions. ``first`` has the answers of version 0, to compare them with."""
         if (reader := reader_of(artifact.manifest.stage)) is not None:
             return cls(reader.excerpt_of(artifact, first), of_answers=True, answers=reader.answers_of(artifact, first))
         return cls(Excerpt.read(artifact.read(Fragment.FRAGMENT), artifact.url), folder)
@@ -45,12 +45,12 @@ class Piece:
         return self.excerpt.k
 
     def estimate(self, reward: str, score: str | None = None) -> Estimate:
-        """Return the mean of a score over samples, with its error over prompts; NaN without it."""
+        """Return the mean of a score over samples, with its error over prompts; NaN if the piece lacks the score."""
         return estimate(self.excerpt.score(reward, score))
 
     @property
     def loss(self) -> Estimate:
-        """Return the held-out loss; NaN without it."""
+        """Return the held-out loss; NaN if it was not measured."""
         return estimate(self.excerpt.loss)
 
 
@@ -91,7 +91,7 @@ class Trained:
 
     @property
     def last_step(self) -> int:
-        """Return the number of optimizer steps of the policy that it made."""
+        """Return the total number of optimizer steps behind the policy that this iteration made."""
         steps = self.made.config["steps"]
         return steps["first_step"] + len(steps["lrs"])
 
@@ -120,7 +120,7 @@ class Now:
     troubles: Sequence[tuple[str, str, str]] = ()
     """Attempts that left no artifact, and artifacts that were made again: stage, how many attempts, why."""
     all_left_artifacts: bool = True
-    """Whether no attempt that has ended left none."""
+    """Whether every attempt that has ended left an artifact."""
     decisions: Sequence[tuple[int, str]] = ()
     """Decisions on warnings: iteration, words."""
     costs: Sequence[tuple[str, ...]] = ()
@@ -150,7 +150,7 @@ class Book:
     trained: Sequence[Trained] = ()
     now: Now | None = None
     references: References | None = None
-    """Reads what prompts refer to."""
+    """The pictures and clips that prompts refer to."""
 
     @property
     def num_iterations(self) -> int:
@@ -159,7 +159,7 @@ class Book:
 
     @property
     def first(self) -> Piece | None:
-        """Return what the scores of iterations are compared with: iteration 0; None without it."""
+        """Return iteration 0, with which the scores of all iterations are compared; None if it has no fragment."""
         return next((piece for piece in self.iterations if piece.k == 0), None)
 
     @property
@@ -175,9 +175,9 @@ class Book:
 
     @property
     def headline(self) -> str:
-        """Return the number that tells whether the policy learned: the one that ranks policies, if it was measured.
+        """Return the name of the number that tells whether the policy learned.
 
-        Otherwise it is the headline reward.
+        It is the number that ranks policies if that was measured, and otherwise the headline reward.
         """
         measured = self.judged and self._of(self.judged[0], self.ranked_by).n
         return self.ranked_by if measured else self.reward

@@ -1,4 +1,4 @@
-"""Choice of the samples that a report shows: fixed, typical, extreme and failed ones, and the most changed."""
+"""Choice of the samples that a report shows: fixed, typical, extreme, failed, and most changed samples."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -11,14 +11,14 @@ FIXED = 8
 TYPICAL = 4
 """Samples of a rollout that are shown whatever their scores."""
 EXTREMES = 4
-"""Samples with the best, and with the worst rewards."""
+"""Samples with the best rewards, and samples with the worst rewards."""
 WIDEST = 2
 """Prompts whose rewards differ most; the best and the worst sample of each are shown."""
 FAILED = 2
 CHANGED = 6
 """Samples that improved most, and samples that worsened most."""
 TRIPPED = 4
-"""Samples that exceed a limit most, of each limit."""
+"""For each limit, the samples that exceed it most."""
 
 
 def evenly(values: Sequence[T], most: int) -> list[T]:

@@ -26,18 +26,18 @@ class Fragment(StageConfig):
     FRAGMENT: ClassVar[str] = "fragment.json"
     """Numbers and small pictures, at most 1 MB."""
     FULL: ClassVar[str] = "full"
-    """The part with the same pictures in full size, and with videos that browsers play."""
+    """The part with the same pictures in full size; videos in a format that browsers play."""
     held_out: bool
-    """Whether the samples are held-out samples of a judged policy version. They are compared with version 0's, the
-    inputs ``first``."""
+    """Whether the samples are held-out samples of a judged policy version. Then the inputs ``first`` have the samples
+    of version 0, with which they are compared."""
     rewards: tuple[str, ...] = ()
     """The reward of each of the inputs ``scores`` and ``first_scores``, in their order."""
     headline: str = ""
     """The reward that pictures are chosen by; "" without rewards."""
     gates: dict[str, Gate] = Field(default={}, json_schema_extra={"neutral": {}})
-    """Bounds on scores, by which samples count in training, and in the weighted sum of rewards."""
+    """Bounds on scores. They decide which samples count in training and in the weighted sum of rewards."""
     weights: dict[str, float] = Field(default={}, json_schema_extra={"neutral": {}})
-    """Weights of rewards whose sum is shown, of samples that pass every gate; empty for none."""
+    """Weights of the rewards in the sum that is shown, over samples that pass every gate; empty for no sum."""
 
 
 class Report(StageConfig):
@@ -55,13 +55,13 @@ class Report(StageConfig):
     """The number that ranks policies, which the page begins with: a reward, ``loss``, ``weighted reward`` or
     ``correct answers: NAME``; "" if nothing ranks them."""
     init: str = Field(default="", json_schema_extra={"neutral": ""})
-    """What policy version 0 begins with, in words; "" for the base, and for fresh weights."""
+    """The weights that policy version 0 begins with, in words; "" for the base, and for fresh weights."""
     about: tuple[tuple[str, str], ...] = ()
-    """What was run: names and values, in order."""
+    """Facts of the run (such as model and data): names and values, in order."""
     settings: tuple[tuple[str, str], ...] = ()
     """The settings of the recipe that differ from their defaults: names and values."""
     roles: dict[str, str] = {}
-    """Role in training of each reward."""
+    """Role in training of each reward, by its label."""
     staleness: int = Field(default=0, json_schema_extra={"neutral": 0})
     """Updates that a rollout's policy is behind."""
 

@@ -1,6 +1,6 @@
 """Curves, sparklines and histograms as SVG, in the colours and font of the page. Equal points give equal bytes.
 
-Written here, not by a plotting library: a run draws its page after each iteration, in milliseconds.
+This module draws them without a plotting library, in milliseconds, because a run draws its page after each iteration.
 """
 
 import math
@@ -14,17 +14,17 @@ from cosmos_rl_core.estimates.digits import number
 from cosmos_rl_core.estimates.estimate import Estimate
 
 WIDE, SMALL = (760, 300), (372, 190)
-"""Width and height of a curve alone, and of one among several."""
+"""Width and height in pixels of a single drawing, and of a drawing among several."""
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 40
-"""Space around the axes."""
+"""Pixels around the axes."""
 MAX_BEADS = 40
-"""A longer line has no marks at its points: they would hide it."""
+"""Most points of a line with marks at its points. On a longer line the marks would hide it."""
 BINS = 24
 
 
 @dataclass(frozen=True)
 class Series:
-    """Estimates along an axis: a line with a band, or points with bars, of one standard error where there is one."""
+    """Estimates along an axis: a line with a band, or points with bars, of one standard error if it is known."""
 
     label: str
     points: Sequence[tuple[int, Estimate]]
@@ -129,7 +129,7 @@ def _title(k: float, estimate: Estimate) -> str:
 
 
 def _error(estimate: Estimate) -> float:
-    """Return how far the drawing of a point reaches; a point without an error has none."""
+    """Return half the length of a point's error bar; 0 if the point has no error."""
     return estimate.error if math.isfinite(estimate.error) else 0.0
 
 
@@ -149,7 +149,7 @@ def spark(values: Sequence[tuple[int, float]], marks: Iterable[int] = ()) -> Mar
 
 
 def histogram(named: Sequence[tuple[str, Sequence[float]]], x_label: str) -> Markup:
-    """Draw distributions as steps on the same axes, each from its quantiles: (colour, ends of equal parts)."""
+    """Draw distributions as steps on the same axes. Each is a colour and its quantiles: the ends of equal parts."""
     size = SMALL
     width, height = size
     x = Axis.over([value for _, quantiles in named for value in quantiles], LEFT, width - RIGHT, 0.02)
@@ -166,7 +166,7 @@ def histogram(named: Sequence[tuple[str, Sequence[float]]], x_label: str) -> Mar
 
 
 def _below(quantiles: Sequence[float], value: float) -> float:
-    """Return the share of samples below a value: between the ends of a part they are taken as evenly spread."""
+    """Return the share of samples below a value, as if samples were evenly spread between two quantiles."""
     parts, found = len(quantiles) - 1, 0.0
     for low, high in pairwise(quantiles):
         if high < value or high == low < value:

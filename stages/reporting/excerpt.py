@@ -13,7 +13,7 @@ from stages.artifacts.records import parsed
 from stages.scoring.spreads import Spread
 
 QUANTILES = 32
-"""Parts of equal size that the sorted scores are cut into. Their ends are enough to draw a distribution."""
+"""Number of equal parts that the sorted scores are cut into. The ends of the parts suffice to draw a distribution."""
 
 
 HELD_OUT_LOSS = "held-out loss"
@@ -30,15 +30,15 @@ class Score(Section):
     mean: float | None
     deviation: float | None
     error: float | None
-    """Standard error over prompts, whose samples are alike; over conversations for answers."""
+    """Standard error over prompts, whose samples are correlated; for answers, over conversations."""
     clusters: int
-    """Prompts or conversations."""
+    """Number of prompts or conversations."""
     quantiles: tuple[float, ...] = ()
     """The least score, the ends of parts of equal size, the greatest score."""
 
     @classmethod
     def of(cls, reward: str, score: str, values: Any, prompts: Any) -> Self:
-        """Return the numbers of a Series of finite scores of samples of these prompts."""
+        """Return the numbers of a score. ``values`` (finite) and ``prompts`` are Series with one entry per sample."""
         spread = Spread.of(values, prompts)
         ends = [place / QUANTILES for place in range(QUANTILES + 1)]
         return cls(
@@ -68,7 +68,7 @@ class PromptScore(Section):
 
 
 class Failure(Section):
-    """Samples without a score, or held back, or answers that were cut off, for one reason."""
+    """Samples that have no score, samples that gates held back, or answers that were cut off, for one reason."""
 
     what: str
     """``not finite``, ``refused``, ``no score``, ``gated``, or ``answer``."""
@@ -86,24 +86,24 @@ class Picture(Section):
     score: float | None
     """Score of the headline reward."""
     others: dict[str, float] = {}
-    """Scores of the other rewards, by their names."""
+    """Scores of all rewards and the weighted sum, by label."""
     error: str = ""
     """Why the sample has no score."""
     thumb: str = ""
     """A small picture as a data URI: three frames of a video side by side."""
     full: str = ""
-    """Name of the file of the fragment in full size; a video ends with ``.mp4``."""
+    """Name of the fragment's file with the picture in full size; it ends with ``.mp4`` for a video."""
     missing: str = ""
     """Why there is no picture."""
     width: int = 0
     height: int = 0
-    """Height of the small picture in pixels; ``width`` alike."""
+    """Height of the small picture in pixels, as ``width`` is its width."""
     references: tuple[str, ...] = ()
     """Digests of the pictures that its prompt refers to, in order."""
 
     @property
     def is_video(self) -> bool:
-        """Return whether the full size is a video."""
+        """Return whether the full picture is a video."""
         return self.full.endswith(".mp4")
 
 
@@ -123,31 +123,31 @@ class Change(Section):
     of: str
     mean: float | None
     error: float | None
-    """Standard error of the difference of the same prompts, media or conversations."""
+    """Standard error of the difference, paired by prompt, medium or conversation."""
     n: int
     clusters: int
-    """Prompts, media or conversations."""
+    """Number of prompts, media or conversations."""
     better: int
-    """Samples whose number rose."""
+    """Number of samples whose value rose."""
     worse: int
-    """Samples whose number fell."""
+    """Number of samples whose value fell."""
 
     @classmethod
     def of_both(cls, of: str, change: Estimate, rises: Any) -> Self:
-        """Return a change, with the ``rises`` of samples or items that both have as a Series."""
+        """Return a change. ``rises`` is a Series: the rise of each sample or item that both versions have."""
         counts = {"better": int((rises > 0).sum()), "worse": int((rises < 0).sum())}
         return cls(of=of, **_numbers(change), **counts)
 
 
 class Loss(Section):
-    """The loss on held-out data, over items; None if an item's is not finite."""
+    """The loss on held-out data, over items; its mean is None if the loss of an item is not finite."""
 
     mean: float | None
     error: float | None
     """Standard error over media or conversations."""
     n: int
     clusters: int
-    """Media or conversations."""
+    """Number of media or conversations."""
 
     @classmethod
     def of(cls, estimate: Estimate) -> Self:
@@ -166,7 +166,7 @@ class Question(Section):
     number: int
     """Number of the conversation in its dataset of tokens."""
     fixed: bool
-    """Whether it is shown at every judged policy version. Others are shown because the answer is wrong."""
+    """Whether it is shown at every judged policy version. Other questions are shown because their answers are wrong."""
     text: str
     thumb: str = ""
     """A data URI: three frames of a video side by side; "" without a picture."""
@@ -185,9 +185,9 @@ class Answered:
     answer: str
     correct: bool
     whole: bool
-    """Whether the policy ended the answer. False: ``max_new_tokens`` cut it off."""
+    """Whether the policy ended the answer; False if ``max_new_tokens`` cut it off."""
     first: str | None
-    """The answer of version 0; None if this is it."""
+    """The answer of version 0; None if this is version 0's."""
 
 
 class Excerpt(Section):
@@ -206,20 +206,20 @@ class Excerpt(Section):
     failures: tuple[Failure, ...] = ()
     tripped: tuple[Tripped, ...] = ()
     undecided: int = 0
-    """Limits on drift that were not judged, because there are too few prompts."""
+    """Number of limits on drift that were not judged, because there are too few prompts."""
     pictures: dict[str, Picture] = {}
     first: dict[str, Picture] = {}
-    """Pictures of the samples that changed most, as version 0 made them."""
+    """Pictures that version 0 made of the samples that changed most, by sample id."""
     shown: dict[str, tuple[str, ...]] = {}
-    """Ids of the shown samples, in order, by why they are shown: ``fixed``, ``typical``, ``best``, ``worst``,
-    ``widest``, ``failed``, ``tripped``, ``improved`` or ``worsened``."""
+    """Ids of the shown samples, in order, by the reason why they are shown: ``fixed``, ``typical``, ``best``,
+    ``worst``, ``widest``, ``failed``, ``tripped``, ``improved`` or ``worsened``."""
     changes: tuple[Change, ...] = ()
     """Changes of each reward and of the held-out loss since version 0."""
     loss: Loss | None = None
 
     @classmethod
     def read(cls, data: bytes, url: str) -> Self:
-        """Return the excerpt of a file's bytes, of any version. Raises :class:`ArtifactError` if it is none."""
+        """Return the excerpt in a file's bytes, of any version. Raises :class:`ArtifactError` if they hold none."""
         return parsed(cls, _today(json.loads(data)), url)
 
     def encode(self) -> bytes:
@@ -243,8 +243,8 @@ class Excerpt(Section):
 def _today(found: Any) -> Any:
     """Return the values of an excerpt as this version writes them.
 
-    Versions 1 and 2 had an error over samples and one over prompts, equal for one prompt, and did not count prompts
-    and media.
+    Versions 1 and 2 had two errors, over samples and over prompts, which were equal for a single prompt; and they did
+    not count prompts and media.
     """
     if not isinstance(found, dict):
         return found

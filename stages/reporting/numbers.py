@@ -7,9 +7,9 @@ from cosmos_rl_core.estimates.digits import number, signed
 
 
 def words(row: Mapping[str, Any]) -> str:
-    """Return a row of ``tripped`` of the evidence as a sentence.
+    """Return a row of the evidence's ``tripped`` in words.
 
-    Such as ``luma of pixel_statistics rose from 0.4 to 0.6 (z-score +2.1), by 7.3 standard errors; rise = 6``.
+    For example ``luma of pixel_statistics rose from 0.4 to 0.6 (z-score +2.1), by 7.3 standard errors; rise = 6``.
     """
     score = row["score"] if row["score"] == row["reward"] else f"{row['score']} of {row['reward']}"
     bound, now, limit, z = row["bound"], number(row["mean"]), number(row["limit"]), z_score(row["z"])

@@ -27,7 +27,7 @@ from stages.reporting.training import drawn, losses
 PICTURE_BYTES = 24_000_000
 """Most characters of small pictures of iterations in a page. A longer run shows evenly spaced iterations."""
 STRIP = 24
-"""Most iterations or policy versions in a strip."""
+"""Most iterations or policy versions in a row of pictures."""
 TRIPPED = 24
 """Most iterations whose limits are shown with their samples."""
 LISTED = 200
@@ -37,7 +37,7 @@ HEADLINES = 4
 
 
 def report_page(book: Book) -> bytes:
-    """Return the page. Without ``now`` it has no links and no script, and equal artifacts give equal bytes."""
+    """Return the page as HTML. Without ``now`` it has no links and no script, and equal artifacts give equal bytes."""
     references = _references(book)
     rows, held_out = moved(book), _held_out(book)
     evidence = list(signs(book, rows))
@@ -78,7 +78,7 @@ def report_page(book: Book) -> bytes:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A reward or a loss on held-out data, before and after."""
+    """A reward or a loss on held-out data, of the first and of the last judged policy version."""
 
     name: str
     before: Estimate
@@ -89,7 +89,7 @@ class HeldOut:
 
 
 def _held_out(book: Book) -> list[HeldOut]:
-    """Return what was measured on held-out data: the headline, the first reward, the loss, the other rewards."""
+    """Return the numbers measured on held-out data: the headline, the headline reward, the loss, other rewards."""
     if not book.judged:
         return []
     first, last = book.judged[0], book.judged[-1] if len(book.judged) > 1 else None
@@ -106,9 +106,9 @@ def _held_out(book: Book) -> list[HeldOut]:
 
 
 def _headlines(book: Book, held_out: Sequence[HeldOut]) -> list[HeldOut]:
-    """Return the held-out numbers in large digits: the headline, the held-out loss and the headline reward.
+    """Return the held-out numbers in large digits: the headline, and the loss or, if that is it, the headline reward.
 
-    A run without rewards shows all its held-out numbers, as far as there is room.
+    A run without rewards shows its first :data:`HEADLINES` held-out numbers.
     """
     second = book.reward if book.headline == LOSS else LOSS
     shown = {book.headline, second} if book.reward else {one.name for one in held_out}
@@ -120,7 +120,7 @@ def _after(last: Piece | None, name: str) -> tuple[Estimate | None, Estimate | N
 
 
 def _curves(book: Book) -> Iterator[tuple[str, str, Sequence[Series], Markup]]:
-    """Yield title, name of the axis, series and drawing of the curves that answer whether it learned."""
+    """Yield title, label of the x axis, series and drawing of each curve that shows whether the policy learned."""
     marks = [book.sampled_by(piece.k) for piece in book.iterations if piece.excerpt.tripped]
     names = [name for name in dict.fromkeys([book.headline, book.reward]) if name not in ("", LOSS)]
     titles = ["Reward"] if names == [book.reward] else [f"Reward: {n}" if book.reward else n for n in names]
@@ -139,7 +139,7 @@ def _curves(book: Book) -> Iterator[tuple[str, str, Sequence[Series], Markup]]:
 
 
 def _rewards(book: Book, name: str) -> list[Series]:
-    """Return a reward of training samples, if it was measured there, and of held-out ones."""
+    """Return the curves of a reward on training samples and on held-out samples, empty where it was not measured."""
     training = [(book.sampled_by(piece.k), piece.estimate(name)) for piece in book.iterations]
     held_out = [(piece.k, piece.estimate(name)) for piece in book.judged]
     return [
@@ -149,12 +149,12 @@ def _rewards(book: Book, name: str) -> list[Series]:
 
 
 def _strip(pieces: Sequence[Piece], why: str) -> list[Piece]:
-    """Return evenly spaced pieces that show samples for a reason."""
+    """Return evenly spaced pieces that show samples for the reason ``why``."""
     return evenly([piece for piece in pieces if piece.excerpt.chosen(why)], STRIP)
 
 
 def _film(book: Book) -> list[tuple[str, list[tuple[Piece, Picture]]]]:
-    """Return rows of the same held-out sample at several policy versions, each under its prompt."""
+    """Return rows with a prompt and the pictures of one held-out sample at several policy versions."""
     shown = _strip(book.judged, "fixed")
     if not shown:
         return []
@@ -171,7 +171,7 @@ def _answers(book: Book) -> Iterator[tuple[str, list[Answered]]]:
 
 @dataclass(frozen=True)
 class PromptRow:
-    """The mean reward of a prompt, first and last."""
+    """The mean reward of a prompt, when it was first and when it was last measured."""
 
     prompt: str
     before: float
@@ -185,7 +185,7 @@ class PromptRow:
 
 
 def _prompts(book: Book) -> list[PromptRow]:
-    """Return the prompts by their change, the most improved first: held-out ones; training ones if none are held out.
+    """Return prompts by their change, the most improved first: held-out prompts, or training prompts without any.
 
     Each training prompt is taken from the first and the last iteration that sampled it.
     """
@@ -226,7 +226,7 @@ FAILED = {
     "no score": "got no score by one of the rewards",
     "gated": "were held back by gates",
 }
-"""What became of training samples that failed, by the words of excerpts."""
+"""Words for a sentence on failed training samples, by the excerpt's ``Failure.what``."""
 
 
 def _generated(book: Book) -> int:
@@ -235,7 +235,7 @@ def _generated(book: Book) -> int:
 
 
 def _failed(book: Book) -> str:
-    """Return in a sentence what became of the samples of all rollouts, and of prompts that gates held back; "" without.
+    """Return sentences that count the failed samples of all rollouts and the held-back prompts; "" without iterations.
 
     Few models have a guardrail, so refused samples are named only if there are any.
     """
@@ -252,12 +252,12 @@ def _failed(book: Book) -> str:
 
 
 DATA = ("rollouts", "scores", "data")
-"""Roles of what policies are trained on."""
+"""Roles of an update's inputs that the policy is trained on."""
 LINEAGE = ["policy", "weights", "made from policy", *DATA, "generation"]
 
 
 def _lineage(trained: Sequence[Trained]) -> list[list[str]]:
-    """Return how each policy version came about: digests of its weights and of everything that it was trained on."""
+    """Return the lineage of each policy version: digests of its weights, of the policy before, and of its data."""
     weights = {one.made.digest: one.made.part_content(CURRENT)[:12] for one in trained}
 
     def row(one: Trained) -> list[str]:
@@ -271,7 +271,7 @@ def _lineage(trained: Sequence[Trained]) -> list[list[str]]:
 
 
 def _references(book: Book) -> References | None:
-    """Return what reads the references of the samples in the book; None if no prompt has any."""
+    """Return the reader of the references of the book's samples; None if no prompt has any."""
     pictures = (one for piece in (*book.iterations, *book.judged) for one in piece.excerpt.pictures.values())
     return book.references if any(one.references for one in pictures) else None
 
@@ -291,7 +291,7 @@ def _with_pictures(book: Book, references: References | None) -> list[tuple[Piec
 
 
 def shown(value: Any) -> Any:
-    """Return a value of a page, control characters of its text escaped; markup of ours stays."""
+    """Return a value for a page, with control characters of a text escaped. Markup stays as it is."""
     return visible(value) if type(value) is str else value
 
 
@@ -316,10 +316,10 @@ def _script() -> Markup:
 
 
 def _digest(script: str) -> str:
-    """Return the digest by which a page allows its own script and no other."""
+    """Return the SHA-256 digest (base64) by which a page allows its own script and no other."""
     return base64.b64encode(hashlib.sha256(str(script).encode()).digest()).decode("ascii")
 
 
 def render(template: str, **values: Any) -> bytes:
-    """Fill in a template. Every value is escaped."""
+    """Fill in a template and return its bytes, UTF-8. Every value is escaped."""
     return _environment().get_template(template).render(values).encode()

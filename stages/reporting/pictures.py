@@ -16,15 +16,15 @@ from stages.formats.references import Pictures
 from stages.formats.samples import StoredSample
 
 SIDES = (192, 128, 96, 64)
-"""Longest sides in pixels of small pictures: the first at which all pictures of a file fit into it."""
+"""Longest sides of small pictures, in pixels. A file takes the first at which all its pictures fit into it."""
 EXACT_SIDE = 128
-"""Pictures up to this many pixels a side keep every pixel, and are enlarged without smoothing."""
+"""Longest side in pixels up to which a picture keeps every pixel."""
 REFERENCE_SIDE = 96
 """Longest side in pixels of the small picture of a reference."""
 REFERENCES_KEPT = 1024
-"""Small pictures of references in memory."""
+"""Most small pictures of references in memory."""
 FULL_BYTES = 2**19
-"""Largest PNG that is shown as it is. Larger ones become JPEG in full size."""
+"""Size in bytes of the largest PNG that is shown as it is. A larger PNG becomes a JPEG in full size."""
 QUALITY, FULL_QUALITY = 75, 92
 
 
@@ -73,10 +73,10 @@ class References:
         self._pictures = Pictures(slot)
         self._thumbs = lru_cache(REFERENCES_KEPT)(self._read)
         self.faults: dict[str, str] = {}
-        """Why references were not shown when they were last asked for, by their digests."""
+        """Reasons why references could not be shown when they were last asked for, by their digests."""
 
     def of(self, digests: Sequence[str]) -> tuple[Thumb, ...]:
-        """Return the small pictures of references. One that is missing or damaged in the store says so."""
+        """Return the small pictures of references. For a missing or damaged reference, ``Thumb.missing`` says so."""
         return tuple(self._of(one) for one in digests)
 
     def _of(self, digest: str) -> Thumb:
@@ -97,14 +97,12 @@ class References:
 
 
 def strip(sample: StoredSample) -> list[Image.Image]:
-    """Return a picture, or the first, the middle and the last frame of a video, of the largest small size."""
+    """Return a picture, or the first, middle and last frame of a video, shrunk to the largest of :data:`SIDES`."""
     return framed(sample.pixels)
 
 
 def framed(frames: Any) -> list[Image.Image]:
-    """Return the first, the middle and the last of uint8 frames ``[frames, height, width, 3]``, of the largest small
-    size.
-    """
+    """Return the first, middle and last of uint8 frames ``[frames, height, width, 3]``, shrunk like :func:`strip`."""
     images = [Image.fromarray(frames[i]) for i in sorted({0, len(frames) // 2, len(frames) - 1})]
     for image in images:
         image.thumbnail((SIDES[0], SIDES[0]), Image.Resampling.LANCZOS)
@@ -112,9 +110,9 @@ def framed(frames: Any) -> list[Image.Image]:
 
 
 def within(strips: dict[str, list[Image.Image]], most_bytes: int) -> dict[str, Thumb]:
-    """Return small pictures by name, of the largest size at which all data URLs have at most ``most_bytes``.
+    """Return small pictures by name, of the largest size at which all data URLs together have at most ``most_bytes``.
 
-    The smallest size is taken even if they have more.
+    If even the smallest size needs more bytes, it is taken.
     """
     found: dict[str, Thumb] = {}
     for side in SIDES:

@@ -39,7 +39,7 @@ class Samples:
         return cls(artifact, scored, table)
 
     def load(self, ids: Collection[str]) -> Iterator[StoredSample]:
-        """Yield some samples, by id, without pictures if those were deleted. Opens only the units that hold them."""
+        """Yield the samples ``ids``, without pictures if these were deleted. Opens only the units that hold them."""
         if self.artifact.lacks(contracts.MEDIA):
             stored = map(StoredSample, all_rows(self.artifact))
         else:

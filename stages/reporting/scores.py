@@ -1,4 +1,4 @@
-"""All scores of a run since policy 0: how far each has moved, and what of it is a sign of reward hacking."""
+"""All scores of a run since policy 0: how far each has moved, and signs of reward hacking."""
 
 import math
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from stages.reporting.excerpt import Score
 from stages.reporting.numbers import z_score
 
 MOVED = 4.0
-"""Standard errors beyond which a watched score is named as moved."""
+"""Number of standard errors beyond which a watched score counts as moved."""
 NAMED = 4
-"""Watched scores that are named at most."""
+"""Most watched scores that are named."""
 DIVERSITY = "group_diversity"
 """The score that tells how much samples of one prompt differ."""
 
@@ -30,11 +30,11 @@ class Moved:
     role: str
     now: Score
     by_iteration: list[tuple[int, float]]
-    """Iterations, each with the standard deviations of policy 0's samples by which the mean has moved."""
+    """Iterations with their z-scores: how far the mean has moved, in standard deviations of policy 0's samples."""
     tripped: list[int]
     """Iterations in which a limit on it tripped."""
     curve: Markup
-    """The z-scores at the policies that made the samples, as a small curve, with dots where limits tripped."""
+    """A small curve of the z-scores over the policies that made the samples, with dots where limits tripped."""
 
     @property
     def z(self) -> float:
@@ -43,7 +43,7 @@ class Moved:
 
     @property
     def drift(self) -> float:
-        """Return how many standard errors the mean has moved, of both means together; NaN with too few prompts."""
+        """Return how far the mean has moved, in standard errors of the difference; NaN with too few prompts."""
         return estimate(self.now).minus(estimate(self.score)).in_errors
 
     @property
@@ -54,12 +54,12 @@ class Moved:
 
     @property
     def furthest(self) -> tuple[int, float]:
-        """Return the iteration with the z-score that is furthest from 0, and that z-score."""
+        """Return the iteration whose z-score is furthest from 0, and that z-score."""
         return max(self.by_iteration, key=lambda row: abs(row[1]), default=(0, 0.0))
 
     @property
     def cells(self) -> list[str | Markup]:
-        """Return the row of the table."""
+        """Return the cells of the score's row in the table, in the order of :data:`NAMES`."""
         k, z = self.furthest
         first, now = (
             Markup("{}<i>{}</i>").format(one.shown, one.error_shown) for one in map(estimate, (self.score, self.now))
@@ -141,9 +141,10 @@ def _limits(book: Book) -> tuple[str, str]:
 
 
 def _training_and_held_out(book: Book, rows: list[Moved], *, tripped: bool) -> Iterator[tuple[str, str]]:
-    """Yield whether the first training reward and the held-out one moved together; its name, if others rank policies.
+    """Yield whether the headline reward moved in the same direction on training and on held-out prompts.
 
-    A hacked reward rises on held-out prompts too: where a limit tripped, that speaks for nothing.
+    A hacked reward rises on held-out prompts too, so this is no good sign if a limit tripped. The reward is named if
+    another number ranks policies.
     """
     own = next((row for row in rows if row.score.name == book.reward), None)
     held_out = headline_change(book)
@@ -170,7 +171,7 @@ def change_of(piece: Piece, name: str) -> Estimate | None:
 
 
 def distributions(book: Book) -> list[tuple[str, int, Markup]]:
-    """Return name, newest iteration and histogram of each reward that trains: iteration 0 and the newest."""
+    """Return name, newest iteration and histogram of each reward; the histogram shows iteration 0 and the newest."""
     if (first := book.first) is None:
         return []
     last = book.iterations[-1]

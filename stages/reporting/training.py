@@ -15,7 +15,7 @@ from stages.reporting.book import Book, Trained
 from stages.reporting.curves import SMALL, Series, curve
 
 MAX_POINTS = 200
-"""Points of a curve; of more optimizer steps, each point is the mean of some."""
+"""Most points of a curve. If there are more optimizer steps, each point is the mean of some."""
 CURVES = {
     "loss": "Loss",
     "policy_loss": "Loss from rewards",
@@ -43,7 +43,7 @@ class Drawn:
     svg: Markup
     newest: str
     largest: str
-    """The greatest value, and where."""
+    """The greatest value, and the iteration and step that had it."""
     smallest: str
 
 
@@ -87,7 +87,7 @@ def over_steps(steps: Any, values: Any, label: str) -> Series:
 
 
 def _alone(value: float, steps: int) -> Estimate:
-    """Return a number without an error: steps that follow each other are not independent."""
+    """Return an estimate without an error, because consecutive steps are not independent."""
     return Estimate(value, math.nan, steps, 0)
 
 

@@ -1,4 +1,4 @@
-"""Early warnings for people: what tripped in words, z-scores, and the samples that are most extreme."""
+"""Early warnings for people: the limits that tripped, in words, z-scores, and the most extreme samples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Extreme:
-    """One sample with the score that is judged."""
+    """One sample with the score that exceeds a limit."""
 
     picture: Thumb
     prompt: str
@@ -36,7 +36,7 @@ class Warned:
 
 
 def warned(evidence: Row, samples: Samples) -> list[Warned]:
-    """Return what tripped in an iteration, with the pictures of ``samples``, its rollout."""
+    """Return the bounds that tripped in an iteration, with pictures from ``samples``, its rollout."""
     return [
         Warned(evidence["iteration"], words(row), _extremes(row["samples"], samples)) for row in evidence["tripped"]
     ]
@@ -59,7 +59,7 @@ def _name(level: Row) -> str:
 
 
 def warning_page(evidence: Row, samples: Input) -> bytes:
-    """Return the HTML page of what tripped in an iteration."""
+    """Return the HTML page about the bounds that tripped in an iteration."""
     found = warned(evidence, Samples.read(samples, None))
     levels = [
         [_name(row), number(row["first"]["mean"]), number(row["now"]["mean"]), z_score(row["z"]), z_score(row["drift"])]

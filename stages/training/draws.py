@@ -1,6 +1,6 @@
 """Micro-batches of an update. Every draw depends on the sample, the pass and the noise level, never on the batch.
 
-They are made on the CPU, from stored tensors that are read meanwhile: in the background, by several threads.
+Threads in the background read the stored tensors and make the micro-batches on the CPU.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,9 +34,9 @@ from stages.training.given import NUM_GIVEN, own_frames
 from stages.training.trainer import CPU, MicroBatch, repeated
 
 Draw = Callable[[list[str], int, Sequence[int], float], MicroBatch]
-"""Function of sample keys, the pass, the numbers of their noise levels or recorded steps, and a weight.
+"""Function of sample keys, the pass, the places of their noise levels or recorded steps, and a weight.
 
-It returns a micro-batch whose rows are the levels of the first sample, then of the next one.
+It returns a micro-batch whose rows are all levels of the first sample, then all of the next sample.
 """
 
 
@@ -45,7 +45,7 @@ class Stored:
     """The samples of the rollouts that are trained on: tensors, prompt and advantage by sample key."""
 
     tensors: SampleTensors
-    """Read as they are drawn, by the rank that draws them."""
+    """Stored tensors, each read when it is drawn, by the rank that draws it."""
     prompt_ids: dict[str, str]
     advantages: dict[str, float]
     conditioning: Embeddings
@@ -59,9 +59,8 @@ class Stored:
     ) -> "Stored":
         """Return the samples that ``table`` (``key, prompt_id, advantage, used``) marks as used.
 
-        The ranks of a ``context`` share the first reading of them. Collective then.
-
-        Raises :class:`ArtifactError` if the rollouts lack one of them.
+        The ranks of a ``context`` share the first reading of the samples; with it the call is collective. Raises
+        :class:`ArtifactError` if the rollouts lack a sample.
         """
         used = table[table["used"]]
         guidance_scale = request.settings(contracts.Update).sample.guidance_scale
@@ -83,7 +82,7 @@ class Stored:
         return MicroBatch(batch, conditioning, weight, behaviour=self.behaviours[place], **guidance, **named)
 
     def stack(self, ids: Sequence[str], names: Iterable[str]) -> Tensor:
-        """Return one stored tensor of each sample, ``[B, ...]``; ``names`` has one a sample."""
+        """Return one stored tensor of each sample, ``[B, ...]``; ``names`` has the tensor's name for each sample."""
         found = [self.tensors[sample_id][name] for sample_id, name in zip(ids, names, strict=False)]
         return torch.stack(found)
 
@@ -109,8 +108,8 @@ class Stored:
 class LatentDraws:
     """Final latents at random noise levels of the rollout's grid, with the rollout's guidance.
 
-    The members of a pair share noise levels, noise and what may be dropped, which their ids decide together, and the
-    row of conditioning: they have one prompt.
+    The members of a pair share noise levels, noise and dropout, which both ids decide together. They also share the row
+    of conditioning, because they have one prompt.
     """
 
     stored: Stored
@@ -173,8 +172,8 @@ class TransitionDraws:
     def step(self, sample_id: str, place: int) -> int:
         """Return the ``place``-th recorded step of a sample.
 
-        Raises :class:`ArtifactError` for a step without noise, which has no log-probability. It is looked for here,
-        where the table is still the host's: no forward pass waits for an answer.
+        Raises :class:`ArtifactError` for a step without noise, which has no log-probability. The check is here, where
+        the steps are still on the host, so that no forward pass waits for it.
         """
         step = int(self.stored.tensors[sample_id]["steps"][place])
         if step not in self.kernel.trainable:
@@ -193,16 +192,18 @@ class TransitionDraws:
         return torch.from_numpy(seeds.normal(shape, noise_seed, "initial noise", 0))
 
     def _history(self, ids: Sequence[str], steps: Sequence[int], x: Tensor) -> Tensor:
-        """Return what each step looks back at; zeros for a step that does not look back."""
+        """Return the stored history of each step, ``[B, ...]``; zeros for a step that does not look back."""
         zero = torch.zeros(x.shape[1:], dtype=x.dtype, device=CPU)
         found = [self.stored.tensors[i].get(f"history.{step}", zero) for i, step in zip(ids, steps, strict=True)]
         return torch.stack(found)
 
 
 class DataDraws:
-    """Prepared media for the diffusion loss added to each trained step: one item a sample, of its prompt if it has any.
+    """Prepared media for the diffusion loss added to each trained step: per sample one item, of its prompt if it has
+    any.
 
-    Noise level and noise are the step's and the rollout's initial noise, or drawn like in supervised training. Each
+    Either the noise level is the trained step's and the noise is the rollout's initial noise, or both are drawn as in
+    supervised training. Each
     rank reads the latents and captions of its own draws.
     """
 
@@ -217,7 +218,7 @@ class DataDraws:
 
     @property
     def num_times(self) -> int | None:
-        """Return the number of a sample's trained steps with a diffusion loss; None for all."""
+        """Return how many of a sample's trained steps have a diffusion loss; None for all."""
         return 1 if self.term.on_first_only else None
 
     def __call__(self, ids: list[str], epoch: int, places: Sequence[int], weight: float) -> MicroBatch:

@@ -18,14 +18,14 @@ from stages.training.trainer import MicroBatch, Trainer, Watcher
 
 
 class DriftWatch(Watcher):
-    """Watches the micro-batches of transitions of an algorithm with limits of its drift."""
+    """A watcher that records the drift of every trained transition, and applies the algorithm's limits on drift."""
 
     def __init__(self, max_logp_drift: float, trainer: Trainer, contents: Sequence[str]) -> None:
         self.max_logp_drift, self.trainer, self.context = max_logp_drift, trainer, trainer.context
         self._contents = contents
         self.rows: list[dict[str, Any]] = []
         self._worst: list[Any] = [0.0, "", 0]
-        """Drift, sample and step of the transition that is farthest off."""
+        """Drift, sample and step of the transition with the largest drift."""
         self._ended_at: float | None = None
 
     def write(self) -> None:

@@ -1,4 +1,4 @@
-"""Rollouts of another run: the policies that made them, and how far the trained policy has moved from these."""
+"""Rollouts of another run, and how far the trained policy is from the policies that made them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,9 +19,9 @@ from stages.training.order import Unit
 from stages.training.trainer import Trainer
 
 UNITS = 64
-"""Most units, samples or pairs, that a drift is measured on."""
+"""Most units (samples or pairs) that a drift is measured on."""
 _EPOCH = -1
-"""Number of the pass of these draws. No pass of training has this number."""
+"""Number of the pass for the draws of a drift. No pass of training has this number."""
 
 
 def other_adapter(request: Request) -> LoraConfig | None:
@@ -37,9 +37,10 @@ def drift(
 ) -> float:
     """Return how far the trained policy is from the policies that made the rollouts. Collective.
 
-    It is the mean of ``(v_p - v_b)²`` over the mean of ``(v_b - (noise - x_0))²``, unitless, each over generated
-    dimensions and over at most :data:`UNITS` units, drawn by their keys, at one keyed noise level each. ``v_p`` is the
-    velocity of ``current``, ``v_b`` the velocity of the weights ``behaviours`` that made a sample's rollout.
+    It is the mean of ``(v_p - v_b)²`` over the mean of ``(v_b - (noise - x_0))²``, unitless. Both means are over
+    generated dimensions and over at most :data:`UNITS` randomly chosen units, each at one noise level that its key
+    decides. ``v_p`` is the velocity of ``current``, ``v_b`` the velocity of the weights ``behaviours`` that made a
+    sample's rollout.
     """
     run_seed, iteration = draws.key
     order = seeds.permutation(len(units), "drift", run_seed, iteration)
@@ -79,7 +80,7 @@ def check(found: float, foreign: Foreign, iteration: int) -> None:
 
 
 def _by_rollout(units: Sequence[Unit]) -> list[list[Unit]]:
-    """Return the units of each rollout: a micro-batch has the weights of one."""
+    """Return the units grouped by rollout, because a micro-batch uses the weights of a single rollout."""
     found: dict[str, list[Unit]] = {}
     for unit in units:
         found.setdefault(unit[0].partition("/")[0], []).append(unit)

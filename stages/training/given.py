@@ -13,7 +13,7 @@ from stages.artifacts.request import Request
 from stages.formats.latents import Latents
 
 NUM_GIVEN, GIVEN_ITEM = "given_frames", "given_item"
-"""Columns of a sample's index row; the item is there only if it gave a frame."""
+"""Columns of a sample's index row: the number of given frames, and the item; the item only if it gave a frame."""
 
 
 def num_given(bounds: tuple[int, int], generator: np.random.Generator) -> int:
@@ -23,9 +23,9 @@ def num_given(bounds: tuple[int, int], generator: np.random.Generator) -> int:
 
 
 def own_frames(latents: Tensor, bounds: tuple[int, int], generator: np.random.Generator) -> Entries:
-    """Return the entries of a drawn number of the first frames of an item itself.
+    """Return conditioning with a drawn number of the item's own first frames as given frames.
 
-    Empty for models that are given none.
+    Empty if ``bounds`` allow no given frames.
     """
     return given_frames(latents[:, : num_given(bounds, generator)], latents.shape[1]) if bounds[1] > 0 else {}
 
@@ -50,7 +50,7 @@ class GivenMedia:
         return cls(Latents.of(request), config.given_frames, (request.seed, request.iteration or 0))
 
     def facts(self, prompt_id: str) -> dict[str, Any]:
-        """Return how many frames are given, and the item that gives them, for the index rows of a prompt's samples."""
+        """Return the number of given frames and the item that gives them, for index rows of a prompt's samples."""
         count, item = self._drawn(prompt_id)
         return {NUM_GIVEN: count} | ({GIVEN_ITEM: item} if count else {})
 

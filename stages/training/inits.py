@@ -26,8 +26,8 @@ Read = Callable[[str], Tensor]
 def reader_of(request: Request, init: Init, wanted: Mapping[str, tuple[int, ...]]) -> Read:
     """Return a function that reads each of the ``wanted`` tensors of the init, as float32.
 
-    Raises :class:`ArtifactError` if the folder's files are not the planned ones, or if its tensors are not those
-    wanted. The function raises it for a tensor that has another shape, or that is not finite.
+    Raises :class:`ArtifactError` if the folder's files are not the planned ones, or if the names of its tensors differ
+    from the wanted names. The returned function raises it for a tensor that has another shape, or is not finite.
     """
     names, read = _of_folder(init, wanted) if init.path else _of_run(request.inputs[INIT])
     if differing := sorted(wanted.keys() ^ set(names)):
@@ -48,7 +48,7 @@ def reader_of(request: Request, init: Init, wanted: Mapping[str, tuple[int, ...]
 
 
 def _of_run(inputs: tuple[Input, ...]) -> tuple[Collection[str], Read]:
-    """Return another run's policy, joined with the adapter that it was stacked on, if any."""
+    """Return names and reader of another run's policy, joined with the adapter that it was stacked on, if any."""
     policy, *below = inputs
     tensors = part_tensors(policy, policy.part)
     if below:
@@ -72,7 +72,7 @@ def _of_folder(init: Init, wanted: Mapping[str, tuple[int, ...]]) -> tuple[Colle
 
     def read(name: str) -> Tensor:
         with safe_open(file.path, framework="pt") as stored:
-            # A copy in memory that PyTorch allocated: elsewhere some CPUs round products otherwise.
+            # A copy in memory that PyTorch allocated: with other memory some CPUs round products differently.
             return stored.get_tensor(file.entries[name].name).clone()
 
     return file.entries, read

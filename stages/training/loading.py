@@ -49,7 +49,7 @@ def load_model(ref: ModelRef, components: tuple[str, ...], device: torch.device)
 
 
 def read_model(adapter: str, path: str, components: Sequence[str], _stamp: str) -> Model:
-    """Read components on the CPU. ``_stamp`` changes with their files, and a load with another stamp is another one."""
+    """Read components on the CPU. ``_stamp`` changes with their files, so that changed files are loaded anew."""
     return plugins.load_model(adapter).load(path, tuple(components), torch.device("cpu"))
 
 
@@ -64,10 +64,9 @@ def load_stock(
 ) -> Any:
     """Load the whole stock pipeline in ``path``, the base or an export of it, on ``device``.
 
-    With ``references`` it is the stock pipeline that takes them.
-
-    In float32 each component is read straight to the device, and the transformer is the stock one. A half type is the
-    type of the transformer's matrices alone (:mod:`cosmos_rl_core.weights.half_weights`).
+    With ``references`` it is the stock pipeline that takes references. In float32 each component is read straight to
+    the device, and the transformer is the stock one. A half type applies only to the transformer's matrices
+    (:mod:`cosmos_rl_core.weights.half_weights`).
     """
     transformer = None if param_dtype == "float32" else half_weights.load(path, param_dtype, device)
     plugin = plugins.load_model(ref.adapter)
@@ -78,7 +77,7 @@ def load_stock(
     reading = {"device_map": device.type}
     names = [name for name in _loading.weighted_parts(path) if name not in given]
     given |= {name: _loading.read_part(path, name, **reading) for name in names}
-    # By its own class: DiffusionPipeline ignores a given transformer that is optional, and reads another.
+    # Use the pipeline's own class: DiffusionPipeline ignores a given transformer that is optional, and reads another.
     takes = directories.spec(path).references
     name = takes.pipeline_class if references and takes else directories.pipeline_class(path)
     return getattr(diffusers, name).from_pretrained(
@@ -113,11 +112,11 @@ def load_policy(
 ) -> tuple[Model, PolicyWeights]:
     """Load the model with ``components`` and its transformer, with the weights of the Request's input ``policy``.
 
-    They are the part that the input names first. A frozen adapter below them is the input ``init``. ``other`` are the
-    settings of an adapter of another shape, which has no weights yet.
+    The weights are the part that the input names first. The input ``init`` is a frozen adapter below them. ``other``
+    are the settings of an adapter of another shape, which has no weights yet.
 
-    With ``merged`` adapters are added to the base where it rests in float32, and no part can be used. Velocities then
-    differ by rounding from the update's, which must replay no step of the samples.
+    With ``merged``, adapters are added to the base if it computes in float32, and no part can be used afterwards.
+    Velocities then differ by rounding from the update's, so the update must not replay steps of such samples.
 
     With sharded weights each rank reads and keeps its own rows; context-parallel peers then share the tokens of every
     forward pass.
@@ -154,7 +153,7 @@ def load_policy(
         half_weights.cast_frozen(model.transformer, config.param_dtype)
         KEPT.adopt(base)
     if merged and half(config.param_dtype) is None:
-        # After what is kept for other stages.
+        # Only after the base was kept for other stages, which need it without adapters.
         weights.merge()
     if group.peers is not None:
         model.split_sequence(group.peers)

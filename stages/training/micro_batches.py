@@ -1,4 +1,4 @@
-"""Micro-batches: which ranks make them, and their making in the background."""
+"""Micro-batches: their division among ranks, and threads that make them in the background."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -17,7 +17,7 @@ class Tensors(Protocol):
     """Tensors that are copied to the device together."""
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Return the tensors, each changed."""
+        """Return the same object with ``change`` applied to each tensor."""
         ...
 
 
@@ -27,7 +27,7 @@ Micro = TypeVar("Micro", bound=Tensors)
 def my_share(items: list[list[Callable[[float], Micro]]], group: Group) -> list[Callable[[], Micro]]:
     """Return the functions that make the micro-batches of this rank's items, every ``data_world_size``-th one.
 
-    An item's micro-batches are the noise levels of the same samples, so that a rank reads its own samples only. Ranks
+    The micro-batches of an item are noise levels of the same samples, so each rank reads only its own samples. Ranks
     with fewer items repeat one item with weight 0, so that all ranks do the same number of passes.
     """
     share: list[Callable[[], Micro]] = []
@@ -42,11 +42,11 @@ def my_share(items: list[list[Callable[[float], Micro]]], group: Group) -> list[
 def made_ahead(
     shares: Iterable[list[Callable[[], Micro]]], device: torch.device
 ) -> Iterator[Iterator[Iterator[Micro]]]:
-    """Give the micro-batches of each optimizer step, made in the background while earlier ones compute.
+    """Yield the micro-batches of each optimizer step, made in the background while earlier ones compute.
 
-    For a GPU they lie in pinned memory, from which it copies them while the host goes on.
-    Memory holds a few of them (:func:`cosmos_rl_core.storage.store.ahead`). What fails to be made raises in its turn.
-    The threads end with the context.
+    For a GPU they are in pinned memory, from which it copies them while the host goes on. Memory holds a few of them
+    (:func:`cosmos_rl_core.storage.store.ahead`). An error in making a micro-batch is raised when its turn comes. The
+    threads end with the context.
     """
     shares, again = tee(shares)
 
@@ -58,6 +58,6 @@ def made_ahead(
 
 
 def _pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    # A new thread has the first GPU, on which each rank would take memory.
+    # A new thread uses the first GPU by default, and then every rank would take memory there.
     with torch.cuda.device(device):
         return tensor.pin_memory()

@@ -1,4 +1,4 @@
-"""The order in which training goes through samples of rollouts, or through items of media."""
+"""The order in which training takes samples of rollouts, or items of media."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from stages.artifacts.layouts import evenly
 from stages.formats.samples import place_of
 
 Unit = tuple[str, ...]
-"""Keys of samples that are trained together: of one, or of the winner and the loser of a pair."""
+"""Keys of samples that are trained together: one sample, or the winner and the loser of a pair."""
 
 
 def steps_of(
@@ -28,9 +28,9 @@ def steps_of(
 ) -> list[list[list[str]]]:
     """Return optimizer steps on rollouts: lists of micro-batches of sample keys. No step and no batch divides a unit.
 
-    Each of ``passes`` has ``per_pass`` steps, and at least as many units. A micro-batch holds samples of one rollout,
-    at most ``mini_batch``, and of one number where ``kinds`` gives numbers to keys. If there are enough units, the
-    number of micro-batches is a multiple of ``num_shares``, the ranks that share them.
+    Each of ``passes`` has ``per_pass`` steps, and needs at least as many units. A micro-batch holds at most
+    ``mini_batch`` samples, of one rollout and of one kind, if ``kinds`` gives the keys' kinds. If there are enough
+    units, the number of micro-batches is a multiple of ``num_shares``, the ranks that share them.
     """
     at_once = mini_batch // len(units[0])
     steps: list[list[list[str]]] = []
@@ -59,15 +59,15 @@ def items_of_step(
 ) -> list[tuple[int, int]]:
     """Return (item, pass) of each sample of one optimizer step; ``source`` names the source of each item.
 
-    Every pass over the data has its own order, which is computed by random access. With weights each source has passes
-    of its own, and the source of each sample is drawn.
+    Every pass over the data has its own order, which is computed by random access. With ``weights``, the source of each
+    sample is drawn, and each source has passes of its own.
     """
     positions = np.arange(step * batch_size, (step + 1) * batch_size)
     if not weights:
         return _in_order(positions, np.arange(len(source)), seed)
     names = sorted(weights)
     until = np.cumsum([weights[name] for name in names])
-    # The first draws of a generator do not depend on how many there are.
+    # The first draws of a generator do not depend on how many are drawn.
     draws = seeds.generator(seed, "data sources").random((step + 1) * batch_size) * until[-1]
     drawn = np.searchsorted(until, draws, side="right").clip(max=len(names) - 1)
     found: dict[int, tuple[int, int]] = {}
@@ -80,7 +80,7 @@ def items_of_step(
 
 
 def _in_order(positions: np.ndarray, items: np.ndarray, seed: int, *source: str) -> list[tuple[int, int]]:
-    """Return (item, pass) at positions in the passes over some items, one pass after the other."""
+    """Return (item, pass) at each of the positions in consecutive passes over ``items``."""
     size = len(items)
     orders = {p: seeds.permutation(size, seed, "data order", p, *source) for p in {*(positions // size).tolist()}}
     return [(int(items[orders[p // size][p % size]]), p // size) for p in positions.tolist()]

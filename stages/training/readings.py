@@ -9,7 +9,7 @@ Take = Callable[[list[float]], object]
 
 
 class Readings:
-    """Tensors whose numbers are wanted, each with what takes them. :meth:`read` is the one wait for the device."""
+    """Tensors whose numbers are wanted, each with the function to call. Only :meth:`read` waits for the device."""
 
     def __init__(self) -> None:
         self._wanted: list[tuple[Tensor, Take]] = []
@@ -23,7 +23,7 @@ class Readings:
         wanted, self._wanted = self._wanted, []
         if not wanted:
             return
-        # Norms of rows that rest in the CPU's memory are there already.
+        # Norms of rows that are in CPU memory need no copy.
         device = next((tensor.device for tensor, _ in wanted if tensor.device.type != "cpu"), torch.device("cpu"))
         numbers = torch.cat([tensor.to(device).double() for tensor, _ in wanted]).cpu().tolist()
         first = 0

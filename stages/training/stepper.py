@@ -31,7 +31,7 @@ from stages.training.readings import Readings
 
 CLOCKS = f"{SCHEDULE}/clocks.json"
 NONFINITE = "nonfinite_steps"
-"""Steps skipped for non-finite gradients: in the clocks the consecutive ones at the end, in the summary all."""
+"""Steps skipped for non-finite gradients. The clocks count the consecutive ones at the end, the summary counts all."""
 
 
 class Stepper:
@@ -45,7 +45,7 @@ class Stepper:
         self.steps, self.group = steps, context.ranks
         self.rows: list[dict[str, float]] = []
         self.readings = Readings()
-        """Numbers of the step at work."""
+        """Numbers of the current step that are still on the device."""
         self._norms: list[float] = []
         self._num_nonfinite = 0
         settings = {"betas": steps.betas, "eps": steps.epsilon, "weight_decay": steps.weight_decay}
@@ -60,7 +60,7 @@ class Stepper:
     def read(self) -> None:
         """Sum the gradients over the ranks, and read their norms with all other readings of the step. Collective.
 
-        It is the one wait for the device in a step.
+        This is the only time that a step waits for the device.
         """
         self.weights.collect_gradients()
         self.readings.want(summed_norms(self.weights.parameters, self.group, self.weights.shards), self._take_norms)
@@ -98,7 +98,7 @@ class Stepper:
         return moved
 
     def sign_of_life(self, finished: int) -> None:
-        """Report the number of finished steps; stall detection watches it."""
+        """Report the number of finished steps, so that stall detection sees that this process works."""
         self.context.progress("training", finished, len(self.steps.lrs))
 
     def write(self, copies: list[str], iteration: int) -> None:
@@ -150,9 +150,9 @@ class Stepper:
 
 
 def check_clocks(policy: Input, iteration: int, first_step: int) -> None:
-    """Raise :class:`ArtifactError` unless both clocks of the policy are at the start of this range of steps.
+    """Raise :class:`ArtifactError` unless both clocks of the policy (iteration and step) are where this range begins.
 
-    Policy version 0 has no clocks: it is at 0.
+    Policy version 0 has no clocks; they count as 0.
     """
     expected = {"iteration": iteration, "optimizer_step": first_step}
     found = {name: value for name, value in _clocks(policy).items() if name != NONFINITE}

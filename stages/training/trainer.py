@@ -40,7 +40,7 @@ class MicroBatch:
     conditioning: Conditioning
     weight: float = 1.0
     levels: int = 1
-    """Consecutive rows of the batch that share a row of the conditioning: noise levels of one sample."""
+    """Number of consecutive rows of the batch that share a row of the conditioning: noise levels of one sample."""
     negative: Conditioning | None = None
     """Conditioning of the negative prompt; None without guidance."""
     guidance_scale: float = 1.0
@@ -56,11 +56,11 @@ class MicroBatch:
     """Keys of each sample's dropout; empty if nothing may be dropped."""
 
     def to(self, device: torch.device) -> "MicroBatch":
-        """Return the micro-batch on a device. From pinned memory to a GPU the host does not wait for the copy."""
+        """Return the micro-batch on a device. The host does not wait for a copy from pinned memory to a GPU."""
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "MicroBatch":
-        """Return the micro-batch with every tensor changed."""
+        """Return the micro-batch with ``change`` applied to every tensor."""
         negative = None if self.negative is None else self.negative.each(change)
         return replace(
             self, batch=self.batch.each(change), conditioning=self.conditioning.each(change), negative=negative
@@ -68,7 +68,7 @@ class MicroBatch:
 
 
 def repeated(tensor: Tensor, times: int) -> Tensor:
-    """Repeat each row ``times`` times: ``[B, ...] -> [B times, ...]``. The tensor itself for once."""
+    """Repeat each row ``times`` times: ``[B, ...] -> [B times, ...]``. For 1 return the tensor itself."""
     return tensor if times == 1 else tensor.unsqueeze(1).expand(-1, times, *tensor.shape[1:]).flatten(0, 1)
 
 
@@ -87,7 +87,7 @@ class Watcher:
     def saw(self, index: int, micro: MicroBatch, loss: Loss) -> None:
         """Observe a micro-batch and its loss, with the index of the optimizer step.
 
-        It asks the trainer's ``readings`` for numbers of tensors. They are read before :meth:`may_step`.
+        A watcher asks the trainer's ``readings`` for numbers of tensors. They are read before :meth:`may_step`.
         """
 
     def may_step(self, index: int, means: dict[str, float]) -> bool:
@@ -156,9 +156,9 @@ class Trainer(Stepper):
         Collective.
 
         A metric is the mean over the samples and noise levels that have it. Returns whether training continues, which
-        the watcher decides. A step that the watcher refuses, or whose gradients are not finite, changes no weights: its
-        row has a learning rate of 0 and no gradient norm. Raises :class:`DivergenceError`, on all ranks, after more
-        than ``max_nonfinite`` consecutive non-finite steps.
+        the watcher decides. If the watcher refuses the step, or gradients are not finite, no weights change, and the
+        row of metrics has a learning rate of 0 and NaN as the gradient norm. Raises :class:`DivergenceError`, on all
+        ranks, after more than ``max_nonfinite`` consecutive non-finite steps.
         """
         sums = _Sums(num_samples * num_times)
         for made in micro_batches:
@@ -173,7 +173,7 @@ class Trainer(Stepper):
                 sums.want(self.readings, name, value, micro.weight)
         self.read()
         totals, counts, highest = self._over_ranks(sums)
-        # The loss is the sum that is descended. Media may have a loss at fewer levels than the samples have.
+        # The loss is the sum whose gradient is taken. Media may have a loss at fewer levels than the samples.
         means = {name: total * (1.0 if name == "loss" else sums.every / counts[name]) for name, total in totals.items()}
         row: dict[str, float] = {"step": self.steps.first_step + index}
         # The gradient norm of a step that is refused is left out: far from the behaviour, gradients may overflow.
@@ -206,7 +206,7 @@ class Trainer(Stepper):
         x_t, t = micro.batch.x_t, micro.batch.t.float()
         own = micro.embedded_guidance_scale
         self.model.embedded_guidance_scale = self._embedded_guidance_scale if own is None else own
-        # On the device, so that each sample's conditioning is copied to it once for all its levels.
+        # Repeated on the device, so that each sample's conditioning is copied there once for all its levels.
         conditioning = _rows(micro.conditioning, micro.levels)
         negative = None if micro.negative is None else _rows(micro.negative, micro.levels)
 
@@ -255,7 +255,7 @@ class _Sums:
         self.peaks: dict[str, float] = {}
 
     def want(self, readings: Readings, name: str, value: Tensor, weight: float) -> None:
-        """Reduce a metric ``[B]`` on the device, and take the numbers when they are read."""
+        """Reduce a metric ``[B]`` on the device, and add its numbers when they are read."""
         has_peak = name in PEAKS and weight != 0
         self.counts[name] = self.counts.get(name, 0.0) + value.numel() * weight
 
@@ -270,5 +270,5 @@ class _Sums:
 
 
 def _summed(every: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the sum of each number of several ranks, by its name."""
+    """Return the sum over ranks of each number, by its name."""
     return {name: sum(each.get(name, 0.0) for each in every) for name in sorted(set().union(*every))}
