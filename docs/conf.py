@@ -14,7 +14,7 @@ html_theme = "furo"
 html_title = project
 html_static_path = ["_static"]
 html_css_files = ["pages.css"]
-# Output of commands, and trees of folders. Blocks of code name their language.
+# For output of commands and trees of folders. Blocks of code name their language.
 highlight_language = "none"
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
@@ -22,7 +22,7 @@ myst_heading_anchors = 3
 nb_execution_mode = "off"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-# Types of libraries, and of modules that have no page here.
+# References to types of libraries, and of modules that have no page here, may be unresolved.
 nitpick_ignore_regex = [
     (
         "py:.*",

@@ -21,7 +21,7 @@ WORDS = 5
 
 
 def main(store: str, run_id: str) -> None:
-    """Write the curve of rewards, and the same held-out samples before and after."""
+    """Draw the curve of rewards, and the same held-out samples before and after training."""
     # Equal runs give equal files.
     mpl.rcParams.update({"svg.hashsalt": "demo", "font.size": 9, "svg.fonttype": "none"})
     figure, (curve, pictures) = plt.subplots(1, 2, figsize=(9, 2.5), width_ratios=(1, 1.15), layout="constrained")
@@ -61,7 +61,7 @@ def _draw_samples(axes: Any, run: AnyRun) -> None:
 
 
 def _first_samples(slot: str) -> dict[str, tuple[str, np.ndarray]]:
-    """Word and pixels of the first sample of each prompt."""
+    """Return word and pixels of the first sample of each prompt, by prompt id."""
     artifact = Artifact(input_of(slot))
     stored = [*read_samples(artifact)]
     return {

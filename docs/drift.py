@@ -1,4 +1,4 @@
-"""Drift of the monitored statistics of a finished run from iteration 0, as ``docs/measured`` stores it."""
+"""Drift of the monitored statistics of finished runs since iteration 0, stored in ``docs/measured``."""
 
 import json
 import math
@@ -13,9 +13,9 @@ from stages.artifacts.slots import input_of
 from stages.contracts import Warn
 
 HACKED = "jpeg"
-"""The reward that small files raise: the policy ruins its pictures."""
+"""The reward for small files, for which a policy ruins its pictures."""
 TRIED = 5.0
-"""Standard errors of a limit that is tighter than the default one."""
+"""A limit in standard errors that is tighter than the default, for comparison."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Drift:
 
     @classmethod
     def read(cls, file: Path) -> "Drift":
-        """Return what :func:`store` wrote."""
+        """Return the drift that :func:`store` wrote to a file."""
         found = json.loads(file.read_text(encoding="utf-8"))
         return cls(found["rewards"], {name: [*map(float, text.split())] for name, text in found["drift"].items()})
 
@@ -38,7 +38,7 @@ class Drift:
 
 
 def store(folder: Path, run: AnyRun) -> Path:
-    """Write the drift of a finished run that was judged in every iteration."""
+    """Write the drift of a finished run whose iterations all have the stage ``warn``, and return the file."""
     train, found = run.recipe.train, dict[str, list[float]]()
     for k in range(1, train.num_iterations):
         made = Artifact(input_of(run.slots.iteration(k, "warn")))
@@ -55,7 +55,7 @@ def store(folder: Path, run: AnyRun) -> Path:
 
 
 def rows(runs: Sequence[Drift]) -> Iterator[list[str]]:
-    """Yield the cells of each statistic: drift and false alarms of honest runs, and what showed in the hacked one."""
+    """Yield the cells of each statistic: drift and false alarms of honest runs, first alarm of the hacked run."""
     honest, (hacked,) = [run for run in runs if not run.hacked], [run for run in runs if run.hacked]
     table = []
     for name, bounds in DEFAULTS.items():

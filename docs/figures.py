@@ -21,11 +21,11 @@ from stages.artifacts.slots import current_of
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "docs" / "measured"
 CPU = "AMD EPYC"
-"""The kind of CPU whose scores the tables have: another kind has other last bits."""
+"""The kind of CPU that computed the tables' scores; another kind gives other last bits."""
 OTHER_CPUS = MEASURED / "other-cpus"
 BENCHMARKS = ROOT / "tests" / "benchmarks" / "results"
 IN_NOTEBOOK = r'(?:</td>\\n",\s+"\s+<td>|\s+)'
-"""Between two columns of a table that a notebook holds, as HTML or as text."""
+"""Pattern of the text between two columns of a notebook's table, as HTML or as text."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class HeldOut:
 
     @classmethod
     def read(cls, file: Path) -> "HeldOut":
-        """Return what :func:`store_scores` wrote."""
+        """Return the scores that :func:`store_scores` wrote to a file."""
         found = json.loads(file.read_text(encoding="utf-8"))
         scores = {end: {p: [*map(float, some.split())] for p, some in found[end].items()} for end in ("first", "last")}
         return cls(found["algorithm"], found["seed"], found["iterations"], found["cpu"], **scores)
@@ -63,7 +63,7 @@ def estimate(scores: dict[str, list[float]], most: int | None = None) -> str:
 
 
 def store_scores(store: str, run_id: str) -> Path:
-    """Write the held-out OCR scores of the base and the final policy of a run, by prompt."""
+    """Write the held-out OCR scores of the base and the final policy of a run, by prompt, and return the file."""
     opened = open_run(run_id, store)
     run = opened.run
     last = run.recipe.train.num_iterations
@@ -84,7 +84,7 @@ def store_scores(store: str, run_id: str) -> Path:
 def pages() -> dict[Path, str]:
     """Return the text of each page that has figures, as the results give them.
 
-    Raises :class:`ValueError` if the place of one is not there exactly as often as it should be.
+    Raises :class:`ValueError` if a page does not have the place of a figure exactly as often as it should.
     """
     texts: dict[Path, str] = {}
     for name, pattern, figure, count in _figures():
@@ -97,7 +97,7 @@ def pages() -> dict[Path, str]:
 
 
 Figure = tuple[str, str, str, int]
-"""Page, pattern of its place, text as a template of ``re.sub``, number of places."""
+"""Page, pattern of the place, new text as a template of ``re.sub``, expected number of places."""
 RESULTS, OTHER_RESULTS = "docs/results.md", "docs/results-of-data.md"
 
 
@@ -120,7 +120,7 @@ def _figures() -> Iterator[Figure]:
 
 
 def _of_the_plan() -> Iterator[Figure]:
-    """Yield the figures of the page on SD3.5, which its plan printed."""
+    """Yield the figures of the page on SD3.5, taken from a printed plan."""
     page, lines = "docs/from-demo-to-sd3.5.md", (MEASURED / "plan-sd3_5.txt").read_text(encoding="utf-8").splitlines()
 
     def row(title: str, header: str) -> dict[str, str]:
@@ -250,7 +250,7 @@ def _row(*cells: str) -> str:
 
 
 def _printed(what: str) -> str:
-    """Return a block of what ``tests.flows.printed`` stored, as a template."""
+    """Return a Markdown block of a text that ``tests.flows.printed`` stored, as a template of ``re.sub``."""
     text = (MEASURED / f"{what}.txt").read_text(encoding="utf-8")
     return f"```\n{text}```".replace("\\", r"\\")
 
@@ -260,7 +260,7 @@ def _newest(what: str) -> dict[str, Any]:
 
 
 def main(store: str = "", *runs: str) -> None:
-    """Store what is known of runs, and write the pages."""
+    """Store the drift and the scores of ``runs``, and write the pages."""
     for run in runs:
         planned = open_run(run, store).run
         print(drift.store(MEASURED, planned))

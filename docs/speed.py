@@ -1,4 +1,4 @@
-"""Tables of the benchmarks of time, as rows of cells, from their stored results."""
+"""Tables of the speed benchmarks, as rows of cells, from their stored results."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,13 +11,13 @@ HOW = {
     "warm": "warm",
     "cold": "cold",
 }
-"""Titles of what took turns."""
+"""Titles of the ways to run an iteration, which were measured in turns."""
 MODES = ("warm", "cold")
 MIB = 2**20
 
 
 def iterations(found: Mapping[str, Any]) -> Rows:
-    """Return seconds of iterations, with what ran and at which size."""
+    """Return the seconds of iterations, by number of samples and by the way they were run."""
     rows = [["samples", "", "iteration", "from - to", "rollout", "reward", "update", "other", "of the first loop"]]
     for row in found["measured"]:
         low, high = row["ranges_s"]["iteration_s"]
@@ -65,7 +65,7 @@ def packages(found: Mapping[str, Any], what: str, most: int = 4) -> str:
 
 
 def long_runs(found: Mapping[str, Any]) -> Rows:
-    """Return seconds of commands on finished runs, and their requests an artifact."""
+    """Return the seconds of commands on finished runs, and their requests to the store per artifact."""
     rows = [["store", "iterations", "artifacts", "`status`", "`plan`", "`run` again", "requests an artifact"]]
     for (store, iterations), commands in _by_run(found):
         artifacts = next(iter(commands.values()))["artifacts"]

@@ -1,4 +1,4 @@
-"""Fields of recipes as Markdown, in place of a comment of a page, from the JSON Schema of recipes."""
+"""Sphinx extension: the fields of recipes as Markdown, in place of a comment in a page, from their JSON Schema."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ Schema = dict[str, Any]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Fill in the mark of a page before the page is parsed."""
+    """Register the extension, which replaces :data:`MARK` before a page is parsed."""
     app.connect("source-read", _fill_in)
     return {"parallel_read_safe": True}
 
@@ -73,7 +73,7 @@ def _only(table: Schema, fields: list[str]) -> Schema:
 
 
 def _fields(table: Schema, defs: Schema) -> Iterator[str]:
-    """Yield the definition of each field that is no table with a heading of its own."""
+    """Yield Markdown lines for each field, except for tables, which have a heading of their own."""
     for name, field in table["properties"].items():
         inner = _definition(field) or _definition(field.get("items", {}))
         if inner is not None and inner not in PLUGINS:
@@ -87,7 +87,7 @@ def _fields(table: Schema, defs: Schema) -> Iterator[str]:
 
 
 def _values(field: Schema) -> str:
-    """Return which values a field takes."""
+    """Return the values that a field takes, in words."""
     if (inner := _definition(field)) is not None:
         return f"one of the [{PLUGINS[inner].lower()}](#{PLUGINS[inner].lower()})" if inner in PLUGINS else "table"
     if "anyOf" in field:

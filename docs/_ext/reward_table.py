@@ -1,4 +1,4 @@
-"""Table of the rewards as Markdown, in place of a comment of a page, from the facts that the plugins declare."""
+"""Sphinx extension: a Markdown table of the rewards, in place of a comment in a page. The plugins declare its facts."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ EVIDENCE = {
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Fill in the mark of a page before the page is parsed."""
+    """Register the extension, which replaces :data:`MARK` before a page is parsed."""
     app.connect("source-read", _fill_in)
     return {"parallel_read_safe": True}
 
@@ -30,7 +30,7 @@ def _fill_in(_app: Sphinx, _docname: str, source: list[str]) -> None:
 
 
 def markdown() -> str:
-    """Return a row for each reward of the package."""
+    """Return the table as Markdown, with one row per reward of the package."""
     lines = [_row(COLUMNS), _row(["---"] * len(COLUMNS))]
     lines += [_row(_cells(name, plugins.load("rewards", name).Options.facts)) for name in plugins.own("rewards")]
     return "\n".join(lines)

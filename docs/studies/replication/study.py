@@ -1,10 +1,11 @@
 """DDRL's claim on the tiny model: does a diffusion loss on data keep a policy that is pushed by a reward near the data?
 
-The reward is compressibility, which is easily over-optimised: in the end nothing is left to see. Whether the word can
-still be read is scored too, and trained on by no arm.
+The reward is compressibility, which is easily over-optimised: in the end nothing is left to see. A second score, which
+no arm trains on, says whether the word can still be read.
 
 ``python -m docs.studies.replication.study`` trains the base, then every arm with every seed on the same number of
-rewarded samples, and writes ``results.md``, ``results.svg`` and ``pictures.png``. What is finished stays.
+rewarded samples, and writes ``results.md``, ``results.svg`` and ``pictures.png``. The same command, given again, goes
+on after the finished runs.
 """
 
 import argparse
@@ -32,7 +33,8 @@ from stages.formats.samples import num_units, read_samples, read_unit
 BASE, ARM = "docs/studies/replication/base.toml", "docs/studies/replication/arm.toml"
 SEEDS = (0, 1, 2)
 STROKE_WIDTH = 5
-"""Of the data's letters: so thick that a third of them are misread. What continues the data reads no better."""
+"""Stroke width of the data's letters: so thick that OCR misreads a third of them. Samples of a policy that stays near
+the data are read no better."""
 _POLICY = "train.train_policy"
 _MEDIA = f"name = 'rendered_text', split = 'train', num_items = 1024, size = [32, 64], stroke_width = {STROKE_WIDTH}"
 _DATA = (f"{_POLICY}.type=ddrl", f"{_POLICY}.text_dropout=0.0", f"{_POLICY}.data={{ {_MEDIA} }}")
@@ -45,7 +47,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "data-alone": (*_DATA, f"{_POLICY}.data_beta=0.01", f"{_POLICY}.policy_weight=0.0"),
     "shuffled": (f"{_POLICY}.shuffle_rewards=true",),
 }
-"""What each arm changes in the recipe. KL 0.04 and diffusion loss 0.01 are the published weights, none was tuned."""
+"""Changes of each arm to the recipe. KL 0.04 and diffusion loss 0.01 are the published weights; no weight was tuned."""
 TITLES = {
     "none": "reward alone",
     "kl": "reward, KL 0.04",
@@ -64,7 +66,7 @@ MEASURES = {
     "diversity": "diversity",
 }
 INK_DISTANCE = 64
-"""Levels of 255, in any channel, by which ink differs from the background."""
+"""Least difference from the background, in levels of 255 in any channel, of a pixel that counts as ink."""
 PICTURES_SHOWN = 10
 """Held-out samples in a row of pictures, each of another prompt."""
 LUMINANCE = (0.299, 0.587, 0.114)
@@ -174,7 +176,7 @@ def markdown(table: Any) -> str:
 
 
 def draw(table: Any, path: Path) -> None:
-    """Reward, OCR and held-out loss by policy version: a line an arm, a band of one standard error over the seeds."""
+    """Draw reward, OCR and held-out loss by policy version: a line per arm with a band of one standard error."""
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     panels = figure.subplots(1, 3)
     for axes, name in zip(panels, ("reward", "ocr", "loss"), strict=True):

@@ -2,8 +2,8 @@
 
 ``python -m docs.studies.what_if.study`` makes a run with every seed, then every setting twice: as a real run, and as a
 what-if on the rollouts of the run of its seed, with a control whose rewards are shuffled. It writes ``results.csv``,
-``results.md`` and ``results.svg``. What is finished stays; the same command goes on. ``--read`` trains nothing: it
-takes the runs that there are, or a ``results.csv`` without a store.
+``results.md`` and ``results.svg``. The same command, given again, goes on after the finished runs. ``--read`` trains
+nothing: it takes the runs that there are, or a ``results.csv`` without a store.
 """
 
 import argparse
@@ -41,7 +41,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     **{f"rft, lr {lr}": (*_RFT, f"train.optm_lr={lr}") for lr in ("3e-4", "3e-3")},
     **{f"dpo, lr {lr}": (*_DPO, f"train.optm_lr={lr}") for lr in ("3e-4", "1e-3", "3e-3")},
 }
-"""What each setting changes in the run. Its own setting, NFT at 1e-3, is left out: a what-if of it is the run."""
+"""Changes of each setting to the run. The run's own setting, NFT at 1e-3, is left out: its what-if is the run."""
 RESAMPLES = 2000
 
 
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def _make(seed: int, store: str) -> None:
-    """Make the run of a seed, and every setting of it as a real run and as a what-if."""
+    """Make the run of a seed, and every setting with this seed, as a real run and as a what-if."""
     origin, common = f"what-if-origin-{seed}", [word for one in COMMON for word in ("--set", one)]
     common += ["--store", store]
     own = ("--iterations", str(ITERATIONS), "--set", f"train.seed={seed}")
@@ -92,8 +92,10 @@ def _flows(*words: str) -> None:
 
 
 def _results(store: str) -> Iterator[Any]:
-    """Yield a row for each held-out prompt of each final policy, with its OCR. Settings that are not made are left
-    out."""
+    """Yield tables with one row per held-out prompt: its mean OCR score by a final policy, or by the base.
+
+    Settings that have no finished run are left out.
+    """
     runs = Path(store, "runs")
     for seed in SEEDS:
         for kind, k in (("base", 0), ("origin", ITERATIONS)):
@@ -119,7 +121,7 @@ def _of_run(store: str, run_id: str, k: int, **named: Any) -> Any:
 
 
 def _drift(store: str, run_id: str) -> float:
-    """Return the largest drift of a chain; NaN without one."""
+    """Return the largest drift of a run's updates; NaN if none has a drift."""
     found = Path(store, "runs", run_id).glob("iterations/*/update/manifest.1.json")
     bodies = (json.loads(path.read_bytes())["body"] for path in found)
     drifts = (body.get("summary", {}).get("drift") for body in bodies)
@@ -134,7 +136,7 @@ def by_setting(results: Any) -> Any:
     drift = of[of["kind"] == "what-if"].groupby(keys)["drift"].max().reset_index()
     base = results[results["kind"] == "base"]["ocr"].mean()
     found = found.merge(drift, on=keys).assign(base=base)
-    # Fewer than half of the signs that the base gets right.
+    # The OCR score is less than half of the base's.
     return found.assign(collapsed=found["real"] < 0.5 * base, algorithm=found["setting"].str.partition(",")[0])
 
 
@@ -151,7 +153,7 @@ def mean_rho(table: Any, kind: str) -> float:
 
 
 def permutation_p(table: Any, kind: str) -> float:
-    """Return the share of random orders of the settings, drawn for each seed, whose correlation is as high."""
+    """Return the share of random orders of the settings, drawn for each seed, with at least as high a correlation."""
     found, generator = mean_rho(table, kind), keyed.generator("what-if study", "permutations")
     parts = [some for _, some in table.groupby("seed")]
     higher = 0
