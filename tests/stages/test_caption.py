@@ -66,7 +66,7 @@ def served(server: CaptionServer, **settings: Any) -> CaptionerOptions:
     return endpoint.Options.model_validate(values | {"concurrency": 1, "tries": 2} | settings)
 
 
-def test_items_without_a_caption_get_one_and_those_by_hand_stay(folder: Path, tmp_path: Path):
+def test_items_without_a_caption_get_one_and_captions_by_hand_stay(folder: Path, tmp_path: Path):
     dataset = Captioned(folder, tmp_path)
     dataset.make()
     assert dataset.caption() == counts(captioned=3, asked=3)
@@ -140,7 +140,7 @@ def test_refused_media_are_left_out_with_the_reason_up_to_a_limit(folder: Path, 
         assert list(dataset.all.left_out["name"]) == []
 
 
-def test_a_medium_is_new_where_it_is_first_used(folder: Path, tmp_path: Path):
+def test_a_medium_counts_as_new_in_the_part_that_first_uses_it(folder: Path, tmp_path: Path):
     with serving(replies=[completion("")]) as server:
         dataset = Captioned(folder, tmp_path)
         dataset.make()
@@ -153,7 +153,7 @@ def test_a_medium_is_new_where_it_is_first_used(folder: Path, tmp_path: Path):
         assert (found["part"], found["new_medium"], found["new_prompt"]) == (1, True, False)
 
 
-def test_too_many_refusals_end_it_early(folder: Path, tmp_path: Path):
+def test_too_many_refusals_end_captioning_early(folder: Path, tmp_path: Path):
     with serving(caption=lambda asked: completion("")) as server:
         dataset = Captioned(folder, tmp_path)
         dataset.make()
@@ -174,7 +174,7 @@ def test_a_killed_captioning_goes_on_with_its_finished_shards(folder: Path, tmp_
         assert dataset.all.items["caption"].tolist() == ["by hand", "first", "second", "1 of 20 x 30"]
 
 
-def test_what_the_service_could_not_take_is_asked_for_again_by_the_next_attempt(folder: Path, tmp_path: Path):
+def test_media_that_the_service_could_not_take_are_asked_for_again_later(folder: Path, tmp_path: Path):
     with serving(replies=[Reply(400, "no model")]) as server:
         dataset = Captioned(folder, tmp_path)
         dataset.make()
@@ -196,7 +196,7 @@ def test_a_file_that_has_changed_since_it_was_indexed_gets_no_caption(folder: Pa
             dataset.caption(served(server))
 
 
-def test_an_earlier_part_is_captioned_again_without_what_has_gone(folder: Path, tmp_path: Path):
+def test_captioning_an_earlier_part_again_skips_items_that_have_gone(folder: Path, tmp_path: Path):
     dataset = Captioned(folder, tmp_path)
     dataset.make()
     (folder / "images/0001.png").unlink()

@@ -15,7 +15,7 @@ from stages.scoring.rewards import label_of
         ({"name": "remote", "reward_fn": "dance_grpo", "score_key": "x"}, "remote-dance_grpo-x"),
     ],
 )
-def test_scores_are_known_by_the_reward_whatever_folder_its_weights_were_in(reward: dict[str, str], label: str):
+def test_the_folder_of_a_rewards_weights_is_no_part_of_its_label(reward: dict[str, str], label: str):
     """A manifest does not hold where weights lie, so that the same weights elsewhere give the same scores."""
     config = contracts.Reward.model_validate(
         {"reward": reward, "scorer": "s", "max_attempts": 1, "max_failed_fraction": 0.5}

@@ -9,7 +9,7 @@ from tests.stages.test_index import Dataset, folder
 __all__ = ["folder"]
 
 
-def test_bounds_that_are_not_set_have_no_part_in_the_recipe():
+def test_bounds_that_are_not_set_change_no_recipe():
     plain = contracts.Index(sources={}, stamps="")
     assert plain.identity().keys().isdisjoint({"max_frames", "max_seconds"})
     assert contracts.Index(sources={}, stamps="", max_seconds=2).identity()["max_seconds"] == 2.0

@@ -68,7 +68,7 @@ def answers_of(request: Request) -> list[str]:
 
 
 @pytest.mark.parametrize("architecture", [pytest.param(QWEN25, marks=pytest.mark.slow), QWEN3])
-def test_it_writes_what_the_model_says_of_media_without_a_caption(architecture: str, folder: Path, tmp_path: Path):
+def test_describe_writes_the_models_captions_of_media_without_one(architecture: str, folder: Path, tmp_path: Path):
     captioner = options_of(tiny.save_talker(tmp_path / "model", architecture))
     dataset = Dataset(folder, tmp_path, captioned=False)
     dataset.make()
@@ -130,7 +130,7 @@ def prepare(config: DatasetConfig, tmp_path: Path, made: list[Manifest]) -> str:
     return described(*preprocess(config, str(tmp_path / "store"), launch))
 
 
-def test_a_dataset_is_captioned_and_three_new_media_cost_three(folder: Path, tmp_path: Path, model: str):
+def test_a_dataset_is_captioned_and_three_new_media_are_three_calls(folder: Path, tmp_path: Path, model: str):
     made = list[Manifest]()
     config = config_of(folder, model)
     assert prepare(config, tmp_path, made) == "clips: snapshot 1: 7 new, 0 removed, 0 left out, 6 captioned"

@@ -46,7 +46,7 @@ def read(asked: Request, *texts: str) -> list[Conditioning]:
     return [stored[prompt_id(text)] for text in texts]
 
 
-def test_a_text_is_encoded_once_whichever_others_it_comes_with(tmp_path: Path):
+def test_a_text_is_encoded_once_in_any_set_of_texts(tmp_path: Path):
     make(first := request(tmp_path, "a", "b"), tmp_path / "outcome")
     before = pool(tmp_path)
     names = {prompt_id("a"), prompt_id("b"), "negative", f"negative-{prompt_id('')}"}
@@ -59,7 +59,7 @@ def test_a_text_is_encoded_once_whichever_others_it_comes_with(tmp_path: Path):
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_embeddings_are_those_that_the_model_makes_of_each_text_alone(tmp_path: Path):
+def test_embeddings_equal_the_models_embeddings_of_each_text_alone(tmp_path: Path):
     make(asked := request(tmp_path, "a sign", "another", negative_prompt="blurry"), tmp_path / "outcome")
     model = load_model(TINY, ("text",), CPU)
     expected = [
@@ -82,7 +82,7 @@ def test_another_encoding_has_files_of_its_own(tmp_path: Path):
     assert [len([*folder.iterdir()]) for folder in folders] == [3, 3]
 
 
-def test_one_index_is_made_whatever_was_there_before(tmp_path: Path):
+def test_the_index_does_not_depend_on_the_files_that_were_there_before(tmp_path: Path):
     texts = [f"prompt {number}" for number in range(5)]
     contents = []
     for number, earlier in enumerate(((), texts[:2], texts)):
@@ -121,7 +121,7 @@ def test_an_id_that_was_not_embedded_is_named(tmp_path: Path):
 
 
 @pytest.mark.parametrize("family", ["wan", "sana", "sana_video", "sd3"])
-def test_padding_is_put_back_and_takes_no_room_where_it_is_not_read(family: str, tmp_path: Path):
+def test_unread_padding_is_not_stored_and_is_put_back_on_reading(family: str, tmp_path: Path):
     ref = ModelRef(path=str(tiny_pipelines.save(family, tmp_path / "base")), adapter=family, digest="d")
     asked = request(tmp_path, "a b")
     config = asked.settings(Embed).model_copy(update={"model": ref, "max_prompt_length": 40})

@@ -113,7 +113,7 @@ def run_with(outcome: Outcome, request: Request) -> None:
     execute(request, Execution(), outcome)
 
 
-def test_latents_are_the_models_own_of_each_item(config: Encode, tmp_path: Path):
+def test_latents_equal_the_models_latents_of_each_item(config: Encode, tmp_path: Path):
     outcome = Records(tmp_path / "outcome")
     run_with(outcome, asked(config, tmp_path))
     assert outcome.steps[-1] == (ITEMS, ITEMS)
@@ -138,7 +138,7 @@ def test_latents_are_the_models_own_of_each_item(config: Encode, tmp_path: Path)
     assert len({tuple(latents.flatten().tolist()) for latents in map(found.__getitem__, media.item_ids)}) == ITEMS
 
 
-def test_the_next_attempt_adopts_the_shards_of_one_that_ended(config: Encode, tmp_path: Path):
+def test_the_next_attempt_adopts_the_shards_of_an_ended_one(config: Encode, tmp_path: Path):
     whole = make(asked(config, tmp_path, "whole"), tmp_path)
     with pytest.raises(Stopped):
         run_with(StopsAt(tmp_path / "outcome", items=3), asked(config, tmp_path))
@@ -149,7 +149,7 @@ def test_the_next_attempt_adopts_the_shards_of_one_that_ended(config: Encode, tm
     assert [name for name, file in retried.files.items() if not file.path.startswith(own)] == ["latents/00000.tar"]
 
 
-def test_reading_opens_the_shards_that_are_needed_and_no_others(config: Encode, tmp_path: Path):
+def test_reading_opens_only_the_needed_shards(config: Encode, tmp_path: Path):
     manifest = make(asked(config, tmp_path), tmp_path)
     source, ids = input_of(str(tmp_path / "slot")), media_of(config).item_ids
     for number in (0, 2):

@@ -103,7 +103,7 @@ def test_an_export_takes_a_small_part_of_the_models_size_and_reloads_equal(
     assert all(torch.equal(state[name].to(torch.bfloat16), tensor) for name, tensor in stored.items())
 
 
-def test_an_export_of_a_damaged_policy_says_so_and_is_not_there(
+def test_an_export_of_a_damaged_policy_is_an_error_and_commits_nothing(
     base: Path, tensors: dict[str, torch.Tensor], tmp_path: Path
 ):
     request = exported(base, tensors, tmp_path)

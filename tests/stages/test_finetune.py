@@ -54,7 +54,7 @@ def test_supervised_steps_take_every_item_once_at_the_levels_of_its_size(picture
     assert metrics(request.slot)["loss"].tolist() == [pytest.approx(np.mean(losses), rel=1e-5)]
 
 
-def test_a_retry_and_another_micro_batch_train_on_the_same(pictures: Path, tmp_path: Path):
+def test_a_retry_and_another_micro_batch_size_train_on_the_same_items(pictures: Path, tmp_path: Path):
     run = started(pictures, "package:tiny-sd3", tmp_path)
     request = requests.finetune(run, 0)
     first = make(request, tmp_path)
@@ -69,7 +69,7 @@ def test_a_retry_and_another_micro_batch_train_on_the_same(pictures: Path, tmp_p
 
 @pytest.mark.processes
 @pytest.mark.parametrize("shard", [1, 2])
-def test_two_ranks_train_on_what_one_trains_on(shard: int, pictures: Path, tmp_path: Path):
+def test_two_ranks_train_on_the_items_of_one(shard: int, pictures: Path, tmp_path: Path):
     """At the same time on other sizes, with weights of their own and with shared ones.
 
     If the number of micro-batches is odd, one of the ranks repeats one without weight.

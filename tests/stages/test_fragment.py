@@ -58,7 +58,7 @@ def test_equal_inputs_give_equal_fragments_wherever_they_are(tmp_path: Path):
     assert str(tmp_path).encode() not in Artifact(one).read("fragment.json")
 
 
-def test_pictures_stay_when_the_rollout_loses_its_own(tmp_path: Path):
+def test_pictures_stay_when_the_rollouts_media_are_deleted(tmp_path: Path):
     made = iteration(tmp_path, 0)
     drop(made["samples"].url, contracts.MEDIA)
     kept = excerpt(made["fragments"])
@@ -115,7 +115,7 @@ SCORES = {
 """Scores of four held-out samples of two policies, by the reward."""
 
 
-def test_the_sum_of_held_out_rewards_takes_samples_that_have_all_and_pass_every_gate(tmp_path: Path):
+def test_the_held_out_sum_takes_samples_with_all_rewards_that_pass_every_gate(tmp_path: Path):
     gate = Gate(min=0.5, max=None, on_fail="exclude", max_gated_fraction=1.0)
     weights = {"ocr": 1.0, "jpeg": 0.5}
     found: list[Excerpt] = []
@@ -141,7 +141,7 @@ def test_the_sum_of_held_out_rewards_takes_samples_that_have_all_and_pass_every_
     assert not [one for one in found[1].failures if one.what == "gated"]
 
 
-def test_where_no_held_out_sample_passes_the_gates_there_is_no_weighted_sum(tmp_path: Path):
+def test_there_is_no_weighted_sum_if_no_held_out_sample_passes_the_gates(tmp_path: Path):
     samples = evaluation(tmp_path, 0)["samples"]
     scores = [scored(tmp_path, samples, n, score_table(TEST, 2, SCORES["ocr"][0])) for n in (0, 1)]
     gate = Gate(min=0.5, max=None, on_fail="exclude", max_gated_fraction=1.0)
@@ -155,7 +155,7 @@ def test_where_no_held_out_sample_passes_the_gates_there_is_no_weighted_sum(tmp_
     assert (found.mean, found.n) == (None, 0)
 
 
-def test_limits_that_tripped_bring_their_samples(tmp_path: Path):
+def test_samples_that_exceed_a_limit_are_shown(tmp_path: Path):
     samples = rollout(tmp_path, 0)
     scores = scored(tmp_path, samples, 0, score_table(TRAIN, 3, ROLLOUT_SCORES[0]))
     limit = Limit(reward="jpeg", above=0.25)
@@ -181,7 +181,7 @@ def table_of(scores: list[float | None]) -> pd.DataFrame:
     )
 
 
-def test_samples_are_chosen_by_their_rewards_and_some_whatever_theirs():
+def test_samples_are_chosen_by_their_rewards_and_some_regardless_of_them():
     found = choosing.of_rollout(table_of([0.0, 1.0, None, 0.25, 0.5, 0.5]))
     assert found["best"][:2] == (1, 4)
     assert found["worst"][0] == 0
@@ -190,7 +190,7 @@ def test_samples_are_chosen_by_their_rewards_and_some_whatever_theirs():
     assert found["typical"] == (0, 1, 3, 5)
 
 
-def test_many_large_pictures_fit_by_becoming_smaller():
+def test_many_large_pictures_are_shrunk_until_they_fit():
     noise = np.random.default_rng(0).integers(0, 256, (1, 512, 256, 3), np.uint8)
     sample = StoredSample({"sample_id": "a", "finite": True}, *media.encode(noise))
     strips = {str(i): pictures.strip(sample) for i in range(4)}
@@ -204,7 +204,7 @@ def test_many_large_pictures_fit_by_becoming_smaller():
     ("count", "most", "places"),
     [(0, 8, []), (1, 8, [0]), (3, 8, [0, 1, 2]), (9, 8, [0, 1, 2, 3, 4, 5, 6, 8]), (101, 3, [0, 50, 100]), (5, 1, [0])],
 )
-def test_what_is_shown_is_evenly_spaced_with_both_ends(count: int, most: int, places: list[int]):
+def test_shown_values_are_evenly_spaced_and_include_both_ends(count: int, most: int, places: list[int]):
     assert choosing.evenly(range(count), most) == places
 
 

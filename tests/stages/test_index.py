@@ -137,7 +137,7 @@ def test_a_part_reads_what_changed_and_nothing_else(folder: Path, tmp_path: Path
     assert dataset.make() == counts()
 
 
-def test_an_item_that_comes_back_is_there_again(folder: Path, tmp_path: Path):
+def test_an_item_that_comes_back_is_indexed_again(folder: Path, tmp_path: Path):
     dataset = Dataset(folder, tmp_path)
     dataset.make()
     first, file = dataset.all.items["item"].tolist(), folder / "metas/0000.txt"
@@ -149,7 +149,7 @@ def test_an_item_that_comes_back_is_there_again(folder: Path, tmp_path: Path):
     assert sorted(dataset.all.items["item"]) == sorted(first)
 
 
-def test_what_cannot_be_used_is_left_out_with_the_reason_up_to_a_limit(folder: Path, tmp_path: Path):
+def test_unusable_items_are_left_out_with_the_reason_up_to_a_limit(folder: Path, tmp_path: Path):
     (folder / "images/0000.png").write_bytes((folder / "images/0000.png").read_bytes()[:200])
     (folder / "metas/0001.txt").write_text("  ", encoding="utf-8")
     image(folder / "images/0002.png", 2, (8, 30))
@@ -172,7 +172,7 @@ def test_what_cannot_be_used_is_left_out_with_the_reason_up_to_a_limit(folder: P
     assert reasons["a b"].startswith("a b.png: rename it")
 
 
-def test_a_medium_that_is_there_under_the_same_caption_is_left_out_until_the_other_goes(folder: Path, tmp_path: Path):
+def test_a_duplicate_item_is_left_out_until_the_other_one_goes(folder: Path, tmp_path: Path):
     def copy(stem: str, text: str) -> None:
         shutil.copy(folder / "images/0001.png", folder / "images" / f"{stem}.png")
         caption(folder, stem, text)

@@ -65,7 +65,7 @@ def kept(tmp_path: Path) -> set[str]:
 DIGESTS = [sha256(picture(number, (16, 24 + number))) for number in range(3)]
 
 
-def test_the_store_keeps_each_picture_once_and_prompts_are_texts_with_pictures(folder: Path, tmp_path: Path):
+def test_the_store_keeps_each_picture_once_and_prompt_ids_cover_pictures(folder: Path, tmp_path: Path):
     dataset = Dataset(folder, tmp_path)
     assert dataset.make() == counts(items=4, units_read=4)
     items = dataset.all.items.set_index("name")
@@ -97,7 +97,7 @@ def test_a_part_without_references_has_the_columns_ids_and_files_of_earlier_vers
         assert row["item"] == digest([row["medium"], "a hat", "{}", unit, name])[:32]
 
 
-def test_what_changes_of_references_is_another_item_and_nothing_else_is_read(folder: Path, tmp_path: Path):
+def test_a_changed_reference_makes_another_item_and_only_its_unit_is_read(folder: Path, tmp_path: Path):
     dataset = Dataset(folder, tmp_path)
     dataset.make()
     assert dataset.make() == counts()
@@ -115,7 +115,7 @@ def test_what_changes_of_references_is_another_item_and_nothing_else_is_read(fol
 
 
 @pytest.mark.parametrize("extension", [".bmp", ".gif", ".tiff", ".avif", ""])
-def test_a_changed_reference_is_found_whatever_its_name_ends_in(extension: str, tmp_path: Path):
+def test_a_changed_reference_is_found_with_any_file_extension(extension: str, tmp_path: Path):
     (folder := tmp_path / "edits" / "before").mkdir(parents=True)
     (reference := folder / f"0{extension}").write_bytes(picture(0))
     edit(folder.parent, 0, f"before/0{extension}")
@@ -207,7 +207,7 @@ def test_a_verification_mends_a_damaged_picture(folder: Path, tmp_path: Path):
     assert kept(tmp_path) == {*DIGESTS}
 
 
-def test_nothing_is_kept_while_pictures_are_being_deleted(tmp_path: Path):
+def test_no_picture_is_stored_while_pictures_are_being_deleted(tmp_path: Path):
     root = str(tmp_path / "dataset")
     with sweeping(root), pytest.raises(UnavailableError, match="are being deleted"):
         put_picture(root, picture(0))
@@ -265,7 +265,7 @@ def test_a_row_with_a_reference_without_bytes_is_left_out(tmp_path: Path):
     assert dataset.left_out()["reason"].tolist() == ["reference 1: no bytes; a path alone is not read"]
 
 
-def test_a_folder_in_s3_keeps_the_pictures_of_one_on_a_disk(folder: Path, s3_url: str, tmp_path: Path):
+def test_a_folder_in_s3_gives_the_same_pictures_as_one_on_a_disk(folder: Path, s3_url: str, tmp_path: Path):
     root = f"{s3_url}/{secrets.token_hex(4)}"
     for path in folder.rglob("*.*"):
         store.write(f"{root}/{path.relative_to(folder)}", path.read_bytes())

@@ -25,7 +25,7 @@ def test_a_picture_that_is_gone_or_another_one_ends_the_stage(tmp_path: Path):
         make(other.prepared.embed, tmp_path)
 
 
-def test_a_damaged_picture_is_not_taken(tmp_path: Path):
+def test_a_damaged_picture_in_the_pool_is_an_error(tmp_path: Path):
     (inputs := tmp_path / "inputs").mkdir()
     run = make_run(tmp_path, values(inputs))
     assert run.prepared.references is not None

@@ -18,7 +18,7 @@ def test_a_stage_is_in_the_file_of_its_name_in_the_folder_of_its_contract():
     assert registry.module_of("vlm_finetune") == "stages.vlm.finetune"
 
 
-def test_stages_that_make_the_next_policy_train():
+def test_exactly_the_stages_that_make_the_next_policy_count_as_training():
     assert {name for name in registry.STAGES if registry.trains(name)} == {"update", "finetune", "vlm_finetune"}
 
 

@@ -51,13 +51,13 @@ def expected(scores: Sequence[float | None]) -> Estimate:
 
 
 @pytest.mark.parametrize("scores", EVALUATION_SCORES)
-def test_held_out_means_are_of_valid_samples_and_errors_over_prompts(page: str, scores: list[float | None]):
+def test_held_out_means_are_over_valid_samples_and_errors_over_prompts(page: str, scores: list[float | None]):
     estimate = expected(scores)
     shown = f"<b>{estimate.shown}<i> {estimate.error_shown}</i></b>"
     assert f"{shown}<span>n = {sum(s is not None for s in scores)}</span>" in section(page, "learned")
 
 
-def test_the_change_is_of_samples_that_both_have_and_its_error_is_paired_by_prompt(page: str):
+def test_the_change_is_over_shared_samples_and_its_error_is_paired_by_prompt(page: str):
     # See test_fragment.
     change = Estimate(1 / 3, 11 / 72, 3, 2)
     told = f"<b>+{change.shown}<i> {change.error_shown}</i></b><span>n = 3<"
@@ -75,7 +75,7 @@ def test_the_change_is_of_samples_that_both_have_and_its_error_is_paired_by_prom
         (0.4, float("nan"), 8, "did not clearly change"),
     ],
 )
-def test_the_first_heading_says_whether_it_learned(change: float, error: float, prompts: int, words: str):
+def test_the_first_heading_says_whether_the_policy_learned(change: float, error: float, prompts: int, words: str):
     assert Estimate(change, error, 8, prompts).direction == words
 
 
@@ -88,7 +88,7 @@ def test_a_page_of_prompts_without_references_does_not_mention_them(page: str):
     assert not re.search(r"references|reference \d", page)
 
 
-def test_held_out_points_stand_at_their_policy_versions(page: str):
+def test_held_out_points_are_drawn_at_their_policy_versions(page: str):
     assert [place for place, _, _ in rows_of(page, "held-out ±")] == ["0", "2"]
 
 
@@ -193,7 +193,7 @@ def test_samples_that_a_guardrail_refuses_are_in_the_sentence_about_failures():
     ) in shown
 
 
-def test_optimizer_numbers_name_the_iteration_with_the_largest(page: str):
+def test_optimizer_numbers_name_the_iteration_with_the_largest_value(page: str):
     shown = section(page, "training")
     assert "KL divergence to the reference</h3>" in shown
     assert "newest 0.5 · largest 0.5 in iteration 1 (step 1)" in shown
@@ -207,7 +207,7 @@ def test_lineage_names_what_each_policy_was_trained_on(page: str, run_inputs: di
     assert "".join(f"<td>{cell}</td>" for cell in row) in section(page, "lineage")
 
 
-def test_what_was_run_is_told(page: str):
+def test_the_page_shows_model_seed_and_changed_settings(page: str):
     shown = section(page, "run")
     for name, value in (("model", "tiny (sd3)"), ("seed", "7"), ("train.optm_lr", "0.01")):
         assert f"<dt>{name}</dt><dd>{value}</dd>" in shown
@@ -249,7 +249,7 @@ def test_any_input_may_be_missing(tmp_path: Path, run_inputs: dict[str, list[Inp
     assert not re.search(r"\bnan\b|\bNone\b", page)
 
 
-def test_a_run_without_pictures_has_words_in_their_place(tmp_path: Path):
+def test_a_run_without_pictures_says_why_there_are_none(tmp_path: Path):
     made = iteration(tmp_path, 0, finite=False)
     page = page_of(tmp_path, {role: [made[role]] for role in ("fragments", "updates")})
     assert "no picture: the sample is not finite" in section(page, "iterations")

@@ -107,7 +107,7 @@ def samples_slot(tmp_path):
     return str(tmp_path / "rollout")
 
 
-def test_scores_are_the_rewards_own(slot, samples_slot, tmp_path):
+def test_scores_equal_the_scores_of_the_reward(slot, samples_slot, tmp_path):
     pairs = [RIGHT, CLOSE, WRONG, ("HC", "HC"), ("AE", "K7")]
     manifest, notes = run(scoring(slot, write_samples(samples_slot, pairs)), tmp_path)
     table = table_of(slot, contracts.Reward.SCORES)
@@ -174,7 +174,7 @@ def test_too_many_failures_fail_the_stage_and_name_the_samples(slot, samples_slo
     assert current_of(slot) == (1, None)
 
 
-def test_a_retry_scores_only_the_shards_that_were_not_whole(slot, samples_slot, tmp_path):
+def test_a_retry_scores_only_unfinished_shards(slot, samples_slot, tmp_path):
     source = write_samples(samples_slot, [RIGHT, CLOSE, UNSCORABLE, RIGHT])
     request = scoring(slot, source, max_failed_fraction=0.1)
     with pytest.raises(RewardError):
@@ -201,7 +201,7 @@ def test_scores_of_a_crashed_attempt_are_adopted(slot, samples_slot, tmp_path):
     assert manifest.generation == 1
 
 
-def test_scores_of_another_scorer_version_are_not_current_and_no_other_can_make_them(slot, samples_slot, tmp_path):
+def test_scores_of_another_scorer_version_are_stale_and_need_that_version(slot, samples_slot, tmp_path):
     source = write_samples(samples_slot, [RIGHT, CLOSE, WRONG])
     request = scoring(slot, source)
     manifest, _ = run(request, tmp_path)
@@ -241,7 +241,7 @@ def score_file(index, scores):
     }
 
 
-def test_media_that_cannot_be_decoded_are_bad_data_and_not_a_failed_reward(slot, samples_slot, tmp_path):
+def test_media_that_cannot_be_decoded_are_an_error_of_data_not_of_the_reward(slot, samples_slot, tmp_path):
     def truncate(files):
         return {name: data[: len(data) // 2] if name == "p1-000.png" else data for name, data in files.items()}
 
@@ -271,7 +271,7 @@ def test_current_scores_are_not_made_again(slot, samples_slot, tmp_path):
     assert notes == []
 
 
-def test_another_judge_makes_a_new_generation_and_equal_scores_keep_what_follows(slot, samples_slot, tmp_path):
+def test_another_reward_makes_a_new_generation_but_equal_scores_stay_current(slot, samples_slot, tmp_path):
     source = write_samples(samples_slot, [RIGHT, CLOSE, WRONG])
     first, _ = run(scoring(slot, source), tmp_path)
     consumer = consume(str(tmp_path / "consumer"), input_of(slot))

@@ -29,9 +29,7 @@ def test_a_rollout_is_the_same_bytes_on_one_rank_and_on_four(wan_path: str, prom
     assert make_on_ranks(four, tmp_path, 4).content == input_of(alone.slot).content
 
 
-def test_a_rollout_stores_what_the_reward_saw_and_the_latents_it_came_from(
-    wan_path: str, prompt_dir: str, tmp_path: Path
-):
+def test_a_rollout_stores_the_pixels_that_are_scored_and_their_latents(wan_path: str, prompt_dir: str, tmp_path: Path):
     run = make_run(tmp_path, recipe(wan_path, prompt_dir, LORA))
     one_iteration(run, tmp_path, ranks=1)
     artifact = Artifact(input_of(run.slots.iteration(0, "rollout")))

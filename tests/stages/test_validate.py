@@ -91,7 +91,7 @@ def by_hand(run: Run, noise_of: Callable[..., torch.Tensor] = own_noise) -> dict
     return losses
 
 
-def test_the_loss_is_the_mean_squared_error_of_the_velocity_at_the_middles_of_equal_parts(tmp_path: Path):
+def test_the_loss_is_the_mean_squared_error_of_velocities_at_fixed_levels(tmp_path: Path):
     run = run_of(tmp_path, "one")
     manifest = make(requests.validate(run, 0), tmp_path)
     table = read_table(Artifact(input_of(run.slots.version(0, "validate"))), contracts.Validate.LOSSES)
@@ -147,7 +147,7 @@ def test_a_policy_without_finite_losses_has_no_loss_and_the_items_are_counted(tm
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
-def test_one_item_without_a_finite_loss_leaves_no_mean(broken: float):
+def test_there_is_no_mean_if_one_item_has_no_finite_loss(broken: float):
     levels = {"a": [1.0, 3.0], "b": [3.0, broken], "c": [6.0, 6.0]}
     table = pd.DataFrame([{"item_id": item, "loss": loss} for item, losses in levels.items() for loss in losses])
     items = by_item(table)

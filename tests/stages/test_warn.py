@@ -70,7 +70,7 @@ def root(tmp_path: Path) -> Path:
         ({"above": 4.9}, True), ({"above": 5.1}, False), ({"below": 5.1}, True), ({"below": 4.9}, False),
     ],
 )  # fmt: skip
-def test_a_mean_that_rises_by_three_trips_what_is_narrower(root: Path, limit: dict[str, float], trips: bool):
+def test_a_mean_that_rises_by_3_trips_only_narrower_limits(root: Path, limit: dict[str, float], trips: bool):
     first = scored(root, 0, FIRST)
     manifest, evidence = judge(root, first, scored(root, 1, [score + 3 for score in FIRST if score is not None]), limit)
     (level,) = evidence["levels"]
@@ -88,7 +88,7 @@ def test_a_mean_that_rises_by_three_trips_what_is_narrower(root: Path, limit: di
     assert rows == [(*limit, 5.0, level["drift"])] * trips
 
 
-def test_a_fall_names_the_lowest_samples_and_shows_them(root: Path):
+def test_a_limit_on_falls_names_and_shows_the_lowest_samples(root: Path):
     now = scored(root, 1, [-7.0, 1.0, 0.0, 0.0, -9.0, 0.0, 0.0, 0.0])
     manifest, evidence = judge(root, scored(root, 0, FIRST), now, {"fall": 3.0, "rise": 3.0})
     (row,) = evidence["tripped"]
@@ -102,7 +102,7 @@ def test_a_fall_names_the_lowest_samples_and_shows_them(root: Path):
     assert page.count("data:image/webp") == 6
 
 
-def test_other_numbers_of_a_reward_have_limits_and_samples_without_a_score_count_nowhere(root: Path):
+def test_limits_may_be_on_any_number_of_a_reward_over_scored_samples(root: Path):
     first = scored(root, 0, [*FIRST[:7], None], luma=[*[0.5] * 7, 9.0])
     now = scored(root, 1, FIRST, luma=[0.75] * 8)
     _, evidence = judge(root, first, now, {"score": "luma", "rise": 1000.0})
@@ -113,13 +113,13 @@ def test_other_numbers_of_a_reward_have_limits_and_samples_without_a_score_count
     assert [row["score"] for row in evidence["tripped"]] == ["luma"]
 
 
-def test_a_score_that_the_reward_does_not_give_is_a_mistake(root: Path):
+def test_a_limit_on_a_score_that_the_reward_does_not_give_is_refused(root: Path):
     first = scored(root, 0, FIRST, luma=FIRST)
     with pytest.raises(ConfigError, match="jpeg gives no score 'lumen'; it gives jpeg, luma"):
         judge(root, first, scored(root, 1, FIRST, luma=FIRST), {"score": "lumen", "above": 1.0})
 
 
-def test_equal_scores_have_no_drift_even_where_nothing_varies(root: Path):
+def test_equal_scores_have_no_drift_even_without_any_variation(root: Path):
     same: Scores = [0.5] * 8
     manifest, evidence = judge(root, scored(root, 0, same), scored(root, 1, same), {"rise": 0.1, "fall": 0.1})
     assert manifest.summary["tripped"] == 0

@@ -68,7 +68,7 @@ def test_a_committed_artifact_is_current_and_its_bytes_read_back(slot):
     assert already(request) == manifest
 
 
-def test_an_unknown_file_is_answered_with_the_known_ones(slot):
+def test_reading_an_unknown_file_names_the_known_files(slot):
     make(report(slot), {"a": b"1", "b": b"2"})
     with pytest.raises(ArtifactError, match="no file 'c'; it has a, b"):
         Artifact(input_of(slot)).read("c")
@@ -87,7 +87,7 @@ def test_files_without_a_manifest_are_no_artifact(slot):
     assert finished.attempt != crashed.id
 
 
-def test_of_two_attempts_the_first_wins_and_the_other_takes_its_manifest(slot):
+def test_the_first_of_two_attempts_wins_and_the_other_returns_its_manifest(slot):
     first, second = begin(report(slot)), begin(report(slot))
     first.put("a", b"first")
     second.put("a", b"second")
@@ -98,7 +98,7 @@ def test_of_two_attempts_the_first_wins_and_the_other_takes_its_manifest(slot):
     assert Artifact(input_of(slot)).read("a") == b"first"
 
 
-def test_of_many_attempts_at_once_one_commits_and_all_return_it(slot):
+def test_one_of_many_concurrent_attempts_commits_and_all_return_its_manifest(slot):
     attempts = [begin(report(slot)) for _ in range(6)]
     for attempt in attempts:
         attempt.put("a", attempt.id.encode())
@@ -113,7 +113,7 @@ def test_of_many_attempts_at_once_one_commits_and_all_return_it(slot):
     assert Artifact(input_of(slot)).read("a") == winner.encode()
 
 
-def test_a_commit_is_repeated_without_harm(slot):
+def test_repeating_a_commit_changes_nothing(slot):
     attempt = begin(report(slot))
     attempt.put("a", b"1")
     assert commit(attempt) == commit(attempt)
@@ -150,7 +150,7 @@ def test_only_the_generation_that_was_judged_is_ended(slot):
     assert Artifact(input_of(slot)).read("a") == b"from the other"
 
 
-def test_what_is_asked_for_otherwise_is_stale_and_says_why(slot, store_url):
+def test_an_artifact_of_other_settings_or_inputs_is_stale_and_says_why(slot, store_url):
     manifest = make(report(slot))
     assert why_stale(manifest, report(slot)) is None
     assert why_stale(manifest, report(slot, title="u")) == "the settings of report changed (title)"
@@ -217,7 +217,7 @@ def test_a_request_that_names_other_contents_is_refused(slot):
     "data",
     [b"", b"[]", b"{", b'{"format": 2}', seal("manifest", {}), seal("manifest", {"reference": 1}), seal("layout", {})],
 )
-def test_something_else_in_a_manifests_place_is_an_error(tmp_path, data):
+def test_a_file_that_is_no_manifest_in_a_manifests_place_is_an_error(tmp_path, data):
     url = store.join(str(tmp_path), "manifest.1.json")
     store.write(url, data)
     with pytest.raises(ArtifactError, match=re.escape(url)):
@@ -251,13 +251,13 @@ def test_content_ignores_records_and_attempts(slot, store_url):
     assert make(report(slot), {"b": b"1"}).content != manifests[0].content
 
 
-def test_a_part_that_version_0_does_not_have_is_its_current_one(slot):
+def test_a_copy_that_version_0_lacks_is_its_current_part(slot):
     manifest = make(policy(slot), {"current/w": b"c"})
     assert input_of(slot, "old").part == "current"
     assert input_of(slot, "old").content == input_of(slot, "current").content == manifest.part_content("current")
 
 
-def test_what_training_goes_on_from_does_not_depend_on_what_was_measured(slot, store_url):
+def test_metrics_of_a_policy_do_not_change_the_content_that_training_continues_from(slot, store_url):
     source = store.join(store_url, "policy")
     state = {"current/w": b"c", "optimizer/m": b"1"}
     make(policy(source), {**state, "metrics.parquet": b"0.1"})

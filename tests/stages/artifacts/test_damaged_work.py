@@ -140,7 +140,7 @@ def damages(data: bytes) -> list[tuple[str, bytes]]:
     return [*flipped(data), *resealed(data, fields)]
 
 
-def test_going_on_reads_every_kind_of_record_that_there_is(made, half):
+def test_continuing_a_run_reads_every_kind_of_record(made, half):
     stage, asked, sealed = half
     found = {json.loads((made.folder / name).read_bytes())["body"]["kind"] for name in sealed}
     assert found == KINDS[stage]

@@ -74,7 +74,7 @@ def test_a_crash_between_invalidation_and_the_next_manifest_leaves_nothing_curre
     assert Artifact(input_of(slot)).read("a") == b"new"
 
 
-def test_an_end_that_was_lost_is_found_by_what_came_after_it(slot):
+def test_a_lost_end_of_a_generation_is_noticed_by_records_of_the_next_one(slot):
     make(report(slot))
     invalidate(slot, 1, "because")
     begin(report(slot), layout={"shards": []})
@@ -100,7 +100,7 @@ def test_an_end_names_its_manifest(slot):
     assert current_of(slot)[0] == 2
 
 
-def test_an_end_that_found_no_manifest_holds_when_a_slow_attempt_commits_after_it(slot):
+def test_a_generation_stays_ended_when_a_slow_attempt_commits_to_it_later(slot):
     slow = begin(report(slot))
     slow.put("a", b"late")
     assert invalidate(slot, 1, "unfinished") == 2
@@ -168,7 +168,7 @@ def test_a_manifest_whose_digests_do_not_follow_from_it_is_damaged_and_not_stale
         refused(slot, url, f"contradicts itself: its {wrong} ")
 
 
-def test_what_was_dropped_belongs_to_the_manifest_in_its_slot(slot):
+def test_a_record_of_a_dropped_part_must_name_the_manifest_in_its_slot(slot):
     make(report(slot), {"old/w": b"1", "new/w": b"2"})
     drop(slot, "old")
     assert Artifact(input_of(slot)).lacks("old")

@@ -33,7 +33,7 @@ def slot(tmp_path):
         ({"shards": []}, {"shards": []}),
     ],
 )
-def test_other_sizes_are_the_same_work(found, computed):
+def test_layouts_that_differ_only_in_sizes_divide_the_same_work(found, computed):
     assert difference(found, computed) is None
 
 
@@ -53,7 +53,7 @@ def test_other_sizes_are_the_same_work(found, computed):
         ({"steps": [[["a", "b", "c", "d", "e"]]]}, STEPS, "steps are not the planned ones"),
     ],
 )
-def test_other_work_is_told(found, computed, why):
+def test_the_difference_of_layouts_of_other_work_is_said(found, computed, why):
     assert (difference(found, computed) or "").startswith(why)
 
 
@@ -72,7 +72,7 @@ def test_one_changed_letter_of_a_sample_id_is_damage_and_ends_nothing(slot):
     assert current_generation(slot) == 1
 
 
-def test_a_layout_with_a_seal_of_its_own_is_compared_with_the_planned_work(slot):
+def test_a_changed_layout_with_a_valid_seal_is_compared_with_the_planned_work(slot):
     def twice(data, url):
         return seal("layout", unseal(data, "layout", url) | {"layout": {"shards": [["a", "a"], ["c"]], "tile": 2}})
 

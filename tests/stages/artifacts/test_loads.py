@@ -50,7 +50,7 @@ sys.addaudithook(hear)
 """
 
 
-def test_judges_that_take_turns_on_a_device_load_their_weights_once_a_run(
+def test_judges_that_take_turns_on_a_device_load_their_weights_once_per_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scorers = [{"name": name, **tiny_scorers.settings(name, tmp_path / name)} for name in JUDGES]

@@ -40,7 +40,7 @@ def test_a_score_of_a_service_may_differ_and_the_first_one_counts(tmp_path: Path
     assert second.read("items/0") == b"0.5"
 
 
-def test_a_worker_takes_over_what_another_one_marked_and_is_told_of_what_it_made_itself(tmp_path: Path) -> None:
+def test_a_worker_takes_over_a_marked_shard_without_reporting_it_as_made(tmp_path: Path) -> None:
     first, second = attempts(tmp_path)
     told: list[int] = []
     first.told = second.told = told.append

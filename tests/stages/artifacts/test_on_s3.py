@@ -66,7 +66,7 @@ def test_damage_in_the_store_is_an_error_and_never_becomes_a_copy(slot, copies):
     assert not (copies / manifest.files["current/w"].sha256).exists()
 
 
-def test_who_answers_for_the_store_reads_the_store(slot, copies):
+def test_a_read_of_the_store_ignores_the_nodes_copy(slot, copies):
     attempt = begin(report(slot), layout={"shards": [1]})
     attempt.finish(0, {"a": DATA})
     (entry,) = attempt.files.values()

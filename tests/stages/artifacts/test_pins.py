@@ -38,7 +38,7 @@ def manifests_of(made: dict[str, Request]) -> dict[str, Manifest]:
     return {name: Artifact(input_of(request.slot)).manifest for name, request in made.items()}
 
 
-def test_every_stage_makes_the_bytes_that_are_pinned_for_its_version(made: dict[str, Manifest]):
+def test_every_stage_makes_the_bytes_pinned_for_its_version(made: dict[str, Manifest]):
     of_vlms = {stage.name for stage in CONTRACTS}
     assert made.keys() == STAGES.keys() - of_vlms, "VLMs are in test_vlm_pins.py"
     check_pins(made, PINS)

@@ -46,12 +46,12 @@ def test_a_consumer_of_one_part_does_not_depend_on_the_others(slot, store_url):
     assert already(export(slot, input_of(source, "old"))) is None
 
 
-def test_where_the_base_lies_does_not_make_an_artifact_stale(slot):
+def test_moving_the_base_model_makes_no_artifact_stale(slot):
     manifest = make(policy(slot, path="/here"))
     assert already(policy(slot, path="/there")) == manifest
 
 
-def test_where_the_folder_lies_is_no_part_of_what_is_asked(wan_path: str, videos: local.Options, tmp_path: Path):
+def test_moving_a_folder_of_media_changes_no_fingerprint(wan_path: str, videos: local.Options, tmp_path: Path):
     before = asked(config_of(wan_path, videos, (16, 16), 5), tmp_path)
     moved = Path(videos.local_dir).rename(tmp_path / "moved")
     there = videos.model_copy(update={"local_dir": str(moved)})
@@ -60,7 +60,7 @@ def test_where_the_folder_lies_is_no_part_of_what_is_asked(wan_path: str, videos
     assert asked(config_of(wan_path, there, (16, 16), 5), tmp_path).fingerprint != before.fingerprint
 
 
-def test_a_request_survives_the_way_through_its_file(wan_path: str, videos: local.Options, tmp_path: Path):
+def test_a_request_read_from_its_file_equals_the_written_one(wan_path: str, videos: local.Options, tmp_path: Path):
     request = asked(config_of(wan_path, videos, (16, 16), 5), tmp_path)
     again = Request.model_validate_json(json.dumps(json.loads(request.model_dump_json())))
     assert again == request

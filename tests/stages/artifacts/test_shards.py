@@ -50,7 +50,7 @@ def test_adopted_shards_give_the_content_of_an_undisturbed_run(slot, store_url):
     assert commit(retry).content == commit(undisturbed).content
 
 
-def test_shards_of_other_threads_are_not_adopted_and_that_is_said(slot):
+def test_shards_made_with_other_threads_are_not_adopted_and_a_note_says_so(slot):
     shards_of(begin(report(slot), layout={}), [b"0", b"1"])
     notes = []
     retry = begin(report(slot), notes, numerics=NUMERICS | {"threads": 2}, layout={})
@@ -60,7 +60,7 @@ def test_shards_of_other_threads_are_not_adopted_and_that_is_said(slot):
     assert retry.generation == 1
 
 
-def test_a_retry_takes_the_cut_that_was_committed(slot):
+def test_a_retry_uses_the_committed_layout(slot):
     first = begin(report(slot))
     assert first.layout({"shards": [["x", "y"]]}, pytest.fail) == {"shards": [["x", "y"]]}
     retry = begin(report(slot))
@@ -112,14 +112,14 @@ def test_a_shard_lost_behind_its_marker_is_made_again(slot):
     assert Artifact(input_of(slot)).read("samples/0") == b"0"
 
 
-def test_something_else_in_a_markers_place_is_an_error(slot):
+def test_a_file_that_is_no_marker_in_a_markers_place_is_an_error(slot):
     attempt = begin(report(slot), layout={})
     store.write(attempt.url(attempt.shards, "00000.json"), b'{"attempt": "x"}')
     with pytest.raises(ArtifactError, match=r"00000\.json is damaged: not a sealed marker"):
         shards_of(attempt, [b"0"])
 
 
-def test_the_slower_of_two_attempts_at_a_shard_takes_the_others(slot):
+def test_the_slower_of_two_attempts_at_a_shard_adopts_the_faster_ones_shard(slot):
     first, second = begin(report(slot), layout={}), begin(report(slot), layout={})
 
     def slow():
@@ -131,7 +131,7 @@ def test_the_slower_of_two_attempts_at_a_shard_takes_the_others(slot):
     assert second.adopted == 1
 
 
-def test_a_shard_that_is_not_kept_is_made_again_by_the_next_attempt(slot):
+def test_a_shard_that_is_not_offered_is_made_again_by_the_next_attempt(slot):
     attempt = begin(report(slot), layout={})
     adopt_or_make(attempt, 0, lambda: {"samples/0": b"partial"}, offered=False)
     assert attempt.read("samples/0") == b"partial"

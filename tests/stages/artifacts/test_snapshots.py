@@ -98,7 +98,7 @@ def latents_of(run: Run, split: Split | None = None) -> Latents:
     )
 
 
-def test_new_files_cost_their_own_captions_and_latents_alone(pictures: Path, tmp_path: Path):
+def test_only_new_files_are_captioned_and_encoded(pictures: Path, tmp_path: Path):
     prepare(pictures, tmp_path)
     first = plan(tmp_path, "first")
     assert make_prepared(first, tmp_path) == ["embed-part-0000", "encode-part-0000"]
@@ -170,7 +170,7 @@ def test_a_run_keeps_its_snapshot(pictures: Path, tmp_path: Path):
         run.prepared.data  # noqa: B018
 
 
-def test_latents_are_the_models_own_of_the_pictures_cut_to_size(pictures: Path, tmp_path: Path):
+def test_latents_equal_the_models_latents_of_the_cropped_pictures(pictures: Path, tmp_path: Path):
     prepare(pictures, tmp_path)
     run = plan(tmp_path)
     make_prepared(run, tmp_path)
@@ -202,7 +202,7 @@ def test_supervised_steps_read_latents_of_every_part(pictures: Path, tmp_path: P
     assert [len(request.inputs[role]) for role in ("embeddings", "data", "parts")] == [2, 2, 2]
 
 
-def test_both_sides_of_a_split_are_apart_by_the_bytes_of_media(pictures: Path, tmp_path: Path):
+def test_a_split_separates_media_by_their_bytes(pictures: Path, tmp_path: Path):
     for number in range(6, 40):
         add(pictures, number, f"picture {number}")
     # The same picture under two names, with two captions.
@@ -246,7 +246,7 @@ def test_a_file_that_is_not_the_indexed_one_is_never_encoded(pictures: Path, tmp
     assert make(encode, tmp_path / "outcome").summary["items"] == 6
 
 
-def test_items_without_a_caption_and_short_videos_are_found_by_the_plan(pictures: Path, tmp_path: Path):
+def test_the_plan_finds_items_without_a_caption_and_short_videos(pictures: Path, tmp_path: Path):
     (pictures / "0005.json").unlink()
     prepare(pictures, tmp_path, captioned=False)
     with pytest.raises(ConfigError, match=r"1 items of snapshot 1 of 'mine' have no caption, e\.g\. 0005"):
@@ -261,7 +261,7 @@ def test_items_without_a_caption_and_short_videos_are_found_by_the_plan(pictures
     Embeddings([input_of(run.prepared.data.embeds[0].slot)], latents.prompt_ids)
 
 
-def test_frames_of_a_clip_are_at_its_own_rate_and_windows_are_evenly_spaced():
+def test_clips_take_frames_at_the_wanted_rate_from_evenly_spaced_windows():
     assert Windows(3).indices(10, 24.0) == [[0, 1, 2]]
     assert Windows(3, 3).indices(9, 24.0) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     # 24 frames a second, 12 wanted: every second one. 10 frames last until frame 8 at that rate.
@@ -276,7 +276,7 @@ def test_frames_of_a_clip_are_at_its_own_rate_and_windows_are_evenly_spaced():
 
 
 @pytest.mark.parametrize("frames", [250, 394])
-def test_the_fewest_frames_are_those_that_rounding_leaves(frames: int):
+def test_the_least_number_of_frames_holds_after_rounding(frames: int):
     windows = Windows(frames, 4, 12.0)
     least = windows.least(25.0)
     assert max(max(one) for one in windows.indices(least, 25.0)) < least
@@ -295,7 +295,7 @@ def test_windows_of_a_video_are_decoded_once_and_equal_its_frames(tmp_path: Path
         _clips.read(file, "video", [[8, 9]], (16, 24))
 
 
-def test_recipes_of_a_dataset_are_encoded_with_it(pictures: Path, tmp_path: Path):
+def test_preparing_a_dataset_also_encodes_for_its_recipes(pictures: Path, tmp_path: Path):
     values = recipe({"dataset": "mine"})
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "sft.toml").write_text(toml_of(values), encoding="utf-8")
@@ -334,7 +334,7 @@ def toml_of(values: dict[str, Any], path: str = "") -> str:
     return "\n".join([*([f"[{path}]"] if path else []), *own, *tables])
 
 
-def test_sources_are_drawn_by_weight_and_each_item_once_a_pass(pictures: Path, tmp_path: Path):
+def test_sources_are_drawn_by_weight_and_each_item_once_per_pass(pictures: Path, tmp_path: Path):
     others = tmp_path / "others"
     others.mkdir()
     for number in range(100, 102):
@@ -362,7 +362,7 @@ def test_sources_are_drawn_by_weight_and_each_item_once_a_pass(pictures: Path, t
     assert np.isfinite(float(manifest.summary["loss"] or "nan"))
 
 
-def test_weights_of_other_sources_than_the_items_have_are_refused(pictures: Path, tmp_path: Path):
+def test_weights_of_unknown_sources_are_refused(pictures: Path, tmp_path: Path):
     prepare(pictures, tmp_path)
     with pytest.raises(ConfigError, match=r"weights names her, here; the items of snapshot 1 .* come from here: give"):
         plan(tmp_path, weights={"here": 1, "her": 2})

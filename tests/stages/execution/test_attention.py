@@ -68,7 +68,7 @@ def test_the_recorded_kernel_is_the_one_that_ran(attention: Attention):
     assert ran() == {attention}
 
 
-def test_without_a_choice_all_are_permitted_and_records_are_as_in_earlier_versions():
+def test_without_a_choice_all_kernels_are_permitted_and_records_stay_as_before():
     torch.backends.cuda.enable_flash_sdp(False)
     group = torch_runtime.start(Execution())
     assert "attention_kernels" not in torch_runtime.numerics(group, "float32")

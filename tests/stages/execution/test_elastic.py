@@ -142,7 +142,7 @@ def work(launcher: Launcher, request: pytest.FixtureRequest) -> Work:
     return Work(launcher, request.node.name)
 
 
-def test_workers_make_each_unit_once_and_one_of_them_the_artifact(work: Work) -> None:
+def test_workers_make_each_unit_once_and_one_worker_makes_the_artifact(work: Work) -> None:
     artifact = work.make("well")
     assert artifact.json("all.json") == [*range(COUNT)]
     assert work.made() == [*range(COUNT)]
@@ -150,7 +150,7 @@ def test_workers_make_each_unit_once_and_one_of_them_the_artifact(work: Work) ->
     assert artifact.manifest.numerics["world_size"] == 1
 
 
-def test_processes_that_stay_are_workers_too(folder: Path) -> None:
+def test_resident_processes_are_workers_too(folder: Path) -> None:
     launcher = Launcher(folder, resident_gb=1, stall_timeout_s=60.0)
     with closing(launcher.waves):
         work = Work(launcher, "stay")
@@ -171,7 +171,7 @@ def test_a_worker_that_hangs_is_ended_with_its_stacks_and_its_unit_made_by_anoth
     assert "is lost (hung: it reported no progress and was ended); others make unit 3" in work.said
 
 
-def test_sigterm_gives_a_unit_back_which_counts_as_no_loss(work: Work) -> None:
+def test_sigterm_gives_a_unit_back_and_counts_as_no_loss(work: Work) -> None:
     assert work.make("drain").json("all.json") == [*range(COUNT)]
     assert "was asked to end, and gave back unit 3" in work.said
     assert "is lost" not in work.said
@@ -246,7 +246,7 @@ def test_a_worker_on_another_kind_of_machine_makes_nothing_and_says_so_once(fold
     assert "=== worker 2 ===" not in "".join(path.read_text() for path in Path(work.request.slot, "logs").iterdir())
 
 
-def test_where_no_worker_has_the_numerics_of_the_run_it_is_refused(
+def test_a_stage_is_refused_if_no_worker_has_the_numerics_of_the_run(
     folder: Path, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work.make("well")

@@ -180,7 +180,7 @@ def test_a_group_is_one_worker_whichever_rank_of_it_ends(made: dict[str, Request
 
 
 @pytest.mark.slow
-def test_so_is_a_group_whose_ranks_share_each_video(
+def test_a_group_whose_ranks_share_each_video_is_one_worker_too(
     workers: Workers, wan_path: str, prompt_dir: str, tmp_path: Path
 ) -> None:
     run = make_run(tmp_path, longer(small_video.recipe(wan_path, prompt_dir, small_video.LORA)))
@@ -192,7 +192,7 @@ def test_so_is_a_group_whose_ranks_share_each_video(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"resident_gb": 1}, {"mode": "cold"}])
-def test_so_is_a_group_of_processes_that_stay_or_start_anew(
+def test_a_group_of_resident_or_new_processes_is_one_worker_too(
     made: dict[str, Request], workers: Workers, settings: dict[str, Any]
 ) -> None:
     others = Workers(workers.folder, dp_shard_size=2, elastic={"max": 2}, **settings)
@@ -200,7 +200,7 @@ def test_so_is_a_group_of_processes_that_stay_or_start_anew(
         make_by_groups(varied(made["rollout"], batch_size=1), others, "-".join(settings))
 
 
-def test_it_is_told_once_which_texts_were_embedded_before(made: dict[str, Request], workers: Workers) -> None:
+def test_one_note_says_how_many_texts_were_embedded_before(made: dict[str, Request], workers: Workers) -> None:
     prompts = made["embed"].settings(Embed).prompts
     workers.make(varied(made["embed"], prompts=prompts[2:]), 2, "texts")
     assert not [line for line in workers.lines if "embedded before" in line]

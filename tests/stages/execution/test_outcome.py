@@ -3,7 +3,7 @@
 from stages.execution.outcome import Outcome, failure_of, read_failures, read_status
 
 
-def test_words_that_cannot_be_read_count_as_never_said(tmp_path):
+def test_unreadable_status_and_error_files_count_as_missing(tmp_path):
     outcome = Outcome(tmp_path, 0)
     outcome.progress("sampling", 0, 4)
     outcome.failed(failure_of(MemoryError("full")))

@@ -17,7 +17,7 @@ from tests.stages.test_reward import RIGHT, UNSCORABLE, run, samples_slot, scori
 __all__ = ["samples_slot", "slot"]
 
 
-def test_the_process_leaves_its_words_and_exits_with_75_without_loading_torch(slot, samples_slot, tmp_path):
+def test_a_failing_process_writes_its_error_and_exits_with_75_without_torch(slot, samples_slot, tmp_path):
     request = scoring(slot, write_samples(samples_slot, [UNSCORABLE]))
     path = tmp_path / "process" / "request.json"
     path.parent.mkdir()
@@ -63,7 +63,7 @@ def test_a_light_stage_is_made_by_any_node_and_with_any_threads(slot, samples_sl
     assert (other.numerics, notes) == (manifest.numerics, [])
 
 
-def test_the_exit_code_tells_the_kind_where_the_log_takes_no_text(tmp_path: Path):
+def test_the_exit_code_tells_the_kind_if_the_log_cannot_be_written(tmp_path: Path):
     """`/dev/full` is a device without room."""
     command = [sys.executable, "-m", "stages.execution.runner", str(tmp_path / "request.json")]
     (tmp_path / "request.json").write_text("{}", encoding="utf-8")

@@ -16,7 +16,7 @@ from tests.stages.conftest import make_run
 
 
 @pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
-def test_the_recorded_dtype_is_the_one_that_products_are_computed_in(param_dtype: ParamDtype):
+def test_the_recorded_dtype_is_the_dtype_that_products_are_computed_in(param_dtype: ParamDtype):
     group = torch_runtime.start(Execution())
     found = torch_runtime.numerics(group, param_dtype)
     assert (found["compute_dtype"], found["default_dtype"]) == (param_dtype, "float32")

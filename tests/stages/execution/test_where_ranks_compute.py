@@ -54,7 +54,7 @@ def test_the_cpu_hides_the_devices_from_all_that_a_process_loads(shown: pytest.M
     assert current() == torch.device("cpu")
 
 
-def test_a_stage_ends_with_a_mistake_of_its_settings(tmp_path: Path):
+def test_a_stage_without_the_wanted_device_ends_with_a_config_error(tmp_path: Path):
     request = tmp_path / "request.json"
     texts = Embed(model=ModelRef(path="nowhere", adapter="sd3", digest=""), max_prompt_length=8)
     embed = Request(stage="embed", slot=str(tmp_path / "slot"), seed=0, config=texts)

@@ -59,13 +59,13 @@ def damage(slot: str, shard: str, member: str) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3, 8])
-def test_members_are_read_from_the_shard_in_any_order_and_as_often_as_asked(slot: str, kept: int):
+def test_members_of_a_shard_are_read_in_any_order_and_repeatedly(slot: str, kept: int):
     members = members_of(slot, kept)
     for name in ("a0", "b3", "a0", "a2", "b3", "b1", "a0", "a1", "a0"):
         assert members.read(f"{name[0]}.tar", name) == SHARDS["ab".index(name[0])][name]
 
 
-def test_the_first_member_asked_of_a_shard_checks_all_of_it(slot: str):
+def test_the_first_read_of_a_shard_checks_all_of_it(slot: str):
     damage(slot, "a.tar", "a3")
     members = members_of(slot)
     with pytest.raises(ArtifactError, match="is not what was committed"):
@@ -73,7 +73,7 @@ def test_the_first_member_asked_of_a_shard_checks_all_of_it(slot: str):
     assert members.read("b.tar", "b0") == SHARDS[1]["b0"]
 
 
-def test_later_ones_read_and_check_their_own_bytes_alone(slot: str):
+def test_later_reads_of_a_shard_fetch_and_check_only_one_member(slot: str):
     members = members_of(slot)
     members.read("a.tar", "a0")
     damage(slot, "a.tar", "a3")
@@ -85,7 +85,7 @@ def test_later_ones_read_and_check_their_own_bytes_alone(slot: str):
         members.read("a.tar", "a1")
 
 
-def test_the_members_read_last_are_kept_and_no_others(slot: str):
+def test_only_the_members_read_last_are_kept_in_memory(slot: str):
     members = members_of(slot, kept=2)
     for name in ("a0", "a1", "a0", "a2"):
         members.read("a.tar", name)
@@ -158,12 +158,12 @@ def peak_bytes(read: Callable[[str], torch.Tensor]) -> int:
 
 
 @pytest.mark.parametrize(("kept", "num_shards"), [(0, 3), (6, 5)])
-def test_latents_of_a_large_set_take_the_memory_of_a_few_shards(kept: int, num_shards: int, tmp_path: Path):
+def test_reading_latents_of_a_large_set_takes_the_memory_of_a_few_shards(kept: int, num_shards: int, tmp_path: Path):
     latents = Latents([large_set(tmp_path)], kept_bytes=kept * MEMBER_BYTES)
     assert peak_bytes(latents.__getitem__) < num_shards * PER_SHARD * MEMBER_BYTES
 
 
-def test_embeddings_of_a_large_set_take_the_memory_that_is_kept_of_them(tmp_path: Path):
+def test_reading_embeddings_of_a_large_set_takes_the_memory_of_the_kept_ones(tmp_path: Path):
     entries: dict[str, FileEntry] = {}
     for n, one in enumerate(IDS):
         data = save({"embeds": tensor_of(n)}, {"about": '{"lengths": {}}'})
@@ -180,7 +180,7 @@ def test_embeddings_of_a_large_set_take_the_memory_that_is_kept_of_them(tmp_path
         Embeddings([source], ["i00", "j"])
 
 
-def test_a_small_file_is_read_once_for_readers_one_soon_after_the_other(slot: str):
+def test_a_small_file_is_read_once_for_readers_that_follow_each_other_soon(slot: str):
     artifact, name = Artifact(input_of(slot)), "a.tar"
     data, path = artifact.read(name), file_of(slot, name)
     with read_once():
@@ -193,7 +193,7 @@ def test_a_small_file_is_read_once_for_readers_one_soon_after_the_other(slot: st
         artifact.read(name)
 
 
-def test_what_is_kept_for_the_next_reader_is_few_and_small(tmp_path: Path):
+def test_only_a_few_small_files_are_kept_for_the_next_reader(tmp_path: Path):
     files = {f"{n}.bin": bytes([n]) for n in range(LATEST + 1)} | {"large.bin": bytes(SMALL_BYTES + 1)}
     make(report(str(tmp_path / "slot")), files)
     artifact = Artifact(input_of(str(tmp_path / "slot")))

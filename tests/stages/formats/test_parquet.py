@@ -23,6 +23,6 @@ def test_a_table_has_the_bytes_that_pandas_writes():
 
 
 @pytest.mark.parametrize("size", [ROWS // 2, 777])
-def test_bytes_do_not_depend_on_the_pieces_that_a_table_was_put_together_of(size: int):
+def test_bytes_of_a_table_do_not_depend_on_the_chunks_that_it_was_made_of(size: int):
     pieces = [from_parquet(to_parquet(table(at, min(ROWS, at + size)))) for at in range(0, ROWS, size)]
     assert to_parquet(pd.concat(pieces, ignore_index=True)) == to_parquet(table(0, ROWS))

@@ -68,7 +68,7 @@ def write(folder: Path) -> None:
 
 
 @pytest.mark.processes
-def test_ranks_write_files_side_by_side_each_once(tmp_path: Path):
+def test_ranks_write_files_side_by_side_and_each_file_once(tmp_path: Path):
     start_ranks(partial(write, tmp_path), tmp_path, NUM_RANKS, timeout_s=120.0)
 
     names = [f"{CURRENT}/{n:05d}.safetensors" for n in range(NUM_FILES)]
@@ -79,7 +79,7 @@ def test_ranks_write_files_side_by_side_each_once(tmp_path: Path):
     assert '"phase":"writing current","step":5,"total":5' in tmp_path.joinpath("outcome-0/status.json").read_text()
 
 
-def test_reading_a_part_is_told_by_tensor_and_file(tmp_path: Path):
+def test_reading_a_part_reports_progress_by_tensor_and_file(tmp_path: Path):
     slot, told = str(tmp_path / "slot"), list[tuple[str, int, int]]()
     files = {
         f"current/{n:05d}.safetensors": to_bytes({f"{n}.{w}": torch.ones(2, device="cpu") for w in "ab"})
@@ -103,7 +103,7 @@ def test_a_part_is_copied_into_weights_a_tensor_at_a_time(tmp_path: Path):
         assert all(torch.equal(weights.here(part)[name], value) for name, value in values.items())
 
 
-def test_a_part_of_other_weights_is_refused_and_an_absent_one_may_be(tmp_path: Path):
+def test_a_part_of_other_weights_is_refused_and_an_optional_part_may_be_absent(tmp_path: Path):
     slot = str(tmp_path / "slot")
     make(report(slot), {"current/00000.safetensors": to_bytes({"a": torch.ones(2), "c": torch.ones(2)})})
     weights = PolicyWeights({name: nn.Parameter(torch.zeros(2)) for name in "ab"})

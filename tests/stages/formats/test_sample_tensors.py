@@ -63,7 +63,7 @@ def file_of(rollout: Input, shard: int) -> Path:
     return Path(rollout.url, Artifact(rollout).manifest.files[unit_name(contracts.TENSORS, shard)].path)
 
 
-def test_every_tensor_is_what_was_stored_in_the_memory_of_a_shard_and_what_is_kept(rollout: Input):
+def test_stored_tensors_are_read_in_the_memory_of_a_shard_and_the_kept_reads(rollout: Input):
     samples, rng = SampleTensors([rollout], KEYS, kept_bytes=2 * STATE_BYTES), np.random.default_rng(0)
     tracemalloc.start()
     try:
@@ -91,7 +91,7 @@ def test_shards_of_other_ranks_are_not_read(rollout: Input):
         samples["0/s02"]
 
 
-def test_a_byte_that_is_wrong_anywhere_in_a_shard_is_found_before_a_tensor_of_it_is_used(rollout: Input):
+def test_a_wrong_byte_anywhere_in_a_shard_is_found_before_its_tensors_are_used(rollout: Input):
     path = file_of(rollout, 0)
     data = bytearray(path.read_bytes())
     data[data.index(b"text")] ^= 1
@@ -106,7 +106,7 @@ def test_a_byte_that_is_wrong_anywhere_in_a_shard_is_found_before_a_tensor_of_it
         samples["0/s02"]
 
 
-def test_a_tensor_that_changes_later_is_refused_and_the_others_are_not(rollout: Input):
+def test_a_tensor_whose_bytes_change_later_is_refused_and_the_others_are_read(rollout: Input):
     samples = SampleTensors([rollout], KEYS, kept_bytes=0)
     steps = samples["0/s00"]["steps"]
     path = file_of(rollout, 0)
@@ -119,19 +119,19 @@ def test_a_tensor_that_changes_later_is_refused_and_the_others_are_not(rollout: 
         samples["0/s01"]["state.5"]
 
 
-def test_a_sample_that_no_rollout_holds_is_said_at_once(rollout: Input):
+def test_a_sample_that_no_rollout_holds_is_an_error_at_once(rollout: Input):
     with pytest.raises(ArtifactError, match="the rollouts hold no tensors of 1 samples"):
         SampleTensors([rollout], ["0/s00", "0/s99"])
 
 
-def test_damage_is_called_damage_where_it_leaves_no_shard_to_read(rollout: Input):
+def test_an_unreadable_shard_is_reported_as_damage(rollout: Input):
     path = file_of(rollout, 0)
     path.write_bytes(b"\xff" * 3000)
     with pytest.raises(ArtifactError, match=r"is not what was committed: sha256 .*, expected"):
         SampleTensors([rollout], KEYS)["0/s00"]
 
 
-def test_samples_of_two_rollouts_are_apart_although_their_ids_are_equal(rollout: Input, tmp_path: Path):
+def test_equal_sample_ids_of_two_rollouts_name_different_samples(rollout: Input, tmp_path: Path):
     make(report(str(tmp_path / "other")), {"index/00000.json": b'[{"sample_id": "s00", "noise_seed": 7}]'})
     keys = [key_of(0, "s00"), key_of(1, "s00")]
     samples = SampleTensors([rollout, input_of(str(tmp_path / "other"))], keys)

@@ -45,7 +45,7 @@ def assert_same_policy(runs: tuple[Run, Run]) -> None:
 
 
 @pytest.mark.processes
-def test_rollouts_and_an_update_with_a_loss_on_data(tmp_path: Path):
+def test_a_stored_prefix_changes_neither_rollouts_nor_an_update_with_a_loss_on_data(tmp_path: Path):
     values = given_values(tmp_path / "inputs", mini_batch=1, text_dropout=0.5)
     values["rollout"]["n_generation_mini_batch"] = 1
     values["train"]["train_batch_per_replica"] = 2
@@ -70,7 +70,7 @@ def test_rollouts_and_an_update_with_a_loss_on_data(tmp_path: Path):
     require_close(requests.update(runs[0], 0), shared, {"current": 2e-4})
 
 
-def test_supervised_steps_and_the_held_out_loss(tmp_path: Path):
+def test_a_stored_prefix_changes_neither_supervised_steps_nor_the_held_out_loss(tmp_path: Path):
     values = given_values(tmp_path / "inputs")
     data = {"name": "mock", "num_items": 4, "num_prompts": 2, "size": [16, 16], "frames": 9}
     values["train"]["train_policy"] = {"type": "sft", "mini_batch": 1, "steps_per_iteration": 2, "dataset": data}
@@ -91,7 +91,7 @@ def test_supervised_steps_and_the_held_out_loss(tmp_path: Path):
     assert_same_policy(runs)
 
 
-def test_training_every_weight_trains_the_projection_on_embeddings_before_it(tmp_path: Path):
+def test_full_training_stores_embeddings_before_the_projection_and_trains_it(tmp_path: Path):
     values = given_values(tmp_path / "inputs")
     del values["policy"]["lora"]
     data = {"name": "mock", "num_items": 2, "num_prompts": 2, "size": [16, 16], "frames": 9}

@@ -76,7 +76,7 @@ def test_the_service_has_a_full_window_while_samples_are_left(server: RewardServ
     assert pictures.column("shard_samples", contracts.Reward.CALLS) == [2] * 20 + [1]
 
 
-def test_portions_have_the_tables_that_each_has_alone(server: RewardServer, tmp_path: Path):
+def test_portions_scored_together_have_the_tables_of_portions_scored_alone(server: RewardServer, tmp_path: Path):
     server.scores = Withholding(server, COUNT, IN_FLIGHT)
     pictures = Pictures(tmp_path)
     scorer = Scorer(pictures.request)
@@ -118,7 +118,7 @@ class Counting(Scorer):
         return super().score(portion, ask, read)
 
 
-def test_no_more_portions_are_in_memory_than_the_service_has_and_two(server: RewardServer, tmp_path: Path):
+def test_memory_holds_the_services_portions_and_at_most_two_more(server: RewardServer, tmp_path: Path):
     server.scores = withholding = Withholding(server, COUNT, IN_FLIGHT)
     pictures = Pictures(tmp_path, per_shard=1)
     scorer = Counting(pictures.request, withholding)
@@ -127,7 +127,7 @@ def test_no_more_portions_are_in_memory_than_the_service_has_and_two(server: Rew
     assert IN_FLIGHT < scorer.most <= IN_FLIGHT + UNSENT
 
 
-def test_an_error_that_is_no_samples_fault_ends_all_that_wait(server: RewardServer, tmp_path: Path):
+def test_an_error_that_is_no_samples_fault_ends_all_waiting_portions(server: RewardServer, tmp_path: Path):
     server.scores = lambda frame: None
     server.pull_answers = [(400, {})] * 20 + [(405, {"detail": "wrong"})]
     with pytest.raises(ConfigError, match="405"):

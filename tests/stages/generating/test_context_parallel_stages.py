@@ -118,9 +118,7 @@ def compile_for_no_device() -> None:
 
 
 @pytest.mark.slow
-def test_compiled_blocks_whose_weights_are_shared_too_train_as_in_one_process(
-    wan_path: str, prompt_dir: str, tmp_path: Path
-):
+def test_compiled_blocks_with_shared_weights_train_as_in_one_process(wan_path: str, prompt_dir: str, tmp_path: Path):
     # Micro-batches of two samples and of one: what is compiled for one size meets another.
     run = begun(tmp_path, longer(recipe(wan_path, prompt_dir, LORA)))
     update, compiled = requests.update(run, 0), aside(requests.update(run, 0), "compiled", gradient_checkpointing=True)

@@ -37,7 +37,7 @@ def values(tmp_path: Path, prompt_dir: str) -> dict[str, Any]:
     return values | {"validation": {"n_generation": 1, "dataset": dataset}}
 
 
-def test_an_iteration_and_the_stock_pipelines_evaluation_of_it(values: dict[str, Any], tmp_path: Path):
+def test_an_iteration_trains_and_its_evaluation_is_the_stock_pipelines(values: dict[str, Any], tmp_path: Path):
     run = make_run(tmp_path, values)
     make_evaluated_iteration(run, tmp_path)
 
@@ -68,7 +68,7 @@ def test_an_iteration_and_the_stock_pipelines_evaluation_of_it(values: dict[str,
     assert sample.pixels.std() > 1
 
 
-def test_the_guardrail_is_a_component_of_the_stages_that_show_something_to_it(
+def test_only_stages_that_show_something_to_the_guardrail_load_it(
     values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Planned where it is installed, run where it is not: the stage fails instead of going on without."""

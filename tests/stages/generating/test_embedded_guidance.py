@@ -68,9 +68,7 @@ def test_supervised_training_and_held_out_losses_embed_a_guidance_scale_of_1(
     assert make_run(tmp_path, before, "before").plan.supervised == run.plan.sampled
 
 
-def test_a_loss_on_media_next_to_rewards_has_its_own_and_samples_keep_theirs(
-    tmp_path: Path, asked: list[tuple[bool, float]]
-):
+def test_a_loss_on_media_has_its_own_guidance_and_samples_keep_theirs(tmp_path: Path, asked: list[tuple[bool, float]]):
     model = str(tiny_pipelines.save("flux", tmp_path / "flux"))
     ddrl = {"type": "ddrl", "train_on": [1], "dataset": {"name": "mock", "num_prompts": 2}, "data": MEDIA}
     run = make_run(tmp_path, values_of(model, ddrl))

@@ -39,7 +39,7 @@ def test_encoding_and_writing_run_in_other_threads_while_the_next_tile_is_made()
     assert main_thread() not in threads
 
 
-def test_units_hold_their_samples_in_order_whichever_is_encoded_first():
+def test_units_hold_their_samples_in_order_whichever_sample_is_encoded_first():
     second_done, written = Event(), []
 
     def late() -> StoredSample:
@@ -87,7 +87,7 @@ def test_few_tiles_wait_to_be_encoded():
 
 
 @pytest.mark.parametrize("where", ["encode", "write"])
-def test_an_error_of_a_thread_ends_the_work(where: str):
+def test_an_error_in_a_thread_ends_the_work(where: str):
     def fail(*_: object) -> StoredSample:
         raise OSError("no space left")
 
@@ -97,7 +97,7 @@ def test_an_error_of_a_thread_ends_the_work(where: str):
         writer.take(0, [encode])
 
 
-def test_after_an_error_of_the_work_itself_nothing_more_is_written():
+def test_nothing_is_written_after_an_error_in_the_caller():
     began, release, written = Event(), Event(), []
 
     def encode() -> StoredSample:

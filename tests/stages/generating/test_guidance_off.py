@@ -29,7 +29,7 @@ OTHERWISE = [n for n in plugins.known("models") if spec_of(n).guidance_off != 1 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 @pytest.mark.parametrize("name", OTHERWISE)
-def test_an_evaluation_is_the_stock_call_at_our_guidance(name: str, scale: float, prompt_dir: str, tmp_path: Path):
+def test_an_evaluation_equals_the_stock_call_at_our_guidance(name: str, scale: float, prompt_dir: str, tmp_path: Path):
     values = recipe_of(name, prompt_dir, tmp_path, LORA)
     values["policy"]["diffusers"]["sample"] |= {"guidance_scale": scale, "eval_num_steps": STEPS}
     (tmp_path / "held-out").mkdir()

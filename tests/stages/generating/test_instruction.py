@@ -41,7 +41,7 @@ def run_with(instruction: list[str] | None, base: str, prompt_dir: str, tmp_path
     return make_run(tmp_path, values | {"validation": {"n_generation": 1, "dataset": dataset}})
 
 
-def test_embeddings_and_evaluations_are_the_stock_pipelines_with_that_instruction(prompt_dir: str, tmp_path: Path):
+def test_embeddings_and_evaluations_equal_the_stock_pipelines_with_an_instruction(prompt_dir: str, tmp_path: Path):
     base = str(tiny_pipelines.save("sana", tmp_path / "sana"))
     run = run_with(INSTRUCTION, base, prompt_dir, tmp_path)
     for request in (
@@ -77,7 +77,7 @@ def test_embeddings_and_evaluations_are_the_stock_pipelines_with_that_instructio
     assert np.abs(images[1] - images[0]).max() > 1
 
 
-def test_no_instruction_is_one_too_and_absent_is_as_before(prompt_dir: str, tmp_path: Path):
+def test_an_empty_an_absent_and_an_own_instruction_embed_differently(prompt_dir: str, tmp_path: Path):
     base = str(tiny_pipelines.save("sana", tmp_path / "sana"))
     given = {"absent": None, "none": [], "own": INSTRUCTION}
     for folder in given:
@@ -87,6 +87,6 @@ def test_no_instruction_is_one_too_and_absent_is_as_before(prompt_dir: str, tmp_
     assert len({digest(run.prepared.embed.config.identity()) for run in runs}) == 3
 
 
-def test_models_without_one_take_none(wan_path: str, prompt_dir: str, tmp_path: Path):
+def test_models_without_an_instruction_refuse_one(wan_path: str, prompt_dir: str, tmp_path: Path):
     with pytest.raises(ConfigError, match="complex_human_instruction: WanPipeline puts no instruction before prompts"):
         run_with([], wan_path, prompt_dir, tmp_path)

@@ -51,7 +51,7 @@ def values_of(train_policy: dict[str, Any], sample: dict[str, Any], param_dtype:
     ],
     ids=["nft", "half", "replayed"],
 )
-def test_adapters_are_merged_in_float32_where_nothing_is_replayed(
+def test_adapters_are_merged_in_float32_if_no_step_is_replayed(
     train_policy: dict[str, Any], sample: dict[str, Any], param_dtype: str, merged: bool, tmp_path: Path
 ):
     run = started(tmp_path, values_of(train_policy, sample, param_dtype))

@@ -56,7 +56,7 @@ def first_latents(run: Run) -> torch.Tensor:
     return load(first.tensors)["latents"]
 
 
-def test_it_is_embedded_once_without_the_instruction_and_steers_rollouts_and_evaluations(
+def test_a_negative_prompt_is_embedded_once_and_steers_rollouts_and_evaluations(
     base: str, stock: Any, prompt_dir: str, tmp_path: Path
 ):
     run = run_with(base, prompt_dir, tmp_path / "own", negative_prompt=NEGATIVE)
@@ -96,7 +96,9 @@ def test_it_is_embedded_once_without_the_instruction_and_steers_rollouts_and_eva
     assert np.abs(images[1] - images[0]).max() > 1
 
 
-def test_left_out_it_is_the_stock_calls_own_and_no_part_of_the_identity(base: str, prompt_dir: str, tmp_path: Path):
+def test_an_unset_negative_prompt_is_the_stock_calls_and_changes_no_identity(
+    base: str, prompt_dir: str, tmp_path: Path
+):
     absent, own, empty = (
         run_with(base, prompt_dir, tmp_path / name, **options)
         for name, options in (("a", {}), ("b", {"negative_prompt": NEGATIVE}), ("c", {"negative_prompt": ""}))
@@ -109,6 +111,6 @@ def test_left_out_it_is_the_stock_calls_own_and_no_part_of_the_identity(base: st
     assert len({run.prepared.embed.fingerprint for run in (absent, own, empty)}) == 3
 
 
-def test_without_guidance_it_is_refused(base: str, prompt_dir: str, tmp_path: Path):
+def test_a_negative_prompt_without_guidance_is_refused(base: str, prompt_dir: str, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"negative_prompt = 'x' has no effect at guidance_scale = 1; raise "):
         run_with(base, prompt_dir, tmp_path / "run", negative_prompt="x", guidance_scale=1.0)

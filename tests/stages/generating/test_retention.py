@@ -15,7 +15,7 @@ def slot(store_url):
     return store.join(store_url, "slot")
 
 
-def test_dropped_parts_are_gone_and_named_and_the_artifact_stays_current(slot):
+def test_reading_a_dropped_part_is_an_error_and_the_artifact_stays_current(slot):
     files = {"current/w": b"c", "optimizer/m": b"1", "old/w": b"o"}
     manifest = make(policy(slot), files)
     source = input_of(slot)
@@ -37,7 +37,7 @@ def test_dropped_parts_are_gone_and_named_and_the_artifact_stays_current(slot):
     assert "current/w is missing" in (why_stale(manifest, policy(slot)) or "")
 
 
-def test_a_drop_that_was_interrupted_is_finished_by_the_next(slot):
+def test_an_interrupted_drop_is_finished_by_the_next_one(slot):
     manifest = make(policy(slot), {"current/w": b"c", "optimizer/m": b"1", "optimizer/n": b"2"})
     drop(slot, "optimizer")
     store.write(store.join(slot, manifest.files["optimizer/n"].path), b"2")

@@ -57,7 +57,7 @@ def test_workers_get_many_units_with_the_tiles_of_ranks(size: int, tile: int, co
     assert tiles == cut(ids, most) == [part for unit in divided(ids, size, tile, 2) for part in cut(unit, most)]
 
 
-def test_peers_decode_in_turn_and_groups_differ_by_at_most_one_tile():
+def test_peers_decode_in_turns_and_groups_differ_by_at_most_one_tile():
     """36 videos, one a unit, for two groups of four peers; then 6 units of two videos."""
     units = divided(IDS[:36], 1, 1, 2, 4)
     assert loads(units, 1, 2, 4) == [5, 5, 4, 4, 5, 5, 4, 4]

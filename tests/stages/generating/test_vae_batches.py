@@ -25,7 +25,7 @@ def sizes(num_samples: int, height: int, width: int, frames: int) -> list[int]:
     return [len(part) for part in parts]
 
 
-def test_large_samples_are_taken_one_by_one_and_small_ones_together():
+def test_the_vae_takes_large_samples_one_by_one_and_small_ones_together():
     assert sizes(8, 720, 1280, 93) == [1] * 8
     assert (sizes(2, 480, 832, 5), sizes(2, 480, 832, 9)) == ([2], [1, 1])
     assert sizes(8, 1024, 1024, 1) == [8]
@@ -34,7 +34,7 @@ def test_large_samples_are_taken_one_by_one_and_small_ones_together():
 
 
 @pytest.mark.slow
-def test_taken_one_by_one_samples_are_the_same_up_to_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_samples_decoded_one_by_one_are_the_same_up_to_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found: list[Any] = []
     for limit in (plans.VAE_SAMPLE_BYTES, 0):
         monkeypatch.setattr(plans, "VAE_SAMPLE_BYTES", limit)

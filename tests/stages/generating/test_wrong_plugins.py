@@ -58,7 +58,7 @@ LOSSES: dict[Callable[..., Loss], str] = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_loss_that_returns_or_changes_something_else(
+def test_a_loss_that_returns_wrong_tensors_or_changes_its_batch_is_refused(
     loss: Callable[..., Loss], asked: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nft.Algorithm, "loss", loss)
@@ -75,7 +75,7 @@ TABLES: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_advantages_that_lack_samples(
+def test_wrong_tables_of_advantages_are_refused(
     name: str, asked: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change, expected = TABLES[name]
@@ -92,7 +92,9 @@ VELOCITIES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 
 @pytest.mark.parametrize("name", VELOCITIES)
 @pytest.mark.parametrize("scale", [1.0, 2.0])
-def test_a_velocity_that_is_none(name: str, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_velocity_of_a_wrong_shape_or_type_is_refused(
+    name: str, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     change, expected = VELOCITIES[name]
     monkeypatch.setattr(sd3.StableDiffusion3, "velocity", lambda self, x_t, t, conditioning: change(x_t))
     model = sd3.StableDiffusion3.__new__(sd3.StableDiffusion3)
@@ -102,7 +104,7 @@ def test_a_velocity_that_is_none(name: str, scale: float, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 8, 8, 4), (1, 1, 8, 8, 3), (2, 8, 8, 3)])
-def test_pixels_that_are_none(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pixels_of_a_wrong_shape_are_refused(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = torch.zeros(shape, dtype=torch.uint8, device="cpu")
     monkeypatch.setattr(sd3.StableDiffusion3, "decode", lambda self, latents: pixels)
     model = sd3.StableDiffusion3.__new__(sd3.StableDiffusion3)

@@ -20,7 +20,7 @@ def iteration(k: int) -> Piece:
 
 
 @pytest.mark.parametrize(("staleness", "places"), [(0, [0, 1, 2, 3]), (1, [0, 0, 1, 2]), (2, [0, 0, 0, 1])])
-def test_means_and_z_scores_stand_at_the_policy_that_made_the_samples(staleness: int, places: list[int]):
+def test_means_and_z_scores_are_drawn_at_the_policy_that_made_the_samples(staleness: int, places: list[int]):
     book = Book(title="stale", reward="jpeg", staleness=staleness, iterations=[iteration(k) for k in range(4)])
     page = report_page(book).decode()
     table = page[page.index("<th>training, mean") :].partition("</table>")[0]

@@ -77,7 +77,7 @@ def require_scores_of_pixels(run: Run, manifest: Manifest) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_pictures_of_a_share_and_those_that_were_decoded_later_are_scored_alike(
+def test_pictures_decoded_by_the_rollout_and_decoded_later_are_scored_alike(
     run: Run, tmp_path: Path, processes: int
 ) -> None:
     half = rollout(run, tmp_path, 0.5)

@@ -42,7 +42,7 @@ def request_of(folder: Path, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(("kernel", "scorer"), [("even", "uneven 1"), ("neighbours", "uneven 1, batches of 1")])
-def test_scores_equal_samples_scored_alone_and_name_how_they_were_made(kernel: str, scorer: str, tmp_path: Path):
+def test_scores_equal_scores_of_lone_samples_and_name_batches_of_1(kernel: str, scorer: str, tmp_path: Path):
     request = request_of(tmp_path, kernel=kernel)
     _, notes = run(request, tmp_path)
     table = table_of(request.slot, "scores.parquet")
@@ -51,7 +51,7 @@ def test_scores_equal_samples_scored_alone_and_name_how_they_were_made(kernel: s
     assert [note.partition(":")[0] for note in notes] == ["uneven scores in batches of 1"] * (kernel != "even")
 
 
-def test_an_audit_knows_the_scorer_whatever_follows_its_version(tmp_path: Path):
+def test_an_audit_recognises_a_scorer_by_its_version_with_any_suffix(tmp_path: Path):
     request = request_of(tmp_path, kernel="place")
     manifest, _ = run(request, tmp_path)
     findings = Findings(str(tmp_path))
@@ -61,7 +61,9 @@ def test_an_audit_knows_the_scorer_whatever_follows_its_version(tmp_path: Path):
     assert not is_of("remote 11", "remote 1")
 
 
-def test_what_another_machine_scored_in_whole_batches_is_not_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_scores_made_in_whole_batches_on_another_machine_are_not_adopted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     request = request_of(tmp_path)
     with pytest.raises(Killed):
         execute(request, Execution(), Dying(tmp_path / "outcome", ("scoring", 1)))

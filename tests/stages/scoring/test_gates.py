@@ -21,7 +21,7 @@ def gate(on_fail: Any = "exclude", most: float = 0.9, **bounds: float) -> Gate:
     return Gate(**({"min": None, "max": None} | bounds), on_fail=on_fail, max_gated_fraction=most)
 
 
-def test_a_gate_is_read_from_what_identifies_it():
+def test_a_gate_is_read_from_its_identity():
     assert Gate.model_validate(gate(min=0.2).identity()).why_not(0.1) == "0.1 < min 0.2"
 
 
@@ -48,7 +48,7 @@ def test_a_gated_sample_is_left_out_with_the_reason():
     assert [*found["reward"].fillna(-9)] == [1, -9, -9, -9]
 
 
-def test_a_bound_itself_passes():
+def test_a_score_equal_to_a_bound_passes():
     found = gated(samples([1, 2], [0.2, 0.8], "aa"), {"g": gate(min=0.2, max=0.8)})
     assert [*found["valid"]] == [True, True]
 
@@ -133,7 +133,7 @@ def test_a_gate_that_holds_back_too_many_ends_the_update():
         ({"on_fail": "worst"}, "on_fail without effect: role = 'train'"),
     ],
 )
-def test_bounds_belong_to_gates(settings: dict[str, Any], says: str):
+def test_bounds_are_refused_on_rewards_that_are_no_gates(settings: dict[str, Any], says: str):
     with pytest.raises(ValidationError, match=says):
         RewardConfig.model_validate({"fn": {"name": "jpeg"}, **settings})
 
@@ -149,7 +149,7 @@ def mixed(weights: dict[str, float], **scores: list[float]) -> np.ndarray:
     return algorithm_of(options).advantages(decoupled(table, weights))["advantage"].to_numpy()
 
 
-def test_a_weight_of_a_tenth_counts_a_tenth_whatever_the_scale():
+def test_a_weight_of_a_tenth_counts_a_tenth_at_any_scale_of_scores():
     # Normalised, a is -1, 1, -1, 1 and b is 1, -1, -1, 1: a large scale of b must not drown a.
     a, b = [0.0, 2.0, 5.0, 9.0], [7000.0, 5000.0, -1000.0, 1000.0]
     wanted = np.array([-0.9, 0.9, -1.1, 1.1])
@@ -158,7 +158,7 @@ def test_a_weight_of_a_tenth_counts_a_tenth_whatever_the_scale():
     np.testing.assert_allclose(mixed({"a": 10, "b": 1}, a=a, b=b), wanted / wanted.std(), rtol=3e-4)
 
 
-def test_the_floor_of_the_deviation_damps_scores_of_a_small_scale():
+def test_the_floor_of_the_deviation_damps_rewards_with_tiny_spreads():
     prompts, scores = np.array([*"aabb"]), np.array([0.0, 2.0, 5.0, 7.0])
     for scale, lost in ((1.0, 1e-4), (1e-3, 1 / 11), (1e-4, 0.5)):
         assert floor_share(scale * scores, prompts, global_std=False) == pytest.approx(lost, rel=1e-3)
@@ -175,7 +175,7 @@ def test_equal_scores_of_a_prompt_carry_no_signal_in_the_mix():
     np.testing.assert_allclose(found, np.array([0, 0, -1, 1]) * np.sqrt(2), rtol=3e-4)
 
 
-def test_other_ways_to_mix_are_refused_with_it():
+def test_gdpo_is_refused_with_settings_of_other_mixings():
     with pytest.raises(ValidationError, match="set global_std = false"):
         nft.Options.model_validate({**PROMPTS, "mixing": "gdpo"})
     with pytest.raises(ValidationError, match="set reward_average to false"):
@@ -183,7 +183,7 @@ def test_other_ways_to_mix_are_refused_with_it():
     grpo.Options.model_validate({**PROMPTS, "type": "grpo", "mixing": "gdpo", "reward_average": False})
 
 
-def test_settings_that_are_not_used_change_no_identity():
+def test_unused_settings_of_rewards_change_no_identity():
     plain = RewardConfig.model_validate({"fn": {"name": "jpeg"}}).identity()
     assert {*plain} == {"fn", "weight", "role", "max_attempts", "max_failed_fraction"}
     assert "mixing" not in nft.Options.model_validate(PROMPTS).identity()

@@ -38,7 +38,7 @@ class Judged(Both):
         return Request(stage="judge", slot=light.slot, iteration=0, seed=0, config=config, inputs=light.inputs)
 
 
-def test_what_is_judged_ahead_has_the_bytes_of_a_stage_afterwards(tmp_path: Path):
+def test_scores_judged_ahead_have_the_bytes_of_a_stage_after_the_rollout(tmp_path: Path):
     both = Judged(tmp_path)
     both.score_ahead(0, 2, 1)
     assert len(both.shards) == 3
@@ -46,11 +46,11 @@ def test_what_is_judged_ahead_has_the_bytes_of_a_stage_afterwards(tmp_path: Path
     assert both.shards == []
 
 
-def test_judging_that_is_killed_costs_its_rest_and_goes_on_when_it_is_started_again(tmp_path: Path):
+def test_judging_that_is_killed_goes_on_with_the_rest_when_started_again(tmp_path: Path):
     require_rest_after_a_kill(Judged(tmp_path), tmp_path)
 
 
-def test_pictures_of_a_rollout_that_begins_again_are_judged_and_not_those_before(tmp_path: Path):
+def test_only_the_new_pictures_of_a_rollout_that_begins_again_are_judged(tmp_path: Path):
     both = Judged(tmp_path)
 
     def again() -> None:

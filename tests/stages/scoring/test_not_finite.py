@@ -102,7 +102,7 @@ def check_samples(manifest: Manifest, artifact: Artifact) -> None:
 
 
 @pytest.mark.parametrize("shuffle_rewards", [False, True])
-def test_a_rollout_marks_them_rewards_fail_them_and_no_update_trains_on_them(
+def test_non_finite_samples_are_marked_get_no_score_and_are_not_trained_on(
     tmp_path: Path, model_path: str, shuffle_rewards: bool
 ):
     run = run_of(tmp_path, model_path, [BROKEN, WHOLE], shuffle_rewards=shuffle_rewards)
@@ -136,14 +136,14 @@ def test_a_rollout_marks_them_rewards_fail_them_and_no_update_trains_on_them(
     assert updated.summary["loss"] is not None
 
 
-def test_an_evaluation_marks_them(tmp_path: Path, model_path: str):
+def test_an_evaluation_marks_samples_that_are_not_finite(tmp_path: Path, model_path: str):
     run = run_of(tmp_path, model_path, [BROKEN, WHOLE])
     make(requests.policy(run), tmp_path)
     make(requests.export(run, 0), tmp_path)
     check_samples(*made(requests.evaluate(run, 0), tmp_path))
 
 
-def test_a_rollout_without_a_finite_sample_fails_for_good_also_when_it_is_tried_again(tmp_path: Path, model_path: str):
+def test_a_rollout_without_a_finite_sample_fails_again_when_it_is_tried_again(tmp_path: Path, model_path: str):
     run = run_of(tmp_path, model_path, [BROKEN])
     for request in (requests.policy(run), run.prepared.embed):
         make(request, tmp_path)
@@ -153,7 +153,7 @@ def test_a_rollout_without_a_finite_sample_fails_for_good_also_when_it_is_tried_
         assert caught.value.exit_code == 65
 
 
-def test_more_than_may_fail_is_a_failure_that_no_retry_mends(tmp_path: Path, model_path: str):
+def test_too_many_non_finite_samples_are_a_failure_that_no_retry_mends(tmp_path: Path, model_path: str):
     run = run_of(tmp_path, model_path, [BROKEN, BROKEN.replace("sign", "Z"), WHOLE])
     for request in (requests.policy(run), run.prepared.embed):
         make(request, tmp_path)

@@ -42,7 +42,7 @@ def first_step(
     ("lora", "scale"), [(LORA, 1.0), pytest.param(None, 2.0, marks=pytest.mark.slow)], ids=["lora", "full-guided"]
 )
 @pytest.mark.parametrize("algorithm", ["grpo", pytest.param("ddrl", marks=pytest.mark.slow), "nft", "dpo"])
-def test_equal_weights_compare_equal(
+def test_at_equal_weights_every_metric_of_a_difference_is_0(
     algorithm: str, lora: dict[str, Any] | None, scale: float, dtype: str, tmp_path: Path
 ):
     transitions, metrics = first_step(tmp_path, algorithm, lora, dtype, scale)

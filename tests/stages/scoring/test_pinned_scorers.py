@@ -90,14 +90,14 @@ def test_metadata_goes_to_a_service_that_takes_it_and_to_no_other(server: Reward
     assert stage.scorers("one") == stage.scorers("two")
 
 
-def test_a_service_that_tells_nothing_gets_the_frames_of_before(server: RewardServer, tmp_path: Path):
+def test_a_service_that_names_no_scorer_gets_unchanged_frames(server: RewardServer, tmp_path: Path):
     stage = Scoring(tmp_path)
     stage.make()
     assert [{"scorers", "metadata"} & {*frame.about} for frame in server.frames] == [set()] * 3
     assert stage.scorers() == ["reward service, fn"] * 3
 
 
-def test_another_scorer_stops_the_run_until_it_is_accepted_for_what_has_no_scores(server: RewardServer, tmp_path: Path):
+def test_another_scorer_stops_the_run_until_it_is_accepted_for_new_scores(server: RewardServer, tmp_path: Path):
     stage = Scoring(tmp_path)
     server.scorer = FIRST
     first = stage.make()
@@ -117,7 +117,7 @@ def test_another_scorer_stops_the_run_until_it_is_accepted_for_what_has_no_score
         stage.make("fourth")
 
 
-def test_half_a_stage_of_one_scorer_is_never_finished_by_another(server: RewardServer, tmp_path: Path):
+def test_a_stage_half_scored_by_one_scorer_is_never_finished_by_another(server: RewardServer, tmp_path: Path):
     stage = Scoring(tmp_path)
     server.scorer = FIRST
     with pytest.raises(Killed):
@@ -225,7 +225,7 @@ def test_a_failure_before_a_scorer_has_loaded_fails_its_sample_alone(server: Rew
     assert "fn does not load" in str(found)
 
 
-def test_a_version_of_the_recipe_is_the_identity_where_the_service_tells_none():
+def test_the_recipes_scorer_version_counts_if_the_service_names_none():
     assert remote.Reward(options()).version == "reward service, fn"
     assert remote.Reward(options(scorer_version="2025-08")).version == "reward service, fn, 2025-08"
     assert "scorer_version" not in options().identity()

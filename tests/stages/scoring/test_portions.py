@@ -79,7 +79,7 @@ def test_a_prompt_of_a_groupwise_reward_is_tried_again_whole(tmp_path):
 
 
 @pytest.mark.processes
-def test_processes_side_by_side_write_what_one_writes_and_go_on_with_what_was_kept(tmp_path):
+def test_several_processes_write_the_scores_of_one_and_keep_finished_portions(tmp_path):
     one = Statistics(tmp_path, 2)
     alone, _ = run(one.request, tmp_path)
     request = one.request.model_copy(update={"slot": str(tmp_path / "together")})
@@ -121,7 +121,7 @@ class Watched:
         return self.artifact.read(name)
 
 
-def test_the_next_unit_is_read_and_its_samples_are_told_while_one_is_scored(tmp_path):
+def test_the_next_unit_is_read_and_prepared_while_one_is_scored(tmp_path):
     """A reward that goes on only when the unit after its own was read and decoded would wait for ever otherwise."""
     source = Statistics(tmp_path, 3).source
     watched, request = Watched(source), scoring(str(tmp_path / "scores"), source, options=JPEG)

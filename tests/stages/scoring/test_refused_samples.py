@@ -94,7 +94,7 @@ def check_samples(request: Request, artifact: Artifact, refused: list[int]) -> l
     return [*index["sample_id"][refused]]
 
 
-def test_an_iteration_goes_on_without_it(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_iteration_goes_on_without_a_refused_sample(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     refuse(monkeypatch, 1)
     rollout = requests.rollout(run, 0)
     _, artifact = made(rollout, tmp_path)
@@ -130,7 +130,7 @@ def test_an_iteration_goes_on_without_it(run: Run, tmp_path: Path, monkeypatch: 
     }
 
 
-def test_an_evaluation_goes_on_without_it(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_evaluation_goes_on_without_a_refused_sample(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     make(requests.export(run, 0), tmp_path)
     refuse(monkeypatch, 0)
     evaluate = requests.evaluate(run, 0)
@@ -140,7 +140,7 @@ def test_an_evaluation_goes_on_without_it(run: Run, tmp_path: Path, monkeypatch:
     assert all(one.pixels.std() > 1 for one in kept)
 
 
-def test_a_rollout_of_which_nothing_is_left_says_so(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_rollout_whose_samples_are_all_refused_is_an_error(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     refuse(monkeypatch, *range(100))
     with pytest.raises(ConfigError, match=r"the guardrail refuses all \d+ samples.*take other prompts"):
         make(requests.rollout(run, 0), tmp_path)

@@ -145,7 +145,7 @@ class Both:
         assert len(table_of(str(self.folder / "plain"), contracts.Reward.SCORES)["score"]) == PER_UNIT * UNITS
 
 
-def test_what_is_scored_ahead_has_the_bytes_of_a_scoring_afterwards(tmp_path: Path):
+def test_scores_made_ahead_have_the_bytes_of_scores_made_afterwards(tmp_path: Path):
     both = Both(tmp_path, JPEG)
     both.score_ahead(0, 2, 1)
     assert len(both.shards) == 3
@@ -172,7 +172,7 @@ def test_a_prompt_of_a_groupwise_reward_is_scored_when_its_last_unit_is_there(tm
     assert all("group_diversity" in json.loads(one) for one in details)
 
 
-def test_several_that_share_the_work_score_each_portion_once(tmp_path: Path):
+def test_several_processes_score_each_portion_once(tmp_path: Path):
     both = Both(tmp_path, JPEG)
     for number in range(UNITS):
         both.rollout.finish(number)
@@ -201,7 +201,7 @@ def require_rest_after_a_kill(both: Both, folder: Path) -> None:
     both.require_equal(2, UNITS)
 
 
-def test_scoring_that_is_killed_costs_its_rest_and_goes_on_when_it_is_started_again(tmp_path: Path):
+def test_scoring_that_is_killed_goes_on_with_the_rest_when_started_again(tmp_path: Path):
     require_rest_after_a_kill(Both(tmp_path, JPEG), tmp_path)
 
 
@@ -221,7 +221,7 @@ def test_units_that_the_rollout_did_not_keep_leave_no_score(tmp_path: Path):
     assert len(both.shards) == 1
 
 
-def test_a_rollout_that_begins_again_meanwhile_is_scored_by_what_it_has_then(tmp_path: Path):
+def test_a_rollout_that_begins_again_is_scored_on_its_new_samples(tmp_path: Path):
     both = Both(tmp_path, JPEG)
 
     def again() -> None:
@@ -264,7 +264,7 @@ def test_a_damaged_shard_and_one_of_other_samples_are_scored_again(tmp_path: Pat
     both.require_equal(1, UNITS, "scored again: ")
 
 
-def test_a_sample_that_cannot_be_scored_fails_as_without(tmp_path: Path):
+def test_a_sample_that_cannot_be_scored_ahead_fails_as_in_the_stage(tmp_path: Path):
     # Without a word in quotes there is nothing to read. The first prompt's four samples lie in the first two units.
     texts = ("a sign", 'a sign "K7"', 'a sign "HC"')
     both = Both(tmp_path, ocr.Options(line_width=96), texts, max_failed_fraction=0.4)
@@ -286,7 +286,7 @@ def test_a_reward_that_has_scores_is_left_alone(tmp_path: Path):
     assert both.shards == []
 
 
-def test_shards_that_nobody_took_are_garbage_once_there_are_scores(tmp_path: Path):
+def test_unused_shards_are_garbage_once_the_reward_has_scores(tmp_path: Path):
     both = Both(tmp_path, JPEG)
     both.score_ahead(0, 1)
     name = f"ahead/{both.shards[0].name}"
@@ -298,7 +298,7 @@ def test_shards_that_nobody_took_are_garbage_once_there_are_scores(tmp_path: Pat
     assert [*garbage(slot, superseded=False, before_s=0).young] == [name]
 
 
-def test_scores_of_a_services_other_scorer_are_not_taken(server: RewardServer, tmp_path: Path):
+def test_scores_made_ahead_by_another_scorer_of_a_service_are_not_taken(server: RewardServer, tmp_path: Path):
     options = remote.Options(reward_fn="fn", score_key="overall_reward", timeout_s=20)
     both = Both(tmp_path, options, scorer=remote.Reward(options).version)
     server.scorer = {"version": "1", "digest": "a" * 64}
@@ -311,7 +311,7 @@ def test_scores_of_a_services_other_scorer_are_not_taken(server: RewardServer, t
     }
 
 
-def test_scores_of_the_scorer_that_a_service_keeps_are_taken(server: RewardServer, tmp_path: Path):
+def test_scores_made_ahead_by_the_same_scorer_of_a_service_are_taken(server: RewardServer, tmp_path: Path):
     options = remote.Options(reward_fn="fn", score_key="overall_reward", timeout_s=20)
     both = Both(tmp_path, options, scorer=remote.Reward(options).version)
     server.scorer = {"version": "1", "digest": "a" * 64}
@@ -330,7 +330,7 @@ def eventually(happened: Callable[[], object]) -> None:
 
 
 @pytest.mark.processes
-def test_a_process_that_is_killed_is_noted_once_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_killed_scoring_process_is_noted_once_and_ends_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     both, notes = Both(tmp_path, JPEG), list[str]()
     both.rollout.finish(0)

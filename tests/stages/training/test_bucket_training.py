@@ -109,7 +109,7 @@ def test_each_picture_is_cut_to_its_own_bucket_and_encoded_there(pictures: Path,
     assert Counter(found) == {(32, 64): 3, (40, 40): 3, (32, 48): 2, (64, 32): 1, (48, 32): 1}
 
 
-def test_draws_and_parts_without_new_media_go_with_buckets(pictures: Path, tmp_path: Path):
+def test_buckets_work_with_posterior_draws_and_parts_without_new_media(pictures: Path, tmp_path: Path):
     values = values_of("package:tiny-sd3")
     values["policy"]["diffusers"]["posterior"] = "sample"
     prepare(pictures, tmp_path)
@@ -134,7 +134,7 @@ def test_draws_and_parts_without_new_media_go_with_buckets(pictures: Path, tmp_p
     assert np.isfinite(make(requests.finetune(run, 0), tmp_path).summary["loss"] or np.nan)
 
 
-def test_the_default_crops_as_before_and_is_no_part_of_what_is_asked(pictures: Path, tmp_path: Path):
+def test_the_default_crop_is_as_before_and_changes_no_identity(pictures: Path, tmp_path: Path):
     prepare(pictures, tmp_path)
     plans = [
         make_plan(check(values_of("package:tiny-sd3", **crop), "t"), None, "t", (), str(tmp_path))
@@ -165,7 +165,7 @@ def test_a_micro_batch_holds_one_kind_and_the_order_does_not_depend_on_its_size(
     assert cut_alike([], 2, str) == []
 
 
-def test_held_out_losses_are_of_each_item_at_its_own_size(pictures: Path, tmp_path: Path):
+def test_held_out_losses_take_each_item_at_its_own_size(pictures: Path, tmp_path: Path):
     prepare(pictures, tmp_path)
     values = values_of("package:tiny-sd3", side="train", held_out_share=0.6)
     held_out = {"name": "snapshot", "dataset": "mine", "side": "held_out", "held_out_share": 0.6, "crop": "buckets"}
@@ -188,7 +188,7 @@ def test_held_out_losses_are_of_each_item_at_its_own_size(pictures: Path, tmp_pa
         assert table["loss"].tolist() == pytest.approx(tables[0]["loss"], rel=1e-4)
 
 
-def test_what_cannot_be_trained_on_several_sizes_is_refused_by_the_plan(pictures: Path, shifting: str, tmp_path: Path):
+def test_the_plan_refuses_training_that_cannot_take_several_sizes(pictures: Path, shifting: str, tmp_path: Path):
     prepare(pictures, tmp_path)
     plan = partial(make_plan, run_id="run", source="t", store_url=str(tmp_path))
     values = values_of(shifting)

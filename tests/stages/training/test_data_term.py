@@ -106,7 +106,7 @@ def test_each_trained_step_takes_the_data_of_its_prompt_at_its_own_noise(
 
 
 @pytest.mark.slow
-def test_on_the_first_step_only_with_levels_of_supervised_training_and_without_text(
+def test_the_data_term_may_be_on_the_first_step_only_with_supervised_levels(
     folder: Path, prompt_dir: str, tmp_path: Path
 ):
     values = ddrl(folder, prompt_dir, data_on_first_only=True, use_rl_sigma_and_noise=False, text_dropout=1.0)
@@ -130,14 +130,14 @@ def test_on_the_first_step_only_with_levels_of_supervised_training_and_without_t
 
 
 @pytest.mark.slow
-def test_prompts_without_data_of_their_own_take_any(folder: Path, prompt_dir: str, tmp_path: Path):
+def test_prompts_without_data_of_their_own_take_any_item(folder: Path, prompt_dir: str, tmp_path: Path):
     for stem in CAPTIONS:
         (folder / "metas" / f"{stem}.txt").write_text(f"another {stem}", encoding="utf-8")
     run = data_run(ddrl(folder, prompt_dir), tmp_path)
     assert table_of(iterate(run, tmp_path), "metrics.parquet")["data_loss"].iloc[0] > 0
 
 
-def test_a_weight_on_data_without_data_is_a_mistake_of_the_recipe(folder: Path, prompt_dir: str, tmp_path: Path):
+def test_a_weight_on_data_without_data_is_refused(folder: Path, prompt_dir: str, tmp_path: Path):
     with pytest.raises(ConfigError, match="term on media, with weight data_beta: name the media in"):
         started(tmp_path, ddrl(folder, prompt_dir, data=None))
 

@@ -174,7 +174,7 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.slow
-def test_what_two_ranks_put_into_an_attempt_is_one_artifact(
+def test_files_that_two_ranks_write_are_one_artifact(
     request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setenv("RANKS_TEST", "put")
@@ -207,7 +207,7 @@ def test_a_killed_rank_ends_the_others_and_the_attempt_may_be_repeated(
 
 
 @pytest.mark.slow
-def test_a_rank_that_fails_later_says_why_where_the_first_one_only_lost_it(
+def test_the_error_of_a_rank_that_fails_later_is_reported_and_not_its_loss(
     request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setenv("RANKS_TEST", "late")
@@ -259,7 +259,7 @@ def test_the_log_of_ranks_that_hang_says_where_each_of_them_was(
     assert not _left(request_on_two_ranks)
 
 
-def test_what_does_not_fit_into_memory_is_tried_again_with_half_as_much_at_once(
+def test_a_stage_out_of_memory_is_tried_again_with_half_as_much_at_once(
     request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANKS_TEST", "crowd")
@@ -278,7 +278,7 @@ def test_what_does_not_fit_into_memory_is_tried_again_with_half_as_much_at_once(
     assert Artifact(input_of(light.slot)).json("at-once.json") == 4
 
 
-def test_a_process_that_c_plus_plus_aborts_for_want_of_memory_ran_out_of_it(
+def test_an_abort_of_cpp_for_lack_of_memory_counts_as_out_of_memory(
     request_on_two_ranks: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANKS_TEST", "abort")

@@ -30,7 +30,9 @@ def recipe_of(name: str, prompt_dir: str, folder: Path, lora: dict[str, Any] | N
 
 
 @pytest.mark.parametrize("name", OF_TEXT)
-def test_an_iteration_and_its_evaluation(name: str, prompt_dir: str, tmp_path: Path, device: torch.device):
+def test_every_model_makes_an_iteration_and_its_evaluation(
+    name: str, prompt_dir: str, tmp_path: Path, device: torch.device
+):
     values = recipe_of(name, prompt_dir, tmp_path, LORA)
     held_out = tmp_path / "held-out"
     held_out.mkdir()
@@ -57,7 +59,7 @@ def test_an_iteration_and_its_evaluation(name: str, prompt_dir: str, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])
 @pytest.mark.parametrize("name", OF_TEXT)
-def test_two_ranks_that_share_the_weights_make_the_samples_and_the_policy_of_one(
+def test_two_ranks_that_share_weights_make_the_samples_and_policy_of_one(
     name: str, lora: dict[str, Any] | None, prompt_dir: str, tmp_path: Path
 ):
     run = begun(tmp_path, recipe_of(name, prompt_dir, tmp_path, lora))

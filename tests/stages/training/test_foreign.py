@@ -170,13 +170,13 @@ def test_the_behaviour_may_have_an_adapter_of_another_shape(first: Request, fold
     assert made_drift(later, folder) == pytest.approx(wanted, rel=1e-5)
 
 
-def test_the_anchor_is_what_the_loss_compares_with(made: dict[str, Request]) -> None:
+def test_the_loss_compares_with_the_chosen_anchor(made: dict[str, Request]) -> None:
     # The own copy equals the policy before the first step; the behaviour is policy 0.
     assert first_row(made["own"])["old_deviation_max"] == 0
     assert first_row(made[BEHAVIOUR])["old_deviation"] > 0.01
 
 
-def test_beyond_the_limit_nothing_is_trained(first: Request, folder: Path) -> None:
+def test_nothing_is_trained_if_the_drift_exceeds_its_limit(first: Request, folder: Path) -> None:
     request = again(first, "far", max_drift=1e-3)
     with pytest.raises(OffPolicyError, match=r"before update 1 .* at most 0.001 is allowed"):
         make(request, folder)
@@ -207,7 +207,7 @@ def test_rewards_are_shuffled_within_groups(first: Request, number: int) -> None
         assert sorted(some["advantage"]) == pytest.approx(sorted(mixed["advantage"]))
 
 
-def test_every_number_is_another_order(first: Request) -> None:
+def test_every_number_of_shuffle_groups_gives_another_order(first: Request) -> None:
     own = first.settings(contracts.Update)
     rollouts = [Artifact(source) for source in first.inputs["rollouts"]]
     orders = set[tuple[float, ...]]()

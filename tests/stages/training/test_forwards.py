@@ -45,12 +45,12 @@ def options(tokens: int | None, mini_batch: int = 4) -> nft.Options:
         (1, 3, Filling(1, 1)),
     ],
 )
-def test_all_levels_of_a_sample_come_before_another_sample(tokens: int | None, num_times: int, expected: Filling):
+def test_all_levels_of_a_sample_come_before_the_next_sample(tokens: int | None, num_times: int, expected: Filling):
     assert filling(options(tokens), num_times, lambda: TOKENS) == expected
 
 
 @pytest.mark.parametrize(("halvings", "expected"), [*enumerate([(3, 3), (1, 3), (1, 2), (1, 1), (1, 1)])])
-def test_what_did_not_fit_into_memory_is_half_as_many_rows(halvings: int, expected: tuple[int, int]):
+def test_each_lack_of_memory_halves_the_rows_of_a_forward_pass(halvings: int, expected: tuple[int, int]):
     def shrunk(size: int) -> int:
         return max(1, size >> halvings)
 
@@ -108,7 +108,7 @@ def gradients_of(request: Request) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sums_of_gradients_equal_one_level_a_forward(kind: str, tmp_path: Path):
+def test_gradients_of_packed_levels_equal_one_level_per_forward_pass(kind: str, tmp_path: Path):
     request = scored(KINDS[kind], tmp_path)
     with sizes_of_forwards() as apart:
         make(request, tmp_path)
@@ -127,7 +127,7 @@ def test_sums_of_gradients_equal_one_level_a_forward(kind: str, tmp_path: Path):
         assert one.iloc[0].tolist() == pytest.approx(other.iloc[0].tolist(), rel=1e-4, abs=1e-7)
 
 
-def test_rows_equal_single_levels_and_a_sample_has_one_row_of_conditioning(tmp_path: Path):
+def test_packed_rows_equal_single_levels_and_share_a_row_of_conditioning(tmp_path: Path):
     request = scored(KINDS["nft"], tmp_path)
     make(request, tmp_path)
     table = table_of(Artifact(input_of(request.slot)), "advantages.parquet")

@@ -82,5 +82,5 @@ def compare(folder: str) -> None:
     group.close()
 
 
-def test_matrices_of_the_half_type_give_the_bits_of_gathered_casts_in_half_the_bytes(wan_path: str, tmp_path: Path):
+def test_frozen_shards_in_bfloat16_give_the_bits_of_float32_shards_in_half_the_bytes(wan_path: str, tmp_path: Path):
     start_ranks(partial(compare, wan_path), tmp_path, 2, 300.0)

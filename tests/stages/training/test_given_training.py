@@ -66,7 +66,7 @@ def velocity_of(model: Any, latents: torch.Tensor, count: int, texts: Any, t: fl
     return model.velocity(x_t, torch.tensor([t], dtype=torch.float32, device=CPU), conditioning)[0]
 
 
-def test_nft_begins_its_videos_with_frames_of_the_data_and_moves_by_the_others_alone(run: Run):
+def test_nft_videos_begin_with_frames_of_data_and_only_other_frames_train(run: Run):
     """At the weights of the rollout the loss is 5 times the square error of x_0 over its mean absolute error, of the
     velocity that is guided as the rollout's was."""
     latents, prompts = Latents([input_of(run.prepared.encode.slot)]), prompt_conditioning(run)

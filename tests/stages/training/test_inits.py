@@ -186,7 +186,7 @@ def test_a_new_adapter_is_trained_on_a_frozen_one(store: Path, reference: str):
 
 
 @pytest.mark.slow
-def test_stacked_or_continued_the_first_step_is_as_far_from_the_base(store: Path):
+def test_stacked_and_continued_adapters_begin_equally_far_from_the_base(store: Path):
     found: list[float] = []
     for name, policy in (
         ("kl-stack", {"lora": OTHER_LORA, "init_mode": "stack"}),
@@ -200,7 +200,7 @@ def test_stacked_or_continued_the_first_step_is_as_far_from_the_base(store: Path
 
 
 @pytest.mark.slow
-def test_a_stacked_run_is_begun_with_as_one_adapter(store: Path):
+def test_a_run_that_begins_with_a_stacked_run_takes_it_as_one_adapter(store: Path):
     values = recipe(NFT, lora=OTHER_LORA, init_from="sft", init_mode="stack")
     run = make_run(store, values, "stack-once")
     iteration(run, store)
@@ -211,7 +211,7 @@ def test_a_stacked_run_is_begun_with_as_one_adapter(store: Path):
 
 
 @pytest.mark.slow
-def test_all_weights_go_on_training(store: Path):
+def test_training_of_all_weights_continues_from_a_run_or_a_folder(store: Path):
     run = make_run(store, recipe(NFT, init_from="full", reference="init"), "full-nft")
     iteration(run, store)
     trained = part(make_run(store, recipe(SFT), "full"), 1)
@@ -260,7 +260,7 @@ def grpo(**policy: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stated", ["in the file", "by the recipe"])
-def test_a_folder_gives_what_the_run_gives_that_exported_it(store: Path, stated: str, tmp_path: Path):
+def test_an_exported_folder_gives_the_same_policy_as_its_run(store: Path, stated: str, tmp_path: Path):
     source = make_run(store, recipe(SFT, lora=SFT_LORA), "sft")
     folder = exported(source, 1, store) / "lora"
     policy: dict[str, Any] = {"init_from": str(folder)}

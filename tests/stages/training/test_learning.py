@@ -76,7 +76,7 @@ def rise_of(run: Run, tmp_path: Path) -> float:
 
 
 @pytest.mark.slow
-def test_shuffled_scores_are_the_rollouts_each_on_another_sample(tmp_path: Path):
+def test_shuffled_scores_are_a_permutation_of_the_rollouts_scores(tmp_path: Path):
     run = start(tmp_path, "control", SHUFFLED, "rollout.n_generation=4", "train.train_batch_per_replica=32")
     train(run, tmp_path, iterations=1)
     require_permuted(run)

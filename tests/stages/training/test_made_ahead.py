@@ -36,7 +36,7 @@ def number_of(micro: MicroBatch) -> tuple[int, float]:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_each_step_has_its_own_and_a_rank_without_one_repeats_one_with_weight_0(rank: int):
+def test_steps_have_their_micro_batches_and_short_ranks_repeat_one_with_weight_0(rank: int):
     group: Any = SimpleNamespace(data_rank=rank, data_world_size=2)
     steps = [[[partial(one, 0)], [partial(one, 1)], [partial(one, 2)]], [[partial(one, 3)], [partial(one, 4)]]]
     with made_ahead((my_share(step, group) for step in steps), CPU) as made:
@@ -59,7 +59,7 @@ def test_the_next_step_is_made_while_this_one_computes():
                 assert number_of(micro)[0] in (0, 1)
 
 
-def test_steps_before_one_that_cannot_be_made_are_done():
+def test_steps_before_a_micro_batch_that_cannot_be_made_are_done():
     def broken() -> MicroBatch:
         raise ArtifactError("i7 is not what was committed")
 
@@ -79,7 +79,7 @@ def test_no_thread_outlives_a_training_that_ends_early():
     assert threading.active_count() == threads
 
 
-def test_every_tensor_of_a_micro_batch_is_changed_once_before_it_is_copied():
+def test_every_tensor_of_a_micro_batch_is_pinned_once_before_it_is_copied():
     """As it is pinned: a tensor that stays out would have the host wait for its copy."""
     x = torch.zeros((1, 2), device=CPU)
     at = Coefficients(*[x] * len(Coefficients._fields))
@@ -98,7 +98,7 @@ def test_every_tensor_of_a_micro_batch_is_changed_once_before_it_is_copied():
     assert x.tolist() == [[0, 0]]
 
 
-def test_a_micro_batch_moves_whole():
+def test_every_tensor_of_a_micro_batch_moves_to_the_device():
     x = torch.zeros((1, 2), device=CPU)
     at = Coefficients(*[x] * len(Coefficients._fields))
     transitions = Transitions(x, x, x, at, x, x, mask=x)

@@ -54,7 +54,7 @@ def settings(folder: Path, steps: str) -> Settings:
 
 
 @pytest.mark.usefixtures("forget")
-def test_each_iteration_records_and_trains_on_its_own_steps(tmp_path: Path):
+def test_each_iteration_records_and_trains_on_the_steps_planned_for_it(tmp_path: Path):
     store = str(tmp_path / "store")
     run = Run(freeze(plan_of(settings(tmp_path, "(k, k + 1)")), store), store)
     for request in (requests.policy(run), run.prepared.embed):
@@ -73,7 +73,7 @@ def test_each_iteration_records_and_trains_on_its_own_steps(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("forget")
-def test_room_is_counted_for_the_iteration_that_stores_most(tmp_path: Path):
+def test_planned_bytes_are_of_the_iteration_that_stores_most(tmp_path: Path):
     shapes = "(0, 1)", "(0, 2) if k else (0, 1)"
     close, apart = (costs.sample_bytes(plan_of(settings(tmp_path, steps)).recipe) for steps in shapes)
     # Two steps in a row share a state: final latents and three states, or four.

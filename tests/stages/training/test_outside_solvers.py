@@ -35,7 +35,7 @@ def settings(folder: Path, *overrides: str) -> Settings:
     return settings_with(folder / "half_sde.py", "policy.diffusers.sample.solver=half_sde", *overrides)
 
 
-def test_it_has_noise_in_the_first_half_of_its_steps(folder: Path):
+def test_the_outside_solver_has_noise_in_the_first_half_of_its_steps(folder: Path):
     find([str(folder / "half_sde.py")])
     levels = Schedule((1.0, 0.7, 0.5, 0.2, 0.0))
     made = kernel_of(SolverConfig(solver="half_sde", num_steps=4, noise_level=0.5), lambda: levels)
@@ -83,7 +83,7 @@ def test_a_step_without_noise_cannot_be_trained_on(folder: Path):
         ),
     ],
 )
-def test_a_table_that_cannot_be_sampled_with_is_refused_by_the_plan(folder: Path, code: str, said: str):
+def test_the_plan_refuses_a_solver_whose_table_cannot_be_sampled_with(folder: Path, code: str, said: str):
     path = folder / "half_sde.py"
     head = path.read_text(encoding="utf-8").partition("    levels = ")[0]
     head = head.replace("import Kernel,", "import Kernel, Step,", 1)
@@ -94,14 +94,14 @@ def test_a_table_that_cannot_be_sampled_with_is_refused_by_the_plan(folder: Path
     assert said in str(caught.value)
 
 
-def test_an_unknown_solver_lists_those_from_outside(folder: Path):
+def test_the_error_for_an_unknown_solver_lists_outside_solvers(folder: Path):
     with pytest.raises(
         ConfigError, match=r"unknown solver 'half_sd'; did you mean 'half_sde'.*known: cps, .*, half_sde"
     ):
         plan_of(settings(folder, "policy.diffusers.sample.solver=half_sd"))
 
 
-def test_settings_that_it_does_not_read_are_told(folder: Path):
+def test_settings_that_an_outside_solver_does_not_read_are_refused(folder: Path):
     path = folder / "half_sde.py"
     text = path.read_text(encoding="utf-8").replace('Solver(settings=("noise_level",))', "Solver()")
     path.write_text(text, encoding="utf-8")
@@ -110,7 +110,7 @@ def test_settings_that_it_does_not_read_are_told(folder: Path):
     assert "solver = 'half_sde' does not read it; cps and flow_sde do" in str(caught.value)
 
 
-def test_it_may_take_the_steps_of_a_scheduler(folder: Path):
+def test_an_outside_solver_may_take_the_steps_of_a_scheduler(folder: Path):
     path = folder / "half_sde.py"
     facts = 'Solver(schedulers={"FlowMatchHeunDiscreteScheduler": {"shift": (1.0,)}})'
     text = path.read_text(encoding="utf-8").replace('Solver(settings=("noise_level",))', facts)
@@ -122,7 +122,7 @@ def test_it_may_take_the_steps_of_a_scheduler(folder: Path):
     assert solver_of(None, "FlowMatchEulerDiscreteScheduler", {}) == "euler"
 
 
-def test_noise_that_depends_on_the_levels_is_refused(folder: Path):
+def test_a_solver_whose_noisy_steps_depend_on_the_levels_is_refused(folder: Path):
     """Plans name the steps that are trained on, on even levels."""
     path = folder / "half_sde.py"
     code = "    found = flow_sde(schedule(), 0.5).steps\n    quiet = euler(schedule()).steps\n"

@@ -67,7 +67,7 @@ def scores_of(run: Run, name: str) -> Any:
     )
 
 
-def test_the_service_was_sent_exactly_what_is_stored(run: Run, server: RewardServer):
+def test_the_service_gets_exactly_the_stored_latents(run: Run, server: RewardServer):
     assert server.mistakes == []
     stored = tensors_of(run)
     half = {sample_id: tensors["latents"].numpy().astype(np.float16) for sample_id, (_, tensors) in stored.items()}
@@ -94,7 +94,7 @@ def test_each_video_begins_with_the_first_latent_frame_of_a_clip_with_its_captio
         assert torch.equal(tensors["latents"][:, :1], latents[about["given_item"]][:, :1])
 
 
-def test_two_rewards_of_one_plugin_are_told_apart_and_what_got_no_score_is_left_out(run: Run):
+def test_two_rewards_of_one_plugin_differ_and_unscored_samples_are_left_out(run: Run):
     trained, monitored = (scores_of(run, name) for name in (TRAINED, MONITORED))
     update = Artifact(input_of(run.slots.policy(1)))
     advantages = table_of(update, "advantages.parquet").set_index("sample_id")

@@ -102,7 +102,7 @@ def require_files_as_planned(run: Run, lora: dict[str, Any] | None) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])
-def test_a_rank_holds_and_an_iteration_writes_what_was_planned(
+def test_the_memory_of_a_rank_and_the_bytes_of_an_iteration_are_as_planned(
     lora: dict[str, Any] | None,
     wan_path: str,
     prompt_dir: str,

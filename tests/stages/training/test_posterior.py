@@ -144,7 +144,7 @@ def test_a_retry_and_another_iteration_length_draw_the_same(tmp_path: Path):
 
 
 @pytest.mark.processes
-def test_one_rank_and_two_store_and_draw_the_same(tmp_path: Path):
+def test_two_ranks_store_the_bytes_and_draw_the_samples_of_one(tmp_path: Path):
     run = started(tmp_path)
     both = make_on_ranks(run.prepared.encode.model_copy(update={"slot": f"{run.url}/both"}), tmp_path, 2)
     assert both.content == Artifact(input_of(run.prepared.encode.slot)).manifest.content
@@ -155,7 +155,7 @@ def test_one_rank_and_two_store_and_draw_the_same(tmp_path: Path):
     assert ranks == pytest.approx(losses(run, 0), rel=1e-6)
 
 
-def test_only_what_draws_has_another_fingerprint(tmp_path: Path):
+def test_only_stages_that_draw_from_the_posterior_get_another_fingerprint(tmp_path: Path):
     mode, sample = (
         Run(make_plan(check(recipe(**given), "test"), "run", "test.toml", (), str(tmp_path)), str(tmp_path))
         for given in ({}, {"posterior": "sample"})
@@ -178,7 +178,7 @@ def test_a_vae_without_a_posterior_is_refused_by_its_name(tmp_path: Path):
         make_plan(check(values, "test"), "run", "test.toml", (), str(tmp_path))
 
 
-def test_cosmos_rls_supervised_recipes_of_sd3_sample_and_say_so():
+def test_imported_supervised_recipes_of_sd3_draw_from_the_posterior_and_say_so():
     values = read("stable-diffusion-3-5-image-sft")
     assert setting(values, "policy.diffusers.posterior") == "sample"
     (line,) = [entry for entry in translate(values).report if "policy.diffusers.posterior" in entry.settings]
@@ -188,7 +188,7 @@ def test_cosmos_rls_supervised_recipes_of_sd3_sample_and_say_so():
         assert "posterior" not in translate(read(other)).values["policy"]["diffusers"]
 
 
-def test_it_has_no_effect_where_no_media_are_trained_on():
+def test_a_posterior_is_refused_if_no_media_are_trained_on():
     values = recipe(posterior="sample")
     values["train"]["train_policy"] = {"type": "nft", "dataset": {"name": "ocr"}}
     values |= {"rollout": {"n_generation": 2}, "rewards": [{"fn": {"name": "jpeg"}}]}

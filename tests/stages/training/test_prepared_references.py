@@ -144,7 +144,7 @@ def test_two_ranks_take_the_step_of_one_on_a_prepared_dataset(tmp_path: Path):
     require_close(finetune, two, {"current": 1e-5})
 
 
-def test_a_loss_on_prepared_media_next_to_rewards_is_that_on_the_folder(tmp_path: Path):
+def test_the_data_term_on_prepared_media_equals_the_one_on_their_folder(tmp_path: Path):
     (inputs := tmp_path / "inputs").mkdir()
     runs = both(tmp_path, next_to_rewards(inputs, [(64, 96)] * 4))
     losses: list[float] = []
@@ -162,7 +162,7 @@ def test_a_loss_on_prepared_media_next_to_rewards_is_that_on_the_folder(tmp_path
         torch.testing.assert_close(policies[1][name], tensor, rtol=1e-5, atol=1e-7)
 
 
-def test_first_frames_of_a_prepared_dataset_are_its_folders(tmp_path: Path):
+def test_first_frames_of_a_prepared_dataset_equal_its_folders(tmp_path: Path):
     (inputs := tmp_path / "inputs").mkdir()
     values = on_first_frames("wan_i2v", inputs)
     folders, parts = both(tmp_path, values)

@@ -84,7 +84,7 @@ class ClipsByHand(ByHand):
         return own if text else own.guided_by(self.model.encode_negative("", self.length))
 
 
-def test_results_are_trained_on_after_the_frames_that_each_continues(run: Run, tmp_path: Path):
+def test_supervised_clips_are_trained_on_after_the_frames_they_continue(run: Run, tmp_path: Path):
     """In one micro-batch: two given latent frames of the clips, one of the pictures."""
     make(requests.finetune(run, 0), tmp_path)
     by_hand = ClipsByHand(run, run.recipe.train.train_policy.dataset)
@@ -133,7 +133,7 @@ def test_evaluations_continue_the_clip_of_each_prompt(run: Run):
     require_stock_evaluation(run)
 
 
-def test_so_do_evaluations_of_a_run_that_trains_on_frames_of_its_media(tmp_path: Path):
+def test_evaluations_continue_clips_also_if_training_gives_frames_of_media(tmp_path: Path):
     (inputs := tmp_path / "inputs").mkdir()
     values = continued(inputs)
     values["train"]["train_policy"]["max_num_conditional_frames"] = 2
@@ -145,7 +145,7 @@ def test_so_do_evaluations_of_a_run_that_trains_on_frames_of_its_media(tmp_path:
     require_stock_evaluation(other)
 
 
-def test_clips_are_refused_where_they_cannot_be_continued(tmp_path: Path):
+def test_clips_are_refused_for_models_that_cannot_continue_them(tmp_path: Path):
     (inputs := tmp_path / "inputs").mkdir()
     values = continued(inputs)
     short = values | {"policy": values["policy"] | {"diffusers": COSMOS | {"train_frames": 5}}}

@@ -307,7 +307,7 @@ def test_the_first_frame_of_each_clip_can_be_its_reference(name: str, tmp_path: 
         make(other.prepared.references, second)
 
 
-def test_exchanged_references_are_other_latents_of_a_set_and_no_others_are(tmp_path: Path):
+def test_only_exchanged_references_change_the_fingerprint_of_latents(tmp_path: Path):
     """Encoded latents say which prompt each is of. Texts are equal here: only bytes tell the prompts apart."""
     (inputs := tmp_path / "inputs").mkdir()
     values = supervised("flux2_klein", inputs)

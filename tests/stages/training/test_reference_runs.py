@@ -160,7 +160,7 @@ def test_samples_equal_samples_of_their_own_pictures_computed_alone(run: Run):
     assert worst < 1e-4
 
 
-def test_rewards_get_the_references_of_each_sample(run: Run):
+def test_rewards_get_the_references_of_each_samples_prompt(run: Run):
     names = "rollout", "reward-pixel_similarity"
     rollout, scores = (Artifact(input_of(run.slots.iteration(0, name))) for name in names)
     rows = read_table(scores, "scores.parquet")
@@ -192,7 +192,7 @@ def test_the_report_shows_each_sample_after_its_picture(run: Run, tmp_path: Path
         assert np.array_equal(pixels, pixels_of(number_of[prompt_of[seed]], run)[0])
 
 
-def test_a_reward_service_gets_them_too_and_gives_the_same_scores(
+def test_a_reward_service_gets_references_and_gives_the_same_scores(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path = running_service.write(tmp_path, running_service.settings(tmp_path, {"reward_type": "pixel_similarity"}))

@@ -69,7 +69,7 @@ def refuse_to_decode_without_samples_to_write() -> None:
 
 
 @pytest.mark.parametrize("lora", [LORA, pytest.param(None, marks=pytest.mark.slow)], ids=["lora", "full"])
-def test_samples_are_the_same_bytes_and_policies_the_same_but_for_rounding(
+def test_sharding_changes_no_bytes_of_samples_and_only_rounding_of_policies(
     lora: dict[str, Any] | None, wan_path: str, prompt_dir: str, tmp_path: Path
 ):
     values = recipe(wan_path, prompt_dir, lora)

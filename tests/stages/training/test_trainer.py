@@ -136,7 +136,7 @@ def poison(trainer: Trainer, steps: set[int], value: float = math.inf) -> None:
 # ---- losses of plugins
 
 
-def test_a_loss_that_is_not_one_number_a_sample_is_refused(folder: str, conditioning: Conditioning):
+def test_a_loss_that_is_not_one_number_per_sample_is_refused(folder: str, conditioning: Conditioning):
     trainer: Any = trainer_of(folder, "sft", LoraConfig(r=4))
     own = trainer.algorithm.loss
     trainer.algorithm.loss = lambda velocity, batch: Loss(own(velocity, batch).per_sample.mean(), {})
@@ -171,7 +171,7 @@ def test_a_metric_is_the_mean_over_the_samples_that_have_it(folder: str, conditi
 # ---- gradients that are not finite
 
 
-def test_a_step_that_is_left_out_moves_nothing_and_is_a_row(folder: str, conditioning: Conditioning):
+def test_a_skipped_step_moves_nothing_and_is_a_row_of_metrics(folder: str, conditioning: Conditioning):
     """What follows goes on as if there had been no such step."""
     notes: list[str] = []
     left_out = trainer_of(folder, "sft", LoraConfig(r=4), 4, max_nonfinite=1, lrs=[1e-3, 9.0, 1e-4, 9.0])
@@ -197,7 +197,9 @@ def test_a_step_that_is_left_out_moves_nothing_and_is_a_row(folder: str, conditi
 
 
 @pytest.mark.parametrize(("limit", "ends_at"), [(0, 1), (1, 2), (2, 3)])
-def test_more_in_a_row_than_may_be_end_the_training(folder: str, conditioning: Conditioning, limit: int, ends_at: int):
+def test_too_many_skipped_steps_in_a_row_end_the_training(
+    folder: str, conditioning: Conditioning, limit: int, ends_at: int
+):
     trainer = trainer_of(folder, "sft", LoraConfig(r=4), 4, max_nonfinite=limit)
     poison(trainer, {1, 2, 3}, math.nan)
     for index in range(ends_at):
@@ -220,9 +222,7 @@ class OtherRankDiverges:
         return tensor.fill_(math.inf) if tensor.dtype == torch.float32 else tensor.mul_(2)
 
 
-def test_a_rank_whose_own_gradients_are_finite_leaves_the_step_out_with_the_others(
-    folder: str, conditioning: Conditioning
-):
+def test_a_rank_with_finite_gradients_skips_the_step_with_the_others(folder: str, conditioning: Conditioning):
     trainer = trainer_of(folder, "sft", LoraConfig(r=4), 1, max_nonfinite=1)
     trainer.group = cast(Group, OtherRankDiverges())
     before = state_of(trainer)
@@ -260,12 +260,12 @@ def leave_one_step_of_three_out(folder: str) -> None:
 
 
 @pytest.mark.processes
-def test_ranks_leave_a_step_out_together_for_rows_that_only_one_of_them_has(folder: str, tmp_path: Path):
+def test_ranks_skip_a_step_together_for_rows_that_only_one_rank_has(folder: str, tmp_path: Path):
     start_ranks(partial(leave_one_step_of_three_out, folder), tmp_path, 2, 60.0)
 
 
 @pytest.mark.slow
-def test_the_count_goes_on_from_iteration_to_iteration_and_its_limit_may_be_raised(store: Path):
+def test_skipped_steps_count_across_iterations_and_their_limit_may_be_raised(store: Path):
     """A learning rate without measure: the first step leaves weights that have no finite gradient any more."""
 
     def run(limit: int) -> Any:
@@ -330,7 +330,7 @@ def test_gradients_under_dropout_depend_on_the_keys_of_samples_and_not_on_their_
     assert not equal(of(whole, lora=DROPPED.model_copy(update={"lora_dropout": 0.0})), found)
 
 
-def test_only_the_policys_own_forward_drops_out(folder: str, conditioning: Conditioning):
+def test_only_the_trained_policys_forward_pass_drops_out(folder: str, conditioning: Conditioning):
     """NFT's behaviour, here of equal weights, is compared with as it is; afterwards nothing drops out."""
     trainer, (micro,) = trainer_of(folder, "nft", DROPPED), both(conditioning)
     batch = cast(Batch, micro.batch)
@@ -359,7 +359,7 @@ def test_compiled_blocks_drop_out_the_same_and_are_compiled_once_for_all_keys(fo
     assert all(torch.allclose(found[name], expected[name], rtol=1e-4, atol=1e-6) for name in expected)
 
 
-def test_supervised_training_made_again_drops_out_the_same(store: Path):
+def test_supervised_training_repeats_the_same_dropout(store: Path):
     def trained(name: str, lora_dropout: float) -> str:
         lora = {"r": 2, "init_lora_weights": True, "lora_dropout": lora_dropout}
         train = {"num_iterations": 1, "optm_name": "Adam", "optm_lr": 1e-3, "train_batch_per_replica": 4}

@@ -142,7 +142,7 @@ def test_recorded_steps_are_replayed_exactly_and_then_trained_on(
     pd.testing.assert_series_equal(advantages["reward"], advantages["reward.jpeg"], check_names=False)
 
 
-def test_log_probabilities_in_the_batch_of_the_rollout_are_the_recorded_ones_to_the_bit(tmp_path: Path):
+def test_in_the_rollouts_batch_log_probabilities_equal_the_recorded_ones(tmp_path: Path):
     run = started(tmp_path, recipe({"num_steps": 4, "solver": "cps"}, LORA, mini_batch=4))
     assert table_of(iterate(run, tmp_path))["logp_drift"].max() == 0
 
@@ -150,7 +150,7 @@ def test_log_probabilities_in_the_batch_of_the_rollout_are_the_recorded_ones_to_
 @pytest.mark.parametrize(
     "solver", ["flow_sde", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cps", "edm"))]
 )
-def test_in_the_rollouts_own_batches_the_stored_density_is_the_updates_to_the_bit(solver: str, tmp_path: Path):
+def test_in_the_rollouts_batches_stored_and_recomputed_densities_are_equal(solver: str, tmp_path: Path):
     values = recipe({"num_steps": 4, "solver": solver}, logp_old="stored", mini_batch=1)
     values["rollout"]["n_generation_mini_batch"] = 1
     table = table_of(iterate(started(tmp_path, values), tmp_path))
@@ -159,7 +159,7 @@ def test_in_the_rollouts_own_batches_the_stored_density_is_the_updates_to_the_bi
     assert first["logp_drift"].tolist() == [0.0] * 8
 
 
-def test_a_step_that_is_not_taken_asks_nothing_of_its_gradients(tmp_path: Path):
+def test_a_step_that_is_not_taken_may_have_non_finite_gradients(tmp_path: Path):
     values = recipe(SDE, ratio_mode="sum_logp", max_drift=1e-3, max_logp_drift=1.0)
     values["train"]["optm_lr"] = 0.5
     update = iterate(started(tmp_path, values), tmp_path)
@@ -171,7 +171,7 @@ def test_a_step_that_is_not_taken_asks_nothing_of_its_gradients(tmp_path: Path):
     assert update.manifest.summary["grad_norm"] is None
 
 
-def test_random_steps_are_priced_at_the_most_that_they_can_take(tmp_path: Path):
+def test_planned_bytes_of_random_steps_are_the_most_that_they_can_take(tmp_path: Path):
     run = started(tmp_path, recipe({"num_steps": 10, "solver": "cps"}, train_on=[0, -1, -1]))
     make(requests.rollout(run, 0), tmp_path)
     cost = costs.sample_bytes(run.recipe)
@@ -211,7 +211,7 @@ def gradient_norm(run: Run, *, both: bool) -> float:
 
 
 @pytest.mark.parametrize("both", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_under_guidance_both_predictions_are_trained_or_one_and_the_ratio_is_exactly_1(both: bool, tmp_path: Path):
+def test_guidance_trains_one_or_both_predictions_at_a_ratio_of_exactly_1(both: bool, tmp_path: Path):
     values = recipe(SDE | {"guidance_scale": 3.0}, None, batch_size_per_optimize=8, kl_beta=0.0)
     values["train"]["train_policy"]["train_unconditional"] = both
     run = started(tmp_path, values)
@@ -222,7 +222,7 @@ def test_under_guidance_both_predictions_are_trained_or_one_and_the_ratio_is_exa
     assert found != pytest.approx(gradient_norm(run, both=not both), rel=1e-2)
 
 
-def test_leaving_out_a_prediction_that_is_not_made_is_a_mistake_of_the_recipe(tmp_path: Path):
+def test_training_one_prediction_alone_is_refused_without_guidance(tmp_path: Path):
     with pytest.raises(ConfigError, match="train_unconditional = false leaves out a prediction that guidance_scale"):
         started(tmp_path, recipe(SDE, train_unconditional=False))
 
@@ -292,7 +292,7 @@ def test_a_stored_step_without_a_density_refuses_to_train_by_sample_and_step(
         make(requests.update(run, 0), tmp_path)
 
 
-def test_stored_densities_take_the_drift_into_the_ratio(tmp_path: Path, device: torch.device):
+def test_with_stored_densities_the_ratio_contains_the_drift(tmp_path: Path, device: torch.device):
     run = started(tmp_path, recipe(SDE, logp_old="stored", max_logp_drift=1.0))
     make(requests.rollout(run, 0), tmp_path)
     for reward in rewards(run, run.slots.iteration(0, "rollout"), 0):
@@ -335,7 +335,7 @@ def test_samples_of_one_prompt_may_start_from_the_same_noise(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_several_passes_drift_and_end_early_where_they_may_not(tmp_path: Path):
+def test_several_passes_drift_and_end_early_at_a_limit(tmp_path: Path):
     free = iterate(started(tmp_path, recipe(SDE, mu_iterations=2), "free"), tmp_path)
     metrics = table_of(free, "metrics.parquet")
     assert metrics["step"].tolist() == [0, 1, 2, 3]
@@ -358,7 +358,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_a_reference_that_is_renewed_travels_with_the_policy_and_can_make_the_rollouts(tmp_path: Path):
+def test_a_renewed_reference_is_kept_in_the_policy_and_can_make_rollouts(tmp_path: Path):
     run = started(tmp_path, recipe(SDE, update_ref_every_iter=2, on_policy=False, kl_beta=0.01))
     updates = [iterate(run, tmp_path, k) for k in range(3)]
     current, reference = (

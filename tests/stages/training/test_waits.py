@@ -70,9 +70,7 @@ def trainer_there(folder: str, kind: str) -> Trainer:
 
 
 @pytest.mark.parametrize(("kind", "num_batches"), [("sft", 3), ("nft", 1)])
-def test_a_step_waits_for_the_device_once_whatever_its_number_of_micro_batches(
-    folder: str, kind: str, num_batches: int
-):
+def test_a_step_waits_for_the_device_once_with_any_number_of_micro_batches(folder: str, kind: str, num_batches: int):
     made: list[MicroBatch] = both(conditioning_of(folder)) * num_batches
     with OtherDevice():
         trainer = trainer_there(folder, kind)
@@ -95,7 +93,7 @@ def recorded(conditioning: Conditioning, *steps: int) -> MicroBatch:
 
 
 @pytest.mark.parametrize("kind", ["grpo", "ddrl"])
-def test_a_policy_gradient_waits_once_too_with_its_drift_and_its_loss_on_media(folder: str, kind: str):
+def test_a_policy_gradient_step_with_drift_and_data_term_also_waits_once(folder: str, kind: str):
     conditioning = conditioning_of(folder)
     media = micro_batch(conditioning, slice(None))
     made = [recorded(conditioning, 0, 1), recorded(conditioning, 1, 0)]
@@ -113,7 +111,7 @@ def test_a_policy_gradient_waits_once_too_with_its_drift_and_its_loss_on_media(f
     assert [(each["sample_id"], each["step"]) for each in watch.rows] == [("a", 0), ("b", 1), ("a", 1), ("b", 0)]
 
 
-def test_single_numbers_and_lists_of_another_device_are_counted():
+def test_every_way_to_read_numbers_of_a_device_counts_as_a_wait():
     """The count itself: each way to read is seen."""
     with OtherDevice():
         there = torch.ones(3, device=DEVICE)

@@ -73,7 +73,7 @@ def test_training_reads_what_the_encoder_makes_of_the_files(talks: Talks, settin
     assert counts(summary, "conversations", "labels", "cut_tokens", "reused") == [4, 62, 0, 0]
 
 
-def test_the_order_in_which_a_recipe_names_its_datasets_decides_nothing(talks: Talks):
+def test_the_order_in_which_a_recipe_names_its_datasets_does_not_matter(talks: Talks):
     file = talks.folder / "rows.json"
     file.write_text(json.dumps(talks.rows), encoding="utf-8")
     digest, found = files_digest({"rows.json": file}), []
@@ -127,7 +127,7 @@ def test_every_mistake_is_listed_and_left_out_up_to_a_limit(talks: Talks):
     assert reasons[9] == "no file has the name loop.jpg: Too many levels of symbolic links"
 
 
-def test_what_cannot_be_tokenized_is_listed(talks: Talks):
+def test_conversations_that_cannot_be_tokenized_are_listed(talks: Talks):
     talks.rows.append(talk("Tell me " + "more " * 60, "No."))
     talks.rows.append(talk("<|im_end|>", "No."))
     talks.index("index")
@@ -140,7 +140,7 @@ def test_what_cannot_be_tokenized_is_listed(talks: Talks):
     assert "special to the model" in reasons[1]
 
 
-def test_what_is_cut_off_is_counted(talks: Talks):
+def test_tokens_and_labels_that_are_cut_off_are_counted(talks: Talks):
     talks.index("index")
     whole = table(talks, "index", VlmIndex.CONVERSATIONS)
     talks.tokenize("whole", "index")
@@ -150,7 +150,7 @@ def test_what_is_cut_off_is_counted(talks: Talks):
     assert counts(summary, "cut_tokens", "cut_labels", "cut_media") == [5, 4, 0]
 
 
-def test_new_conversations_cost_themselves_alone(talks: Talks, monkeypatch: pytest.MonkeyPatch):
+def test_only_new_conversations_are_tokenized(talks: Talks, monkeypatch: pytest.MonkeyPatch):
     talks.index("index")
     talks.tokenize("tokens", "index")
     encoded: list[Any] = []

@@ -98,7 +98,7 @@ def test_answers_that_were_cut_off_are_counted_and_shown(tmp_path: Path):
     assert "cut off at max_new_tokens = 3" in page
 
 
-def test_without_answers_there_is_a_loss_alone(tmp_path: Path):
+def test_without_generated_answers_there_is_only_a_loss(tmp_path: Path):
     piece = Piece.read(answers(tmp_path, 0, [1.0, 7.0, 4.0], [False] * 3, most_tokens=0))
     assert (piece.loss.mean, piece.excerpt.scores) == (2.0, ())
 

@@ -100,7 +100,7 @@ def test_the_held_out_loss_equals_the_first_step_of_training(talks: Talks):
     assert (summary["items"], summary["label_tokens"]) == (4, int(first["label_tokens"]))
 
 
-def test_answers_are_those_that_the_exported_model_gives(talks: Talks, tmp_path: Path):
+def test_answers_equal_the_answers_of_the_exported_model(talks: Talks, tmp_path: Path):
     talks.export("answering", "every-1", trains=EVERY)
     folder = exported(talks, "answering", tmp_path) / "model"
     summary = talks.evaluate("answers", "every-1", trains=EVERY).summary

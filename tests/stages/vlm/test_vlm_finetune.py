@@ -195,7 +195,7 @@ def test_frozen_parts_are_no_part_of_a_policy(talks: Talks):
         talks.policy("none", LoraConfig(r=2, target_modules=("qkv",)))
 
 
-def test_average_and_checkpoints_and_half_precision(talks: Talks):
+def test_checkpointing_changes_no_step_and_half_precision_only_rounding(talks: Talks):
     talks.finetune("plain", "every", range(2), trains=EVERY, keeps_ema=True)
     talks.finetune("checkpointed", "every", range(2), trains=EVERY, keeps_ema=True, gradient_checkpointing=True)
     assert distance(part(talks, "plain"), part(talks, "checkpointed")) < 1e-6
@@ -243,13 +243,15 @@ def load_for_another_device(talks: Talks, folder: Path, lora: LoraConfig | None)
 
 @pytest.mark.processes
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-def test_what_ranks_do_not_share_is_moved_to_their_device(talks: Talks, lora: LoraConfig | None, tmp_path: Path):
+def test_tensors_that_ranks_do_not_share_are_moved_to_their_device(
+    talks: Talks, lora: LoraConfig | None, tmp_path: Path
+):
     """Their mesh is of CPUs, their device is another one: embeddings, norms, biases, adapters and buffers go there."""
     start_ranks(partial(load_for_another_device, talks, tmp_path, lora), tmp_path, 2, 120)
 
 
 @pytest.mark.processes
-def test_a_stage_that_was_killed_gives_the_bits_of_one_that_was_not(talks: Talks, tmp_path: Path):
+def test_a_killed_stage_gives_the_bits_of_an_undisturbed_one(talks: Talks, tmp_path: Path):
     settings: dict[str, Any] = {"trains": EVERY, "keeps_ema": True}
     whole = talks.finetune("not-killed", "every", range(4), **settings)
     request = talks.finetune_request("killed", "every", range(4), **settings)

@@ -127,7 +127,7 @@ def test_a_tiny_model_learns_what_pictures_and_clips_show(learned: tuple[Learnin
 
 
 @pytest.mark.slow
-def test_it_judges_with_labels_and_in_the_service_what_it_has_learned(
+def test_the_learned_model_judges_with_labels_and_in_the_service(
     learned: tuple[Learning, dict[str, Any]], tmp_path: Path
 ):
     learning, _ = learned
@@ -169,7 +169,7 @@ def test_it_judges_with_labels_and_in_the_service_what_it_has_learned(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_from_shuffled_media_it_learns_nothing(tmp_path: Path, seed: int):
+def test_a_tiny_model_learns_nothing_from_shuffled_media(tmp_path: Path, seed: int):
     found = Learning(tmp_path, seed, shuffled=True).judged()
     for name, chance in (("pictures", 1 / 16), ("clips", 1 / 4)):
         assert abs(found[f"correct_{name}"] - chance) <= 3 * sqrt(chance * (1 - chance) / 256)

@@ -14,7 +14,7 @@ from tests.stages.every_stage import made_once
 PINS = Path(__file__).with_name("vlm_pins.json")
 
 
-def test_every_stage_of_vlms_makes_the_bytes_that_are_pinned(tmp_path_factory: pytest.TempPathFactory):
+def test_every_stage_of_vlms_makes_its_pinned_bytes(tmp_path_factory: pytest.TempPathFactory):
     found, of_vlms = made_once(tmp_path_factory), {stage.name for stage in CONTRACTS}
     assert of_vlms <= found.keys()
     made = manifests_of({name: request for name, request in found.items() if name in of_vlms})

@@ -80,7 +80,7 @@ def finetune_request(talks: Talks, slot: str, case: str) -> Any:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_rank_holds_what_was_planned(case: str, talks: Talks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_memory_of_a_rank_is_as_planned(case: str, talks: Talks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(FOLDER, str(tmp_path))
     with monkeypatch.context() as patched:
         patched.setattr(VlmTrainer, "move", VlmTrainer.move)

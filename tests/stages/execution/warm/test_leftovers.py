@@ -133,13 +133,13 @@ def a_group() -> Callable[[], object]:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_is_left_is_told(leak: Leak, said: str) -> None:
+def test_leftovers_of_a_request_are_reported(leak: Leak, said: str) -> None:
     with left(leak) as found:
         assert len(found) == 1
         assert said in found[0]
 
 
-def test_what_every_stage_changes_is_put_back_and_is_no_leftover(tmp_path: Path) -> None:
+def test_changes_that_every_stage_makes_are_undone_and_are_no_leftovers(tmp_path: Path) -> None:
     torch_runtime.set_up(Execution(threads=torch.get_num_threads()))
     expected = torch.get_rng_state()
     before = Leftovers()
@@ -158,7 +158,7 @@ def test_what_every_stage_changes_is_put_back_and_is_no_leftover(tmp_path: Path)
     torch.set_rng_state(expected)
 
 
-def test_memory_of_the_device_that_is_kept_is_told_and_freed_memory_is_given_back(device: torch.device) -> None:
+def test_device_memory_still_in_use_is_reported_and_freed_memory_is_given_back(device: torch.device) -> None:
     settle("cuda" if device.type == "cuda" else "cpu")
     before = Leftovers()
     kept = [torch.zeros(DEVICE_SLACK_BYTES + 512, dtype=torch.uint8, device=device)]

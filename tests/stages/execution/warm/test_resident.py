@@ -213,7 +213,7 @@ def test_a_process_in_which_a_stage_left_something_ends_and_says_so(alone: Work,
 
 
 @pytest.mark.parametrize("work", ["abandon", "orphan"])
-def test_what_a_stage_started_ends_with_its_process(alone: Work, work: str) -> None:
+def test_processes_that_a_stage_started_end_with_its_process(alone: Work, work: str) -> None:
     request = alone.request()
     with suppress(StageError):
         alone.again(work, request)
@@ -274,7 +274,7 @@ def test_a_run_that_waits_gets_the_device_of_another_runs_idle_process(
     assert devices.users(["GPU-one"]) == {}
 
 
-def test_ranks_meet_again_with_a_new_one_and_say_where_they_hang(folder: Path) -> None:
+def test_ranks_meet_again_after_one_is_replaced_and_say_where_they_hang(folder: Path) -> None:
     work = Work(folder, processes=2)
     with closing(work.waves), ThreadPoolExecutor(1) as thread:
         first = work.make("put")

@@ -73,7 +73,7 @@ def in_a_process_that_stays(path: Path) -> tuple[int, Failure]:
     ],
     ids=["settings", "import of torch", "set-up of torch", "device"],
 )
-def test_a_failure_before_the_stage_is_told_as_by_a_new_process(
+def test_a_failure_before_the_stage_is_reported_as_by_a_new_process(
     execution: Execution | str,
     variables: dict[str, str],
     expected: tuple[str, str, bool],
@@ -88,7 +88,7 @@ def test_a_failure_before_the_stage_is_told_as_by_a_new_process(
     assert in_a_process_that_stays(written(tmp_path / "stays", request, execution)) == new
 
 
-def test_a_plugin_that_cannot_be_imported_is_told_as_by_a_new_process(tmp_path: Path) -> None:
+def test_a_plugin_that_cannot_be_imported_is_reported_as_by_a_new_process(tmp_path: Path) -> None:
     pin = Pin(kind="rewards", name="gone", path=str(tmp_path / "gone.py"), files={"gone.py": "0" * 64})
     request = request_of(tmp_path).model_copy(update={"plugins": (pin,)})
     new = in_a_new_process(written(tmp_path / "new", request, Execution()))

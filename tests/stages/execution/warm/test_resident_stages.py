@@ -25,7 +25,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Request]:
     return made_once(tmp_path_factory)
 
 
-def test_every_stage_with_torch_has_its_bytes_after_every_other_one(made: dict[str, Request], tmp_path: Path) -> None:
+def test_every_stage_with_torch_gives_equal_bytes_after_any_other_stage(
+    made: dict[str, Request], tmp_path: Path
+) -> None:
     assert made.keys() == STAGES.keys(), "add a Request of the new stage to every_stage.py"
     expected = {name: Artifact(input_of(request.slot)).manifest.content for name, request in made.items()}
     with_torch = [name for name in made if STAGES[name].torch]

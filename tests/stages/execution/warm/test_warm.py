@@ -114,7 +114,7 @@ def test_a_fork_has_the_model_that_the_server_loaded_until_a_file_of_it_is_repla
         server.close()
 
 
-def test_the_exit_code_of_a_fork_tells_the_kind_where_its_log_takes_no_text(tmp_path: Path) -> None:
+def test_the_exit_code_of_a_fork_tells_the_kind_if_its_log_cannot_be_written(tmp_path: Path) -> None:
     """`/dev/full` is a device without room."""
     (tmp_path / "request.json").write_text("{}", encoding="utf-8")
     server = WarmServer(LaunchConfig(mode="warm"))
