@@ -53,7 +53,7 @@ def _read(reference: Reference) -> bytes:
     except (OSError, UnreadableError, ItemError) as error:
         raise DatasetError(f"the reference {reference.place} cannot be read: {error}; restore the file") from error
     if sha256(data) != reference.digest:
-        other = "" if reference.frame is None else ", or other versions of PyAV and Pillow decode it"
+        other = "" if reference.frame is None else ", or other versions of PyAV and Pillow decode it differently"
         raise DatasetError(
             f"{reference.place} has changed since the run was planned{other}; restore the file, or plan again"
         )

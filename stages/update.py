@@ -245,7 +245,7 @@ def _check_rollouts(rollouts: list[Artifact], request: Request) -> None:
         raise ConfigError(f"rollouts of {first} and of {other[0]} do not train together; name rollouts of one size")
     init = [source.content for source in request.inputs.get(INIT, ())]
     if any([source.content for source in m.inputs[INIT]] != init for m in manifests if m.inputs.get(INIT)):
-        raise ConfigError("a rollout was made on another frozen adapter than the one of this update")
+        raise ConfigError("a rollout was made on another frozen adapter than this update has")
     made_by = [manifest.inputs["policy"][0].content for manifest in manifests]
     given = [source.content for source in request.inputs["behaviours"]]
     if made_by != given:

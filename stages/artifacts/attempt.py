@@ -86,7 +86,7 @@ class Attempt:
             self.generation = invalidate(self.request.slot, number, f"unfinished, {reason}")
         if (wrong := difference(found.layout, layout)) is not None:
             url = Layout.url(self.request.slot, self.generation)
-            raise ArtifactError(f"{url} is not how this work is cut: {wrong}; {RESTORE}")
+            raise ArtifactError(f"{url} divides other work than this attempt has: {wrong}; {RESTORE}")
         if found.numerics != self.numerics:
             changes = ", ".join(differences(found.numerics, self.numerics))
             log(f"unfinished shards are not adopted: made under other numerics ({changes})")

@@ -82,7 +82,7 @@ def check_not_swept(root: str) -> None:
     if store.size(mark := store.join(root, POOL, _SWEEP)) is not None:
         raise UnavailableError(
             f"embeddings that nothing names are being deleted ({mark}); try again when that has ended; if it was "
-            f"killed, give it once more: `{advised('data gc', store=store_of(root))}`"
+            f"killed, run it again: `{advised('data gc', store=store_of(root))}`"
         )
 
 

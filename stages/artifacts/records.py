@@ -41,7 +41,7 @@ def parsed(kind: type[Found], body: dict[str, Any], url: str) -> Found:
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        raise ArtifactError(f"{url} does not hold what this version reads there: {error}; {RESTORE}") from error
+        raise ArtifactError(f"{url} does not hold the record that this version expects: {error}; {RESTORE}") from error
 
 
 class FileEntry(Section):

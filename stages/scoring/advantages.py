@@ -117,7 +117,7 @@ def _check_table(table: pd.DataFrame, given: pd.DataFrame, name: str) -> None:
     if table["sample_id"].tolist() != given["sample_id"].tolist():
         raise ConfigError(
             f"algorithm {name!r}: advantages() returns {len(table)} rows for {len(given)} samples, or another order; "
-            "expected every sample in its place; one is left out by used = False"
+            "expected a row for every sample, in order; used = False leaves a sample out"
         )
 
 

@@ -95,7 +95,7 @@ def test_an_embedding_during_the_sweep_is_to_be_tried_again(
     def begins() -> None:
         with pytest.raises(
             UnavailableError,
-            match="try again when that has ended; if it was killed, give it once more: `cosmos-flows data gc --store ",
+            match="try again when that has ended; if it was killed, run it again: `cosmos-flows data gc --store ",
         ) as error:
             make(second, tmp_path / "outcome")
         said.append(error.value.kind)

@@ -185,7 +185,7 @@ def test_a_plan_of_a_newer_form_is_refused_in_plain_words(finished):
     store.write(url, seal("plan", body | {"a setting of tomorrow": 1}))
     asked = CliRunner().invoke(cli.app, ["status", "hand", "--store", finished.store_url])
     assert asked.exit_code == 65
-    assert asked.stderr.startswith(f"{url} does not hold what this version reads there")
+    assert asked.stderr.startswith(f"{url} does not hold the record that this version expects")
     assert "a setting of tomorrow" in asked.stderr
 
 

@@ -69,7 +69,7 @@ def test_a_loss_that_returns_wrong_tensors_or_changes_its_batch_is_refused(
 RANKED = nft.Algorithm.advantages
 TABLES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "a dropped row": (lambda table: table.iloc[1:], "returns 7 rows for 8 samples"),
-    "another order": (lambda table: table.iloc[::-1], "or another order; expected every sample in its place"),
+    "another order": (lambda table: table.iloc[::-1], "or another order; expected a row for every sample, in order"),
     "no column": (lambda table: table.drop(columns="used"), "must return the columns used"),
 }
 
