@@ -1,4 +1,4 @@
-"""Draws docs/demo.svg from a finished run of configs/tiny/nft.toml: ``python -m docs.demo_picture STORE RUN``."""
+"""Drawing of docs/demo.svg from a finished run of configs/tiny/nft.toml: ``python -m docs.demo_picture STORE RUN``."""
 
 import json
 import sys

@@ -72,5 +72,5 @@ def rows(runs: Sequence[Drift]) -> Iterator[list[str]]:
 
 
 def _towards(bounds: dict[str, float], drift: float) -> float:
-    """Return how far a drift goes in a direction that has a bound."""
+    """Return the part of a drift that goes in a direction with a bound; -inf without one."""
     return max(drift if "rise" in bounds else -math.inf, -drift if "fall" in bounds else -math.inf)

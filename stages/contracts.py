@@ -1,7 +1,7 @@
 """The stages' settings, inputs and file names.
 
-An artifact's **content** is the digest of its result bytes. It is current while its recipe
-(:mod:`stages.artifacts.request`) is the Request's and its inputs have the contents they had.
+An artifact's **content** is the digest of its result bytes. It is current for a Request if both have equal recipes
+(:mod:`stages.artifacts.request`) and inputs with equal contents.
 """
 
 from typing import ClassVar, Literal
@@ -40,9 +40,9 @@ class Embed(StageConfig):
     inputs = {"parts": "many", "captions": "many"}
     model: ModelRef
     media: MediaShape | None = Field(default=None, json_schema_extra={"neutral": None})
-    """Size of the media that prompts with references are for; None without references."""
+    """Size of the media that prompts with references are encoded for; None without references."""
     prompts: tuple[Prompt, ...] = ()
-    """The prompts. The negative prompt, for guidance, and the empty one, for text dropout, are added."""
+    """The prompts. The negative prompt (for guidance) and the empty prompt (for text dropout) are added to them."""
     negative_prompt: str | None = None
     """The negative prompt; None means the default of the stock pipeline's call."""
     max_prompt_length: int
@@ -109,7 +109,7 @@ class OnPolicy(StageConfig):
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type that the transformer computes in; weights, states, losses and sums of gradients are float32."""
     data_split: Split | None = Field(default=None, json_schema_extra={"neutral": None})
-    """Which media of the input ``parts`` are read; None means all."""
+    """Side of the train and held-out split whose media of ``parts`` are read; None reads all."""
 
 
 class Samples(StageConfig):
@@ -182,9 +182,9 @@ class Reward(StageConfig):
     scorer: str
     """Version of the scorer. Another version is another recipe: samples are scored again."""
     reads: Literal["media", "latents"] = "media"
-    """Whether pixels or final latents are scored."""
+    """Part of the samples that is scored: pixels (``media``) or final latents."""
     max_attempts: int
-    """Tries of a sample that fails before it is excluded."""
+    """Number of tries of a failing sample before it is excluded."""
     max_failed_fraction: float
     """Share of excluded samples above which the stage fails."""
 
@@ -211,7 +211,7 @@ class Warn(StageConfig):
     torch = False
     inputs = {"samples": "one", "scores": "many", "first": "many"}
     EVIDENCE: ClassVar[str] = "evidence.json"
-    """The estimates of every score, and the limits that tripped. Its digest is what people approve."""
+    """The estimates of every score, and the limits that tripped. People approve it by its digest."""
     PAGE: ClassVar[str] = f"{RECORDS}warning.html"
     """The limits that tripped, with the samples that exceed them most; written if any limit tripped."""
     rewards: tuple[str, ...]
@@ -241,7 +241,7 @@ class Update(Training):
     """Key of the summary: the number of prompts none of whose samples passes the gates; left out if it is 0."""
     algorithm: AnyRewarded
     reward_weights: dict[str, float]
-    """Weight of each reward in the sum that trains, without monitored rewards."""
+    """Weight of each reward in the sum that is trained on; rewards that are only monitored have none."""
     gates: dict[str, Gate] = Field(default={}, json_schema_extra={"neutral": {}})
     """Bounds on scores, by the label of the reward; they decide which samples count in training."""
     sample: SolverConfig
@@ -250,7 +250,7 @@ class Update(Training):
     old_decay: float | None
     """Decay of the slow copy ``old`` after this iteration; None if the algorithm has no such copy."""
     reference: Literal["base", "kept", "renewed"] = "base"
-    """Source of the next version's reference: the base model, this version's part, or the new weights."""
+    """Reference of the next version: the base model, this version's part ``reference``, or the new weights."""
     density: TimeDensity = TimeDensity()
     """Density of the data term's noise levels, if they are drawn."""
     foreign: Foreign | None = Field(default=None, json_schema_extra={"neutral": None})

@@ -42,9 +42,9 @@ class Index(StageConfig):
     min_size: tuple[int, int] = (1, 1)
     """Least height and width in pixels."""
     min_frames: int = 1
-    """Fewest frames."""
+    """Fewest frames of a medium."""
     max_frames: int | None = Field(default=None, json_schema_extra={"neutral": None})
-    """Most frames; None for any number."""
+    """Most frames of a medium; None for any number."""
     max_seconds: float | None = Field(default=None, json_schema_extra={"neutral": None})
     """Longest duration of a video in seconds; None for any."""
     duplicates: Literal["keep", "drop"] = Field(default="keep", json_schema_extra={"neutral": "keep"})

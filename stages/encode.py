@@ -26,7 +26,7 @@ from stages.formats.tables import to_parquet
 from stages.training.loading import load_media, load_model
 
 MAX_THREADS = 8
-"""Files that a rank checks at once."""
+"""Most files that a rank checks at once."""
 
 
 def run(request: Request, context: Context[Group]) -> dict[str, int]:

@@ -51,7 +51,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class _Stock:
-    """Generates planned samples by the stock pipeline."""
+    """A generator of planned samples that calls the stock pipeline."""
 
     pipeline: Any
     config: contracts.Evaluate

@@ -68,7 +68,7 @@ class _Draws:
         self.sigmas = {size: trainer.model.schedule(FINE_GRID, size, frames).sigmas for size in sizes}
 
     def size(self, drawn: tuple[int, int]) -> Size:
-        """Return height and width in pixels of an item that is drawn."""
+        """Return height and width in pixels of a drawn item."""
         return self.latents.size(self.items[drawn[0]][0]) or self.whole
 
     def kind(self, drawn: tuple[int, int]) -> tuple[Size, int]:

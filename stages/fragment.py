@@ -50,7 +50,7 @@ TEXT, SHORT, REASON = 300, 120, 200
 
 
 Put = Callable[[str, bytes], None]
-"""Writes a file by its name."""
+"""Function that writes a file, given its name and its bytes."""
 Progress = Callable[[str, int, int], None]
 
 

@@ -33,7 +33,7 @@ SAME = "the same medium and caption as "
 """Beginning of the reason why a duplicate is left out."""
 CHANGED = "the files of the dataset have changed since this index was planned; start it again"
 KEY = ["medium", "prompt_id"]
-"""Columns by which an item is a duplicate."""
+"""Columns whose values duplicates have in common."""
 MADE_HERE = "made_here"
 """Column that says whether this attempt has read an item; False if an earlier one has."""
 NOTHING: Row = {name: 0 if kind in ("int64", "float64") else None for name, kind in parts.INDEXED.items()}
@@ -249,7 +249,7 @@ def _without_duplicates(rows: Any, unchanged: Any, known: Any) -> Any:
 
 
 def _with_firsts(new: Any, before: parts.Parts) -> Any:
-    """Add whether a row is the first with its medium, and the first with its caption, over all parts."""
+    """Add columns that say whether a row is the first with its medium, and with its caption, over all parts."""
     firsts: dict[str, Any] = {}
     for name, column in (("new_medium", "medium"), ("new_prompt", "prompt_id")):
         firsts[name] = ~new[column].isin(before.all_items[column].dropna()) & ~new[column].duplicated()

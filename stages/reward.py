@@ -142,7 +142,7 @@ def _holds(portion: Portion, context: Context[Ranks]) -> Check:
 
 
 def _scored_ahead(waiting: list[Portion], ahead: Shards, context: Context[Ranks]) -> dict[int, tuple[Portion, Made]]:
-    """Return the portions that were scored while the samples were made, by their numbers. Damaged ones are left out."""
+    """Return the portions that were scored while the samples were made, by number. Damaged scores are left out."""
     found: dict[int, tuple[Portion, Made]] = {}
     there = ahead.names
     # A portion whose media were deleted has no name, so no name is asked for where nothing was scored ahead.

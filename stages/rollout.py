@@ -35,7 +35,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
 
 
 class _Generator:
-    """Generates planned samples, one forward batch at a time."""
+    """A generator of planned samples, one forward batch at a time."""
 
     def __init__(self, request: Request, config: contracts.Rollout, context: Context[Group]) -> None:
         self.config, policy, self.device = config, request.one("policy"), context.ranks.device
@@ -76,7 +76,7 @@ class _Generator:
         return found
 
     def _pictures(self, latents: Tensor, chosen: list[int], finite: list[bool]) -> dict[int, np.ndarray | None]:
-        """Return the pixels of the samples at the places ``chosen``, by place; None for one that is not finite."""
+        """Return the pixels of the samples at the places ``chosen``, by place; None for a sample that is not finite."""
         pictures: list[np.ndarray | None] = []
         kept, are_finite = latents[chosen], [finite[place] for place in chosen]
         with decodes_in(self.config.decoding, self.device):

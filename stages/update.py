@@ -156,7 +156,7 @@ def _add_behaviours(
 
 
 def _draws(request: Request, algorithm: Algorithm, model: Model, stored: Stored) -> list[tuple[Draw, int]]:
-    """Return the draws of an optimizer step, with their number for each sample; the rewarded draws come first."""
+    """Return the kinds of draws of an optimizer step, each with its number per sample; rewarded draws come first."""
     config = request.settings(contracts.Update)
     num_steps = config.sample.num_steps
     needs = algorithm.needs
@@ -199,7 +199,7 @@ def _order(
 ) -> list[list[list[str]]]:
     """Return the optimizer steps: lists of micro-batches of sample keys.
 
-    The number of steps is planned: with samples excluded, steps are smaller.
+    The plan fixes the number of steps; if samples are excluded, steps are smaller.
     """
     config = request.settings(contracts.Update)
     passes, total = config.algorithm.mu_iterations, len(config.steps.lrs)

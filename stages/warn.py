@@ -22,7 +22,7 @@ from stages.reporting.warnings import warning_page
 from stages.scoring.spreads import Spread, scored_numbers
 
 EXTREMES = 6
-"""Samples that the evidence names for each bound that is exceeded."""
+"""Most samples that the evidence names for each bound that is exceeded."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Level:
 
     @property
     def z(self) -> float:
-        """Return how many standard deviations of policy 0's samples the mean has moved."""
+        """Return the z-score: how far the mean has moved, in standard deviations of policy 0's samples."""
         return in_units(self.now.mean - self.first.mean, self.first.deviation)
 
     @property
@@ -132,7 +132,7 @@ def _spread(table: Any, name: str) -> Spread:
 
 
 def _undecided(limit: Limit, level: Level) -> Iterator[dict[str, Any]]:
-    """Yield the bounds on drift that could not be judged, because one of both iterations has too few prompts."""
+    """Yield the bounds on drift that could not be judged, because one of the two iterations has too few prompts."""
     prompts = {"now": level.now.estimate.clusters, "first": level.first.estimate.clusters}
     if min(prompts.values()) < FEWEST:
         bounds = [name for name in ("fall", "rise") if getattr(limit, name) is not None]

@@ -3,8 +3,8 @@
     python docs/examples/nft_loop.py configs/tiny/nft.toml 4
 
 It trains the tiny Stable Diffusion 3 of the demo with the functions that the stages call, and draws the same prompts,
-noise and orders as a run of the recipe. Stages store, check and retry each result; here nothing is written, so all is
-lost if it is killed. It reads recipes of NFT with LoRA, one reward and no guidance.
+noise and orders as a run of the recipe. Stages store, check and retry each result; here nothing is written, so a kill
+loses all. It reads recipes of NFT with LoRA, one reward and no guidance.
 """
 
 import sys

@@ -40,7 +40,7 @@ class Artifact:
         if self.manifest.part_content(*source.parts) != source.content:
             raise ArtifactError(f"{source.url} has other contents than the Request names")
         self.lacks = cache(partial(is_dropped, self.manifest))
-        """Called with a part: whether its files were deleted for good."""
+        """Function that says whether the files of a part were deleted for good."""
 
     def names(self, prefix: str = "") -> list[str]:
         """Return the names of the files that start with ``prefix``, sorted."""

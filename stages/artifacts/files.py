@@ -74,7 +74,7 @@ def _read_entry(slot: str, entry: FileEntry) -> bytes:
 
 
 def read_stored(slot: str, entry: FileEntry) -> bytes:
-    """Read like :func:`read_entry`, but always from the store, whatever copies this node has.
+    """Read like :func:`read_entry`, but always from the store, and never from a copy on this node.
 
     For callers that vouch for the bytes in the store.
     """
@@ -123,7 +123,7 @@ def scan(slot: str, entry: FileEntry, take: Callable[[Readable], Found]) -> Foun
 
 
 def copy(slot: str, entry: FileEntry, path: Path) -> None:
-    """Copy one listed file to ``path``. Raises like :func:`scan`; the copy must not be used then."""
+    """Copy one listed file to ``path``. Raises like :func:`scan`, and then the copy must not be used."""
 
     def write(stream: Readable) -> None:
         with path.open("wb") as file:

@@ -8,7 +8,7 @@ from cosmos_rl_core.storage import store
 from stages.artifacts.records import Invalidated, place_of
 
 _KINDS = ("manifest", "layout", Invalidated.kind)
-"""Records that a generation has only if the one before it was ended."""
+"""Kinds of records that a generation has only if the generation before it was ended."""
 
 
 def current_generation(slot: str) -> int:

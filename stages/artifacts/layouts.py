@@ -10,7 +10,7 @@ from cosmos_rl_core.storage import shards
 
 Item = TypeVar("Item")
 Check = Callable[[dict[str, bytes]], str | None]
-"""Returns why the files of a shard, by name, do not fit its layout; None if they do."""
+"""Function that returns why the files of a shard, by name, do not fit its layout; None if they do."""
 
 
 def difference(found: dict[str, Any], computed: dict[str, Any]) -> str | None:

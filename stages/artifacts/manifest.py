@@ -34,7 +34,7 @@ class Manifest(Record):
     """Files by name. The attempt is not in the name, so equal bytes have equal content."""
     numerics: dict[str, Any]
     summary: dict[str, float | int | str | None] = {}
-    """A few numbers for people and progress lines; a record."""
+    """A few numbers for people and progress lines. They are a record, and no part of the content."""
     slot: str = Field(default="", exclude=True)
     """The slot that it was read from, where its files are."""
     digest: str = Field(default="", exclude=True)

@@ -22,7 +22,7 @@ from stages.artifacts.slots import read_manifest
 POOL = "embeddings"
 """The pool's folder, next to the slots that it belongs to."""
 PICTURES = "references"
-"""The folder of the pool of pictures and clips that prompts refer to. The name of each is its digest."""
+"""The folder of the pool of pictures and clips that prompts refer to. Each file has its digest as its name."""
 POOLED = ("embed", "references", "index")
 """The stages whose artifacts index files of a pool. A part of a dataset does so only if items have references."""
 INDEX = "index.json"
@@ -30,7 +30,7 @@ INDEX = "index.json"
 TEXTS = "texts"
 """Key of a layout: the names of the files that the stage looks for in the pool, or writes into it."""
 ENDING = ".safetensors"
-"""End of the name of a file of the pool."""
+"""End of the name of a file of embeddings in the pool."""
 _SWEEP = "sweep"
 _GENERATION = re.compile(r"(manifest|layout)\.([1-9][0-9]*)\.json")
 
@@ -44,7 +44,7 @@ class Named(NamedTuple):
     """Names without folder and ending, from layouts of unfinished artifacts."""
 
     def has(self, path: str) -> bool:
-        """Return whether a file is named."""
+        """Return whether a file of the pool, by its path next to the slots, is named."""
         # Pictures have no ending.
         return path in self.paths or path.rpartition("/")[2].removesuffix(ENDING) in self.names
 
@@ -55,7 +55,7 @@ def index_of(entries: Mapping[str, FileEntry]) -> dict[str, Any]:
 
 
 def entries_of(artifact: Artifact) -> dict[str, FileEntry]:
-    """Return the files of the pool that an artifact has, by id."""
+    """Return the files of the pool that an artifact indexes, by id."""
     return _entries(artifact.json(INDEX))
 
 

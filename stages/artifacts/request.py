@@ -47,7 +47,7 @@ class Input(Section):
 
 
 InputContents = dict[str, list[list[str | list[str]]]]
-"""Role to [content, parts] of each input, as plain JSON data."""
+"""Lists of [content, parts] of the inputs, by role, as plain JSON data."""
 
 
 def contents_of(inputs: dict[str, tuple[Input, ...]]) -> InputContents:

@@ -242,7 +242,7 @@ def once(key: tuple[object, ...], make: Callable[[], Found]) -> Found:
 
 
 def folder_of(slot: str) -> str:
-    """Return the folder that a slot is in."""
+    """Return the URL of the folder that a slot is in."""
     return slot.rstrip("/").rpartition("/")[0]
 
 

@@ -1,4 +1,4 @@
-"""A worker's side of an elastic stage: the launcher hands it units over a socket, and is told which ones are made.
+"""A worker's side of an elastic stage: it gets units from the launcher over a socket, and reports finished ones.
 
 Messages are lines of JSON. A worker asks for units when it has room for them, so that it encodes and writes one while
 it makes the next. Its first rank asks, and tells the other ranks; each rank reports the units that it made.
@@ -67,7 +67,7 @@ class HandedUnits:
         self._say({"made": number})
 
     def close(self) -> None:
-        """Leave the launcher, and let SIGTERM do what it did before."""
+        """Leave the launcher, and restore the former handler of SIGTERM."""
         signal.signal(signal.SIGTERM, self._before)
         self._lines.close()
         self._socket.close()

@@ -30,7 +30,7 @@ class Status(Section):
     step: int
     total: int
     notes: tuple[str, ...] = ()
-    """Lines for people: what was adopted, what was made again and why."""
+    """Lines for people, for example on adopted shards, or on an artifact that is made again and the reason."""
     spent: Spent = Spent()
     """Seconds and bytes until now."""
     crew: Crew | None = None

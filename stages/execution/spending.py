@@ -34,12 +34,12 @@ class Spent(Section):
 
     @property
     def seconds(self) -> float:
-        """Return all its seconds."""
+        """Return the sum of all seconds."""
         return self.startup_s + self.busy_s + self.waiting_s
 
     @property
     def startup_s(self) -> float:
-        """Return the seconds of its start-up, with the first step."""
+        """Return the seconds of the start-up, including the first step."""
         return self.interpreter_s + self.imports_s + self.load_s + self.first_step_s
 
 
@@ -54,7 +54,7 @@ class Crew(Section):
     of: int
     """Numbers of units that are made, and of all units; 0 until it is known."""
     lost: int = 0
-    """Workers that ended against their will, each at the price of the units that it had."""
+    """Workers that ended unexpectedly; each lost the units that it had."""
     gave_back: int = 0
     """Workers that were asked to end, and gave their units back."""
     worker_s: float = 0.0

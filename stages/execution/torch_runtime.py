@@ -54,7 +54,7 @@ def _set_up_compiler(deterministic: bool) -> None:
 
 
 def numerics(group: Group, param_dtype: ParamDtype) -> dict[str, Any]:
-    """Return what decides the bits of this stage on every rank: names and JSON values, read from the process.
+    """Return the numerics, which decide the bits of this stage on every rank: names and JSON values of the process.
 
     ``param_dtype`` is the requested dtype of the transformer. The dtype that it really computes in is recorded.
     """

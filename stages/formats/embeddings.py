@@ -37,7 +37,7 @@ EMPTY = "_empty"
 
 
 _ABOUT = "about"
-"""The entry of a file's metadata: its digest, and how its tensors make a conditioning."""
+"""Key of a file's metadata. Its entry has a digest, and says how the tensors make a conditioning."""
 _SHARED = "shared."
 """Beginning of the names of tensors that the predictions with the prompt and with the negative prompt share."""
 
@@ -61,7 +61,7 @@ class Text(NamedTuple):
 
     @classmethod
     def negative(cls, text: str | None, references: tuple[str, ...] = ()) -> "Text":
-        """Return a negative prompt, or the empty prompt that replaces a dropped text."""
+        """Return the text for a negative prompt, or for the empty prompt that replaces a dropped text."""
         name = "negative" if text is None else f"negative-{prompt_id(text)}"
         # Many prompts may share a set of references, so the name has a digest of the set.
         name += f"-{digest([*references])[:16]}" if references else ""

@@ -26,7 +26,7 @@ from stages.formats.tables import read_table
 LATENTS = "latents"
 """The folder of shards."""
 MODE, DEVIATION = "latents", "deviation"
-"""The mode of the posterior of an item and, if samples of it are trained on, its standard deviation."""
+"""Names of tensors: the mode of an item's posterior and, if training draws from it, its standard deviation."""
 ITEMS = "index.parquet"
 """Name of the table with one row per set of latents: its ``latents_id`` and the number of its ``shard``.
 
@@ -147,7 +147,7 @@ class Latents:
 
 
 def _items_of_set(encoded: Any, artifact: Artifact) -> Any:
-    """Return the items of a media set with their media, from which the set made the ids of its clips."""
+    """Return the items of a media set with their media. The id of a clip is the id of its medium and a number."""
     clips = (artifact.manifest.config.get("dataset") or {}).get("clips", 1)
     media = encoded["item_id"].str.rsplit("-", n=1).str[0] if clips > 1 else encoded["item_id"]
     return encoded.assign(source="", medium=media)

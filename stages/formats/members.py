@@ -14,7 +14,7 @@ from stages.artifacts.files import read_pieces, scan
 from stages.execution.context import Context, Ranks, told_by_all
 
 KEPT_BYTES = 2**28
-"""Bytes of the latest reads that are kept in memory."""
+"""Most bytes of the latest reads that are kept in memory, by default."""
 
 
 class Kept:
@@ -123,6 +123,6 @@ def _row(piece: Piece) -> list[Any]:
 
 
 def _piece(row: list[Any]) -> Piece:
-    """Return the piece of a :func:`_row`."""
+    """Return the piece that a :func:`_row` describes."""
     start, end, digest, *named = row
     return TensorPiece(start, end, digest, named[0], named[1], tuple(named[2])) if named else Piece(start, end, digest)

@@ -96,7 +96,7 @@ def side_of(items: Any, split: Split | None) -> Any:
 class Parts:
     """The parts of a dataset, in order, and the captions that were written for them.
 
-    ``captions`` are artifacts of the stage ``caption``; without any, items have the captions of their files alone.
+    ``captions`` are artifacts of the stage ``caption``; without any, items have only the captions of their files.
     """
 
     def __init__(self, artifacts: Sequence[Artifact], captions: Sequence[Artifact] = ()) -> None:
@@ -180,7 +180,7 @@ class Parts:
 
     @cached_property
     def refused(self) -> Any:
-        """Return the items that captioners gave no caption, with the reasons."""
+        """Return the items that captioners refused, with the reasons."""
         return self._written(Caption.REFUSED, REFUSED)
 
     @cached_property

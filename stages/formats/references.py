@@ -46,7 +46,7 @@ class Pictures:
         return data
 
     def looked_at(self, digest: str) -> tuple[bytes, str]:
-        """Return the bytes of a reference's file, and what is wrong with it: ``missing``, ``damaged``, or ""."""
+        """Return the bytes of a reference's file, and its fault: ``missing``, ``damaged``, or ""."""
         data = store.read_if_exists(store.join(self._root, digest))
         if data is None:
             return b"", "missing"

@@ -80,12 +80,12 @@ class StoredSample:
 
     @property
     def why_lost(self) -> str:
-        """Return why there is no picture: that the sample is not finite, or was refused; "" if there is one."""
+        """Return why a sample is lost, ``is not finite`` or ``was refused by ...``; "" if it is not lost."""
         return "" if self.finite else f"was {self.row[REFUSED]}" if REFUSED in self.row else "is not finite"
 
     @property
     def pixels(self) -> np.ndarray:
-        """Return uint8 RGB ``[frames, height, width, 3]``. Raises :class:`ArtifactError` if there are none."""
+        """Return uint8 RGB ``[frames, height, width, 3]``. Raises :class:`ArtifactError` if there is no picture."""
         if self.why_lost:
             raise ArtifactError(f"sample {self.sample_id} {self.why_lost}: it has no picture")
         if not self.has_media:
@@ -167,7 +167,7 @@ def read_samples(artifact: Artifact, part: str = MEDIA) -> Iterator[StoredSample
 
 
 def key_of(place: int, sample_id: str) -> str:
-    """Return the name, within an update, of a sample of its ``place``-th rollout."""
+    """Return the key, within an update, of a sample of the update's ``place``-th rollout."""
     return f"{place}/{sample_id}"
 
 

@@ -1,4 +1,4 @@
-"""An artifact's shards as webdataset reads them, streamed from where they lie; needs the extra ``web``."""
+"""An artifact's shards as webdataset reads them, streamed from the store. Needs the extra ``web``."""
 
 from typing import Any
 

@@ -20,7 +20,7 @@ UNITS_AHEAD = 2
 """Most units that wait to be encoded or written when the next one is taken."""
 
 Encoding = Callable[[], StoredSample]
-"""Makes the stored form of a sample from pixels in memory. It may run in any thread."""
+"""Function that makes the stored form of a sample from pixels in memory. It may run in any thread."""
 
 
 def with_media(
@@ -56,7 +56,7 @@ class UnitWriter:
     """
 
     def __init__(self, sizes: Mapping[int, int], write: Callable[[int, list[StoredSample]], None]) -> None:
-        """Take units of ``sizes`` samples, by number. ``write`` is called in one thread, a unit at a time."""
+        """Start the threads. ``sizes`` are the numbers of samples of units; one thread calls ``write`` for each."""
         self._sizes, self._write = sizes, write
         self._encoders, self._writer = ThreadPoolExecutor(ENCODERS, "encode"), ThreadPoolExecutor(1, "write")
         self._tiles: deque[list[Future[StoredSample]]] = deque()

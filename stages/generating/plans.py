@@ -43,8 +43,8 @@ def plan_samples(
 ) -> list[SamplePlan]:
     """Return every member of every prompt's group, in order, with its seeds.
 
-    Ids hold the iteration, so that samples of two rollouts never share one. Held-out samples have no iteration: their
-    ids and seeds are equal at every policy version.
+    Ids contain the iteration, so that samples of two rollouts never have the same id. Held-out samples have no
+    iteration: their ids and seeds are equal at every policy version.
     """
     plans: list[SamplePlan] = []
     prefix = "" if iteration is None else f"i{iteration:04d}-"

@@ -120,12 +120,12 @@ def _units(context: Context["Group"], ids: list[str], size: int, tile: int) -> l
 
 
 class _Making:
-    """The making of units by the ranks of a group, in tiles."""
+    """The work of a rank on units: it makes them tile by tile, together with the other ranks of its group."""
 
     def __init__(
         self, context: Context["Group"], generator: Generator, tiles: list[list[list[SamplePlan]]], *, tensors: bool
     ) -> None:
-        """Take the tiles of all units. With ``tensors`` each sample has tensors."""
+        """Set up. ``tiles`` are the forward batches of each unit. With ``tensors`` each sample has tensors."""
         self._context, self._generator, self._tiles = context, generator, tiles
         parts = (INDEX, MEDIA, TENSORS) if tensors else (INDEX, MEDIA)
         self.names = [[unit_name(part, n) for part in parts] for n in range(len(tiles))]

@@ -28,7 +28,7 @@ class Piece:
     folder: str = ""
     """Address of the fragment's folder, relative to the page; "" if the page has no links."""
     of_answers: bool = False
-    """Whether it was made from answers to questions."""
+    """Whether the excerpt was made from answers to questions."""
     answers: Sequence[Answered] = ()
     """The answers that the page shows."""
 
@@ -81,7 +81,7 @@ class Trained:
 
     @property
     def excluded(self) -> int:
-        """Return how many samples were not trained on."""
+        """Return the number of samples that were not trained on."""
         return int(self.made.summary.get("excluded") or 0)
 
     @property
@@ -138,13 +138,13 @@ class Book:
     reward: str
     """The headline reward; "" without rewards."""
     ranked_by: str = ""
-    """The number that ranks policies; "" if nothing does."""
+    """Name of the number that ranks policies; "" if nothing ranks them."""
     init: str = ""
     about: Rows = ()
     settings: Rows = ()
     roles: dict[str, str] = field(default_factory=dict[str, str])
     staleness: int = 0
-    """Updates that a rollout's policy is behind."""
+    """Number of updates by which a rollout's policy is behind."""
     iterations: Sequence[Piece] = ()
     judged: Sequence[Piece] = ()
     trained: Sequence[Trained] = ()
@@ -164,7 +164,7 @@ class Book:
 
     @property
     def steps_of(self) -> dict[int, int]:
-        """Return the number of optimizer steps of each policy version."""
+        """Return the number of optimizer steps behind each policy version."""
         return {0: 0} | {one.k + 1: one.last_step for one in self.trained}
 
     @property
@@ -183,7 +183,7 @@ class Book:
         return self.ranked_by if measured else self.reward
 
     def ranking(self, piece: Piece) -> Estimate:
-        """Return the headline of a judged policy version."""
+        """Return the headline number of a judged policy version."""
         return self._of(piece, self.headline)
 
     def _of(self, piece: Piece, name: str) -> Estimate:
@@ -194,6 +194,6 @@ class Book:
         return max(0, k - self.staleness)
 
     def role(self, score: Score) -> str:
-        """Return what a score is for: ``trains``, ``gates``, or ``watched``."""
+        """Return the role of a score: ``trains``, ``gates``, or ``watched``."""
         role = self.roles.get(score.reward) if score.score == score.reward else None
         return {"train": "trains", "gate": "gates"}.get(role or "", "watched")

@@ -9,7 +9,7 @@ Ids = tuple[str, ...]
 FIXED = 8
 """Held-out samples that are shown at every judged policy version."""
 TYPICAL = 4
-"""Samples of a rollout that are shown whatever their scores."""
+"""Samples of a rollout that are shown regardless of their scores."""
 EXTREMES = 4
 """Samples with the best rewards, and samples with the worst rewards."""
 WIDEST = 2

@@ -63,7 +63,7 @@ class Report(StageConfig):
     roles: dict[str, str] = {}
     """Role in training of each reward, by its label."""
     staleness: int = Field(default=0, json_schema_extra={"neutral": 0})
-    """Updates that a rollout's policy is behind."""
+    """Number of updates by which a rollout's policy is behind."""
 
 
 CONTRACTS: tuple[type[StageConfig], ...] = (Fragment, Report)

@@ -34,7 +34,7 @@ class Series:
 
     @property
     def rows(self) -> list[tuple[int, Estimate, int]]:
-        """Return a row for each point with a finite mean: place, estimate, number of values."""
+        """Return one row per point with a finite mean: x value, estimate, number of values."""
         return [(x, point, point.n) for x, point in self.points if math.isfinite(point.mean)]
 
 
@@ -49,14 +49,14 @@ class Axis:
 
     @classmethod
     def over(cls, values: Iterable[float], begin: float, end: float, margin: float = 0.06) -> "Axis":
-        """Return the axis that holds all values."""
+        """Return an axis that covers all finite values, with a margin on both sides."""
         known = [value for value in values if math.isfinite(value)]
         low, high = min(known), max(known)
         spare = (high - low) * margin or max(abs(high), 1e-9) * 0.1
         return cls(low - spare, high + spare, begin, end)
 
     def at(self, value: float) -> str:
-        """Return the pixel of a value."""
+        """Return the pixel coordinate of a value, as text for SVG."""
         place = self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
         return f"{place:.1f}".rstrip("0").rstrip(".")
 
@@ -71,7 +71,7 @@ class Axis:
 
 
 def curve(series: Sequence[Series], x_label: str, size: tuple[int, int] = WIDE, marks: Sequence[float] = ()) -> Markup:
-    """Draw series on the same axes as an ``<svg>`` element. ``marks`` are places that are marked on the axis."""
+    """Draw series on the same axes as an ``<svg>`` element. ``marks`` are x values to mark on the axis."""
     width, height = size
     rows = [row for one in series for row in one.rows]
     x = Axis.over([row[0] for row in rows], LEFT, width - RIGHT, 0.02)
@@ -134,7 +134,7 @@ def _error(estimate: Estimate) -> float:
 
 
 def spark(values: Sequence[tuple[int, float]], marks: Iterable[int] = ()) -> Markup:
-    """Draw values along an axis, small, with a line at 0 and dots at ``marks``; nothing without two values."""
+    """Draw a small curve with a line at 0 and dots at the x values ``marks``; nothing without two finite values."""
     known = [(k, value) for k, value in values if math.isfinite(value)]
     if len(known) < 2:
         return Markup("")

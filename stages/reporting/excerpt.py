@@ -34,7 +34,7 @@ class Score(Section):
     clusters: int
     """Number of prompts or conversations."""
     quantiles: tuple[float, ...] = ()
-    """The least score, the ends of parts of equal size, the greatest score."""
+    """The least score, the ends of the equal parts between, and the greatest score."""
 
     @classmethod
     def of(cls, reward: str, score: str, values: Any, prompts: Any) -> Self:
@@ -198,9 +198,9 @@ class Excerpt(Section):
     samples: int = 0
     prompts: int = 0
     scored: int = 0
-    """Samples with a headline reward."""
+    """Number of samples with a headline reward."""
     alike: int = 0
-    """Prompts whose samples all have the same headline reward, from which nothing is learned."""
+    """Number of prompts whose samples all have the same headline reward, so that nothing is learned from them."""
     scores: tuple[Score, ...] = ()
     by_prompt: tuple[PromptScore, ...] = ()
     failures: tuple[Failure, ...] = ()

@@ -163,7 +163,7 @@ def _film(book: Book) -> list[tuple[str, list[tuple[Piece, Picture]]]]:
 
 
 def _answers(book: Book) -> Iterator[tuple[str, list[Answered]]]:
-    """Yield titles and answers to questions of the newest judged policy."""
+    """Yield titles, each with answers of the newest judged policy."""
     shown = book.judged[-1].answers if book.judged else ()
     yield "The same questions for every judged policy", [one for one in shown if one.question.fixed]
     yield "More wrong answers", [one for one in shown if not one.question.fixed]
@@ -180,7 +180,7 @@ class PromptRow:
 
     @property
     def change(self) -> float:
-        """Return after minus before."""
+        """Return the change of the mean reward."""
         return self.after - self.before
 
 
@@ -204,7 +204,7 @@ def _prompts(book: Book) -> list[PromptRow]:
 
 
 def _failures(book: Book) -> list[tuple[str, str, str, int, str]]:
-    """Return what failed, by which reward, why, how often and in which iterations, the most frequent first."""
+    """Return rows of failures, the most frequent first: kind, reward, reason, count, and iterations."""
     found: dict[tuple[str, str, str], list[tuple[int, str]]] = {}
     for word, pieces in (("", book.iterations), ("policy ", book.judged)):
         for piece in pieces:

@@ -62,7 +62,7 @@ class Thumb:
 
     @property
     def pixelated(self) -> bool:
-        """Return whether it is enlarged without smoothing."""
+        """Return whether a page enlarges the picture without smoothing."""
         return self.height <= EXACT_SIDE // 2
 
 

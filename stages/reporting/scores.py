@@ -38,7 +38,7 @@ class Moved:
 
     @property
     def z(self) -> float:
-        """Return how many deviations of policy 0's samples the mean has moved."""
+        """Return the z-score: how far the mean has moved, in standard deviations of policy 0's samples."""
         return in_units(self.change, self.score.deviation)
 
     @property
@@ -76,7 +76,7 @@ NAMES = ["score", "role", "z over policies", "iteration 0", "newest", "z", "drif
 
 
 def moved(book: Book) -> list[Moved]:
-    """Return every score of iteration 0 as it has moved, the scores that train first."""
+    """Return every score of iteration 0 with its movement since then; scores that train come first."""
     if (first := book.first) is None:
         return []
     rows = [_moved(book, score) for score in first.excerpt.scores if score.n]

@@ -14,7 +14,7 @@ class Portion:
     number: int
     """Place of the portion among all portions."""
     units: dict[int, list[str]]
-    """Ids of its samples by the unit that has them, in order."""
+    """Ids of its samples, in order, by number of the unit that holds them."""
 
     @property
     def ids(self) -> list[str]:

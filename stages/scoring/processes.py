@@ -1,4 +1,4 @@
-"""Portions that are scored side by side: by several processes without torch, or by a service that has several."""
+"""Scoring of portions side by side: by several processes without torch, or by a service that takes several."""
 
 import threading
 from collections.abc import Generator

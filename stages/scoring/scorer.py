@@ -125,7 +125,7 @@ class Scorer:
         return Read(stored, decoded)
 
     def ahead(self, portion: Portion) -> Read:
-        """Read and decode a portion that is scored next, and have the reward prepare its samples."""
+        """Read and decode the portion that is scored next, and let the reward prepare its samples."""
         read = self.read(portion, DECODED_AHEAD_BYTES)
         if isinstance(self.reward, PreparingReward):
             self.reward.expect([one for one in read.decoded.values() if isinstance(one, Sample)])
@@ -169,7 +169,7 @@ class Scorer:
 
         If scoring them together fails, each sample is scored alone; if the reward is groupwise, all samples fail.
         Raises errors that are no sample's fault: :class:`UnavailableError`, a lost connection or a timeout, because the
-        scorer is away, :class:`ConfigError`, because it would fail all samples, and a lack of memory.
+        scorer cannot be reached, :class:`ConfigError`, because it would fail all samples, and a lack of memory.
         """
         try:
             found = [scored(entry, label) for entry in entries(ask([*samples]), len(samples))]

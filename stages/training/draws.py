@@ -50,7 +50,7 @@ class Stored:
     advantages: dict[str, float]
     conditioning: Embeddings
     behaviours: list[str]
-    """The name of the weights that made each rollout."""
+    """The names of the weights that made each rollout, in the order of the rollouts."""
     guidance_scale: float
 
     @classmethod
@@ -247,7 +247,7 @@ class DataDraws:
         return self.latents.choose(self.steps.stored.prompt_ids[sample_id], generator)
 
     def _noised(self, sample_id: str, epoch: int, place: int) -> tuple[float, Tensor]:
-        """Return noise level and noise."""
+        """Return noise level and noise of a drawn item."""
         if self.term.as_rollout:
             return self.steps.kernel.steps[self.steps.step(sample_id, place)].t, self.steps.initial_noise(sample_id)
         key = self._key(sample_id, epoch, place)

@@ -55,7 +55,7 @@ class GivenMedia:
         return {NUM_GIVEN: count} | ({GIVEN_ITEM: item} if count else {})
 
     def entries(self, prompt_id: str) -> Entries:
-        """Return the entries of :func:`cosmos_rl_core.interfaces.models.given_frames`, also for 0 frames."""
+        """Return a prompt's given frames, or none of them, as conditioning (``interfaces.models.given_frames``)."""
         count, item = self._drawn(prompt_id)
         latents = self.latents[item]
         return given_frames(latents[:, :count], latents.shape[1])

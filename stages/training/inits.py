@@ -20,7 +20,7 @@ from stages.contracts import Init
 from stages.formats.sample_tensors import part_tensors
 
 Read = Callable[[str], Tensor]
-"""Returns the tensor with this name, on the CPU."""
+"""Function that returns the tensor with a name, on the CPU."""
 
 
 def reader_of(request: Request, init: Init, wanted: Mapping[str, tuple[int, ...]]) -> Read:

@@ -86,9 +86,9 @@ def load_stock(
 
 
 def load_media(dataset: DatasetOptions, planned: str, ranks: Group) -> Media:
-    """Load the media set. Raises :class:`ArtifactError` unless ``planned`` is the digest of its files.
+    """Load the media set. Raises :class:`ArtifactError` unless ``planned`` is the digest of its files. Collective.
 
-    One rank of each machine reads them, as machines may hold different copies. Collective.
+    One rank per machine computes the digest, because machines may hold different copies.
     """
     plugin, first = plugins.load("datasets", dataset.name), ranks.here[0]
     found = ranks.gather(plugin.digest(dataset) if ranks.rank == first else None)[first]

@@ -145,7 +145,7 @@ class Stepper:
         return self.last("loss", "grad_norm") | left_out
 
     def last(self, *names: str) -> dict[str, float | None]:
-        """Return numbers of the last step; None for one that is not finite."""
+        """Return the named numbers of the last step; None for a number that is not finite."""
         return {name: value if math.isfinite(value := self.rows[-1][name]) else None for name in names}
 
 

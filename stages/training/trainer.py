@@ -29,7 +29,7 @@ from stages.training.readings import Readings
 from stages.training.stepper import Stepper
 
 PEAKS = ("loss", "policy_loss", "kl", "data_loss", "old_deviation")
-"""Metrics whose maximum over samples is recorded with their mean; NaN if any value is."""
+"""Metrics whose maximum over samples is recorded next to their mean. The maximum is NaN if any value is NaN."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ def _rows(conditioning: Conditioning, times: int) -> Conditioning:
 
 CPU = torch.device("cpu")
 Make = Callable[[], MicroBatch]
-"""Makes a micro-batch on the CPU, in any thread."""
+"""Function that makes a micro-batch on the CPU, in any thread."""
 
 
 class Watcher:
-    """Observes a trainer. This base class does nothing, records nothing and permits every step."""
+    """An observer of a trainer. This base class records nothing and permits every step."""
 
     def saw(self, index: int, micro: MicroBatch, loss: Loss) -> None:
         """Observe a micro-batch and its loss, with the index of the optimizer step.
@@ -199,7 +199,7 @@ class Trainer(Stepper):
         return loss
 
     def velocities(self, micro: MicroBatch) -> Callable[[str], Tensor]:
-        """Return a function from a policy part to its prediction for a micro-batch, which is on the device.
+        """Return a function that gives a policy part's prediction of the velocity for a micro-batch on the device.
 
         The prediction has the shape of ``micro.batch.x_t``. Only ``current`` has gradients.
         """
@@ -249,7 +249,7 @@ class _Sums:
 
     def __init__(self, every: int) -> None:
         self.every = every
-        """Samples times noise levels of the optimizer step."""
+        """Number of samples times number of noise levels of the optimizer step."""
         self.totals: dict[str, float] = {}
         self.counts: dict[str, float] = {}
         self.peaks: dict[str, float] = {}

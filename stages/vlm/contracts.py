@@ -18,10 +18,10 @@ _UNUSABLE = "unusable.parquet"
 
 
 class VlmRef(Section):
-    """The base model: its place, its identity, and how it sees media."""
+    """The base model: its place, its identity, and its processing of media."""
 
     path: str = Field(json_schema_extra=NOT_IDENTITY)
-    """Folder of transformers."""
+    """Folder of the model in the format of transformers."""
     digest: str
     """Digest of the files that decide its answers, pinned by the plan."""
     changes: dict[Literal["image", "video"], dict[str, Any]] = {}

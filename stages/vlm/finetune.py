@@ -146,7 +146,8 @@ class VlmTrainer(Stepper):
     def step(self, index: int, rows: Iterable[PackedRow]) -> None:
         """Do one optimizer step from this rank's rows. Collective.
 
-        A row without labels is computed like the others: ranks that share weights must do equal numbers of passes.
+        A row without labels is computed like the others, because ranks that share weights must do equal numbers of
+        passes.
         """
         total, count = 0.0, 0
 

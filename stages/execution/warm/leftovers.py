@@ -110,7 +110,7 @@ def live_bytes() -> int:
 
 
 def _free() -> None:
-    """Give back memory that nothing refers to, and what PyTorch keeps to be faster."""
+    """Give back memory that nothing refers to, and caches of PyTorch."""
     if (dynamo := sys.modules.get("torch._dynamo")) is not None:
         # Compiled blocks refer to the modules that they were compiled for.
         dynamo.reset()
@@ -126,7 +126,7 @@ def _free() -> None:
 
 
 def _free_device() -> None:
-    """Give back what the allocators keep to be faster, and forget the peak."""
+    """Give back the caches of the allocators, and forget the peak of memory."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()
@@ -146,7 +146,7 @@ def _random() -> list[Tensor]:
 
 
 def _seed_again(states: list[Tensor]) -> None:
-    """Set the generators to the state in which every new process has them."""
+    """Set the random generators back to their states in a new process."""
     on_cpu, *on_devices = states
     torch.set_rng_state(on_cpu)
     if on_devices:

@@ -101,7 +101,7 @@ def _flush() -> None:
 
 
 def _end(code: int) -> NoReturn:
-    """End without cleaning up, which could wait for other ranks. What this process started ends first."""
+    """End without cleaning up, which could wait for other ranks. Processes that this one started are ended first."""
     _flush()
     kill(tree(os.getpid())[1:])
     os._exit(code)
