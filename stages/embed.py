@@ -62,11 +62,11 @@ def _index_by_workers(
         context.attempt.finish(number, {names[number]: canonical_json(told)})
     made = [json.loads(context.attempt.read(names[number])) for number in context.own(len(units))]
     index = {name: entry for one in made for name, entry in one["index"].items()}
-    _tell(sum(one["before"] for one in made), len(index), context)
+    _note_reused(sum(one["before"] for one in made), len(index), context)
     return index
 
 
-def _tell(before: int, count: int, context: Context[Group]) -> None:
+def _note_reused(before: int, count: int, context: Context[Group]) -> None:
     if before:
         context.outcome.note(f"{before} of {count} texts were embedded before")
 
@@ -82,7 +82,7 @@ def _entries(
     missing = [text for text, entry in found.items() if entry is None]
     done = len(texts) - len(missing)
     if context.handed is None:
-        _tell(done, len(texts), context)
+        _note_reused(done, len(texts), context)
     context.progress("making embeddings", done, len(texts))
     with closing(store.ahead(encoder.encoded(missing), lambda encoded: pool.put(*encoded))) as stored:
         for number, ((text, _), entry) in enumerate(stored, 1):

@@ -64,7 +64,7 @@ class _Stock:
         if not any(plan.prompt.references for plan in plans):
             found = _generate(self.pipeline, plans, self.config)
             return list(zip(found, refused(self.pipeline, len(plans)), strict=True))
-        # Stock pipelines take the references of one prompt a call.
+        # A call of a stock pipeline takes the references of one prompt only.
         made: list[tuple[np.ndarray | None, bool]] = []
         for plan in plans:
             found = _generate(self.pipeline, [plan], self.config, self._references(plan))

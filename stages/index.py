@@ -57,7 +57,7 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
     seen = {unit for unit, stamp in stamps.items() if before.stamps.get(unit) == stamp}
     gone = before.stamps.keys() - stamps.keys()
     read = {unit for unit in stamps if config.verify or unit not in seen}
-    read |= _same(before, read | gone)
+    read |= _units_with_duplicates(before, read | gone)
     changed = [unit for unit in stamps if unit in read]
     rows = _read(context, sources, changed, config)
     old: Any = before.items[before.items["unit"].isin([*changed, *gone])]
@@ -71,7 +71,7 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
     new: Any = found[~found["item"].isin(old["item"])]
     _refuse_too_many(left_out, len(before.items) - len(removed) + len(new), config.max_left_out)
     attempt = context.attempt
-    if kept := _kept(request, sources, new):
+    if kept := _pooled_references(request, sources, new):
         attempt.put_json(INDEX, index_of(kept))
     attempt.put(config.ITEMS, to_parquet(parts.items_table(_with_firsts(new, before))))
     attempt.put(config.REMOVED, to_parquet(removed.sort_values("item", ignore_index=True)))
@@ -85,7 +85,7 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, int]:
     return counts
 
 
-def _same(before: parts.Parts, touched: set[str]) -> set[str]:
+def _units_with_duplicates(before: parts.Parts, touched: set[str]) -> set[str]:
     """Return the units with items that were left out as duplicates; none if no ``touched`` unit has a used item.
 
     A used item of a touched unit may go, and then a duplicate of it is used.
@@ -174,7 +174,7 @@ def _row(source: Source, unit: str, item: Item, config: contracts.Index, root: s
     return row
 
 
-def _kept(request: Request, sources: Mapping[str, Source], new: Any) -> dict[str, FileEntry]:
+def _pooled_references(request: Request, sources: Mapping[str, Source], new: Any) -> dict[str, FileEntry]:
     """Return the pool's files of the new items' references, each written or given a new date by this attempt.
 
     A sweep may delete an old file that an earlier attempt stored. If it is gone, it is read from its source again.
@@ -185,17 +185,17 @@ def _kept(request: Request, sources: Mapping[str, Source], new: Any) -> dict[str
 
     def entry(name: str) -> FileEntry:
         if name not in young:
-            return renewed_picture(root, name) or _again(root, sources, wanted[name], name)
+            return renewed_picture(root, name) or _stored_again(root, sources, wanted[name], name)
         size = store.size(store.join(root, path := f"{PICTURES}/{name}"))
         if size is None:
-            return _again(root, sources, wanted[name], name)
+            return _stored_again(root, sources, wanted[name], name)
         return FileEntry(path=path, size=size, sha256=name)
 
     with ThreadPoolExecutor(THREADS) as pool:
         return dict(zip(wanted, pool.map(entry, wanted), strict=True))
 
 
-def _again(root: str, sources: Mapping[str, Source], row: Row, name: str) -> FileEntry:
+def _stored_again(root: str, sources: Mapping[str, Source], row: Row, name: str) -> FileEntry:
     """Read the references of an item again, and return the pool's file of the one with the digest ``name``."""
     source, unit = _sources.place_of(sources, row["unit"])
     try:

@@ -34,7 +34,7 @@ from stages.training.order import Unit, steps_of
 from stages.training.stepper import check_clocks
 from stages.training.trainer import Make, Trainer
 
-_STILL = (OLD, REFERENCE)
+_UNCHANGED_COPIES = (OLD, REFERENCE)
 """Copies that do not change before the last step is done."""
 
 
@@ -140,7 +140,7 @@ def _add_behaviours(
     rollout was made without the frozen adapter.
     """
     policy = Artifact(request.one("policy")).manifest
-    still = {copy: copy if policy.has_part(copy) else CURRENT for copy in copies if copy in _STILL}
+    still = {copy: copy if policy.has_part(copy) else CURRENT for copy in copies if copy in _UNCHANGED_COPIES}
     names = {(policy.part_content(part), False): copy for copy, part in still.items()}
     found: list[str] = []
     for place, (source, is_bare) in enumerate(zip(request.inputs["behaviours"], bare, strict=True)):

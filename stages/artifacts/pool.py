@@ -45,7 +45,7 @@ class Named(NamedTuple):
 
     def has(self, path: str) -> bool:
         """Return whether a file of the pool, by its path next to the slots, is named."""
-        # Pictures have no ending.
+        # The names of pictures have no ending.
         return path in self.paths or path.rpartition("/")[2].removesuffix(ENDING) in self.names
 
 

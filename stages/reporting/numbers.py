@@ -16,7 +16,7 @@ def words(row: Mapping[str, Any]) -> str:
     if bound in ("below", "above"):
         return f"{score} is {now}, {bound} the limit of {limit} (iteration 0: {number(row['first'])}, z-score {z})"
     how = "fell" if bound == "fall" else "rose"
-    # All samples of iteration 0 had one value.
+    # None, because all samples of iteration 0 had one value.
     drift = "infinitely many" if row["drift"] is None else number(abs(row["drift"]))
     change = f"{how} from {number(row['first'])} to {now} (z-score {z})"
     return f"{score} {change}, by {drift} standard errors; {bound} = {limit}"

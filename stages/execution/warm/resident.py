@@ -38,7 +38,7 @@ def main() -> None:
             if leftovers is not None:
                 begin_again()
             leftovers = _serve(json.loads(line), leftovers, replies)
-            # The bytes of the weights that it keeps.
+            # The reply says how many bytes of weights this process keeps.
             os.write(replies, b"%d\n" % sys.modules["cosmos_rl_core.parallel.kept"].KEPT.num_bytes)
 
 
