@@ -189,13 +189,13 @@ class Trainer(Stepper):
         name = f"{type(self.algorithm).__module__}: loss()"
         if loss.per_sample.shape != micro.batch.t.shape:
             found = f"found shape {list(loss.per_sample.shape)}, expected {list(micro.batch.t.shape)}"
-            raise ConfigError(f"{name} must return one number a sample: {found}")
+            raise ConfigError(f"{name} must return one number per sample: {found}")
         if loss.per_sample.dtype not in (torch.float32, torch.float64):
             raise ConfigError(f"{name} must return float32 or float64, found {loss.per_sample.dtype}")
         if changed := [field for field, version in _versions(micro.batch).items() if version != before[field]]:
             raise ConfigError(f"{name} changes {', '.join(changed)} of its batch in place; make a new tensor")
         if wrong := [metric for metric, value in loss.metrics.items() if value.shape != micro.batch.t.shape]:
-            raise ConfigError(f"{name} must return one number a sample in each metric; change: {', '.join(wrong)}")
+            raise ConfigError(f"{name} must return one number per sample in each metric; change: {', '.join(wrong)}")
         return loss
 
     def velocities(self, micro: MicroBatch) -> Callable[[str], Tensor]:

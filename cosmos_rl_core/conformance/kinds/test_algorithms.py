@@ -1,4 +1,4 @@
-"""Every algorithm: what it needs is possible, its loss is one number a sample, and only samples with a reward count."""
+"""Every algorithm: what it needs is possible, its loss is one number per sample, and only scored samples count."""
 
 import itertools
 from collections.abc import Mapping
@@ -106,7 +106,7 @@ def test_metrics_are_a_finite_number_a_sample_without_gradient(algorithm: Subjec
         metrics = algorithm.loss(made, batch)[0].metrics
         for name, value in metrics.items():
             where = f"{algorithm.file}: the metric {name!r}"
-            assert value.shape == batch.t.shape, f"{where} is {tuple(value.shape)}, expected one number a sample"
+            assert value.shape == batch.t.shape, f"{where} is {tuple(value.shape)}, expected one number per sample"
             assert not value.requires_grad, f"{where} has a gradient; detach it"
             assert bool(value.isfinite().all()), f"{where} is {value.tolist()}; expected finite numbers"
         if isinstance(batch, Transitions):

@@ -51,9 +51,9 @@ def mean_metric(self: Any, velocity: Any, batch: Any) -> Loss:
 
 LOSSES: dict[Callable[..., Loss], str] = {
     in_half: r"nft: loss\(\) must return float32 or float64, found torch.bfloat16",
-    one_number: r"nft: loss\(\) must return one number a sample: found shape \[\]",
+    one_number: r"nft: loss\(\) must return one number per sample: found shape \[\]",
     in_place: r"nft: loss\(\) changes x_0 of its batch in place",
-    mean_metric: r"nft: loss\(\) must return one number a sample in each metric; change: share",
+    mean_metric: r"nft: loss\(\) must return one number per sample in each metric; change: share",
 }
 
 
@@ -85,7 +85,7 @@ def test_wrong_tables_of_advantages_are_refused(
 
 
 VELOCITIES: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
-    "one number a sample": (lambda x_t: x_t.mean((1, 2, 3), keepdim=True), r"returns \[2, 1, 1, 1\] for an x_t of"),
+    "one number per sample": (lambda x_t: x_t.mean((1, 2, 3), keepdim=True), r"returns \[2, 1, 1, 1\] for an x_t of"),
     "in place": (lambda x_t: x_t.mul_(2) + 1, "changes x_t in place"),
 }
 

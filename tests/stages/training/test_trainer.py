@@ -140,7 +140,7 @@ def test_a_loss_that_is_not_one_number_per_sample_is_refused(folder: str, condit
     trainer: Any = trainer_of(folder, "sft", LoraConfig(r=4))
     own = trainer.algorithm.loss
     trainer.algorithm.loss = lambda velocity, batch: Loss(own(velocity, batch).per_sample.mean(), {})
-    with pytest.raises(ConfigError, match=r"one number a sample: found shape \[\], expected \[2\]"):
+    with pytest.raises(ConfigError, match=r"one number per sample: found shape \[\], expected \[2\]"):
         trainer.step(0, both(conditioning), 2, 1)
 
 
