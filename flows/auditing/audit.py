@@ -36,7 +36,7 @@ from stages.registry import trains
 Right = dict[tuple[str, FileEntry], tars.Members | None]
 """Files whose bytes are right, with their members if they are tars."""
 LOOKS = 3
-"""Most looks at a run, which end when one finds the same faults as the look before."""
+"""Most looks at a run. Fewer are enough if a look finds the same faults as the look before."""
 AT_ONCE = 8
 """Files that are hashed at once."""
 DIGEST = re.compile("[0-9a-f]{64}")
@@ -52,14 +52,14 @@ def audit(
     signed_by: Ed25519PublicKey | None = None,
     quick: bool = False,
 ) -> Findings:
-    """Return what is wrong with a run, and how much was looked at. Changes nothing.
+    """Return the faults of a run, and how much was looked at. Changes nothing.
 
-    The run may be at work. Later artifacts are looked at first, so that their inputs exist by the time these are
-    looked at; and a fault is one only if another look finds it in the same place.
+    A process may work on the run. So an artifact is looked at before its inputs, which exist by then; and a fault
+    counts only if a second look finds it in the same place.
 
-    ``iteration`` looks at one iteration and at what it reads; ``quick`` compares sizes and hashes no file.
-    ``head`` is the digest of a head that somebody kept: one of the run must have it. ``signed_by`` is the key of
-    somebody who must have signed one.
+    ``iteration`` limits the audit to one iteration and its inputs; ``quick`` compares sizes and hashes no file.
+    ``head`` is a digest that somebody kept: a head of the run must have it. ``signed_by`` is the key of somebody who
+    must have signed a head.
     Raises :class:`ConfigError` if there is no such run or iteration, and for a head that is no digest.
     """
     if head is not None and not DIGEST.fullmatch(head):
@@ -180,7 +180,7 @@ class Audit:
         return self._slots[url]
 
     def _follow(self, manifest: Manifest | None, *, whole: bool) -> None:
-        """Look at what an artifact was made from, and with ``whole`` at what that was made from."""
+        """Look at the inputs of an artifact, and with ``whole`` at their inputs too."""
         if manifest is None:
             return
         url = Manifest.url(manifest.slot, manifest.generation)
@@ -202,7 +202,7 @@ class Audit:
                 self._findings.add(url, f"{field}.{name}", f"differs from {self._findings.place(found.slot)}'s")
 
     def _at(self, source: Input) -> Input:
-        """Return an input where it is now: in the current generation, if it has the same contents.
+        """Return an input with its present URL, and of the current generation if that has the same contents.
 
         `gc` deletes files of ended generations.
         """
@@ -214,7 +214,7 @@ class Audit:
         return here.model_copy(update=own)
 
     def _here(self, url: str) -> str:
-        """Return where a slot is now: the store may have been moved since it was written down."""
+        """Return the present URL of a slot: the store may have been moved since the URL was recorded."""
         moved = store.join(self._findings.root, place_of(url))
         return moved if place_of(url) != url and store.size(Manifest.url(moved, 1)) is not None else url
 
@@ -251,7 +251,7 @@ class Audit:
         records.check_scorers(self._run.url, rewards, self._findings)
 
     def _scored_again(self, iteration: int | None) -> list[tuple[Rescore, list[Step]]]:
-        """Return the steps of the re-scores of the run, of one iteration or of all."""
+        """Return the re-scores of the run, each with its steps of one iteration or of all."""
         found = rescored.rescores_of(self._run, self._findings)
         return [(one, [step for step in one.begun() if iteration in (None, step.k)]) for one in found]
 
@@ -273,7 +273,7 @@ class Audit:
             numbers.check(self._run, every, url, self._findings)
 
     def _look_for_missing_heads(self, every: Sequence[Step], heads: Chain) -> None:
-        """Add heads that are missing after an iteration that others follow, and after the report."""
+        """Add a fault for each missing head: after an iteration that has a later one, and after the report."""
         begun = self._last_begun(every)
         trained = {step.k: step for step in every if trains(step.kind)}
         made = {k: found for k, step in trained.items() if (found := self._slots[step.slot].current) is not None}
@@ -285,7 +285,7 @@ class Audit:
                 unnamed.append(f"iteration {k}")
         report = self._slots[self._run.slots.report].current
         if report is not None and _is_last(self._run, report) and not heads.names(report):
-            # Nothing comes after this head, so that only the lease tells whether it is still to come.
+            # No record follows this head, so only the lease tells whether it will still be written.
             if (holder := self._opened.life().holder) is None:
                 unnamed.append("the report")
             else:
@@ -381,7 +381,7 @@ def _look_into(url: str, size: int) -> tuple[str, tars.Members | None]:
 
 
 def _blocks(url: str, size: int) -> Iterator[bytes]:
-    """Read a file's blocks in order; from a distant store ahead, since each is a request."""
+    """Read a file's blocks in order; from a remote store several ahead, because each block is a request."""
 
     def read(start: int) -> bytes:
         return store.read(url, start, min(start + BLOCK_BYTES, size))

@@ -1,4 +1,4 @@
-"""Checks of a run's heads: their chain, the records that they name, and what somebody kept of them outside."""
+"""Checks of a run's heads: their chain, the records that they name, and digests and keys that somebody kept."""
 
 from collections.abc import Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -34,9 +34,10 @@ class Chain:
 
 
 def check(run_url: str, kept: str | None, key: Ed25519PublicKey | None, findings: Findings) -> Chain | None:
-    """Compare every record that heads name with its bytes, and heads with what somebody kept: a digest, a public key.
+    """Compare each record with the digest that heads name, and the heads with a digest and a public key.
 
-    Returns what the heads name, None if some heads are missing.
+    ``kept`` is the digest of a head that somebody kept; ``key`` belongs to somebody who must have signed a head.
+    Returns the iterations and records that the heads name; None if some heads are missing.
     """
     named: dict[str, str] = {}
     ended: set[int | None] = set()
@@ -81,9 +82,9 @@ def _check_signatures(run_url: str, key: Ed25519PublicKey, chain: Mapping[int, s
 
 
 def _has_gaps(run_url: str, findings: Findings) -> bool:
-    """Add heads that are missing between others, and files that are named like none.
+    """Add a fault for each missing head, and for each JSON file whose name no head can have.
 
-    Returns whether any is missing.
+    Returns whether a head is missing.
     """
     folder, found = store.join(run_url, HEADS), set[int]()
     for name in store.names(folder):

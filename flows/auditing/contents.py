@@ -31,14 +31,14 @@ Rows = list[dict[str, Any]]
 
 
 Place = Callable[[Input], Input]
-"""Returns an input where it is now: the store may have been moved since it was written down."""
+"""Function that gives an input its present URL: the store may have been moved since the input was recorded."""
 Check = Callable[[Artifact, Request, Findings], None]
 
 
 def check(
     made: Manifest, planned: Request, at: Place, tars: Mapping[str, Members], findings: Findings
 ) -> list[dict[str, Any]]:
-    """Check what an artifact holds against its inputs. ``planned`` is the plan's Request of its recipe.
+    """Check that the contents of an artifact follow from its inputs. ``planned`` is the plan's Request of its recipe.
 
     ``tars`` are the members of tars by URL. Returns the index rows of samples.
 
@@ -87,7 +87,7 @@ def input_of(manifest: Manifest) -> Input:
 
 
 def _is_of_another_version(made: Manifest, stage: type[contracts.StageConfig], findings: Findings) -> bool:
-    """Return whether another version than this code's computed an artifact otherwise, and say so."""
+    """Return whether another version of its stage made an artifact; the findings then say that it is unchecked."""
     if made.version == stage.version:
         return False
     told = f"version {made.version} of {made.stage} made it, this is version {stage.version}"
@@ -161,7 +161,7 @@ def _check_failures(
 
 
 def _check_advantages(update: Artifact, request: Request, findings: Findings) -> None:
-    """Check that rewards, gates and advantages are what the scores of the very rollouts give, in order."""
+    """Check that rewards, gates and advantages follow from the scores of the update's rollouts, in order."""
     made = update.manifest
     table = read_table(update, contracts.Update.ADVANTAGES)
     url = _url(update, contracts.Update.ADVANTAGES)
@@ -169,7 +169,7 @@ def _check_advantages(update: Artifact, request: Request, findings: Findings) ->
     if made.version == 1 and any(gate.on_fail == "worst" for gate in config.gates.values()):
         findings.unchecked.append(f"{findings.place(made.slot)}: version 1 of update took the worst by raw rewards")
         return
-    # How many samples gates may hold back decides whether an update is made, and may be raised until it is.
+    # The limit on samples that gates hold back decides only whether an update is made; it may be raised until it is.
     gates = {label: gate.model_copy(update={"max_gated_fraction": 1.0}) for label, gate in config.gates.items()}
     request = request.model_copy(update={"config": config.model_copy(update={"gates": gates})})
     algorithm = algorithm_of(config.algorithm)
@@ -195,7 +195,7 @@ def _check_advantages(update: Artifact, request: Request, findings: Findings) ->
 
 
 def _check_drift(update: Artifact, config: contracts.Update, table: pd.DataFrame, findings: Findings) -> None:
-    """Check that transitions are of samples that were trained on, and have the means that the optimizer steps say."""
+    """Check that transitions belong to samples that were trained on, and that their means equal the metrics."""
     if contracts.Update.TRANSITIONS not in update.names() or contracts.METRICS not in update.names():
         return
     transitions, metrics = (read_table(update, name) for name in (contracts.Update.TRANSITIONS, contracts.METRICS))
@@ -204,7 +204,7 @@ def _check_drift(update: Artifact, config: contracts.Update, table: pd.DataFrame
 
 
 def _check_steps(policy: Artifact, request: Request, findings: Findings) -> None:
-    """Check that the numbers of a training equal its last optimizer step's."""
+    """Check that the summary of a training has the numbers of its last optimizer step."""
     if contracts.METRICS not in policy.names():
         return
     last: dict[str, Any] = read_table(policy, contracts.METRICS).iloc[-1].to_dict()
@@ -214,7 +214,7 @@ def _check_steps(policy: Artifact, request: Request, findings: Findings) -> None
 
 
 def _check_held_out(measured: Artifact, request: Request, findings: Findings) -> None:
-    """Check that what was measured of a policy on held-out data follows from the table of its items."""
+    """Check that the summary of a measurement on held-out data follows from its table of items."""
     reader = held_out.reader_of(request.stage)
     assert reader is not None
     _check_summary(measured.manifest, reader.summary_from(measured), "table", findings)
@@ -237,11 +237,11 @@ def _check_fragment(fragment: Artifact, request: Request, findings: Findings) ->
 
 
 _DRAWN = {"thumb", "full", "missing", "width", "height"}
-"""Fields of a picture that are known once it is read."""
+"""Fields of a picture that are known only once its file is read."""
 
 
 def _check_warning(warning: Artifact, request: Request, findings: Findings) -> None:
-    """Check that the levels of scores, the limits that tripped and the numbers of both are what the scores give."""
+    """Check that the levels of scores, the limits that tripped, and the summary of both follow from the scores."""
     made = warning.manifest
     if _is_of_another_version(made, contracts.Warn, findings):
         return

@@ -1,4 +1,4 @@
-"""Differences of two files of one name, and their amounts: tensors, pictures, tables, JSON."""
+"""Differences between two files of one name, and how large they are: tensors, pictures, tables, JSON."""
 
 import io
 from collections.abc import Callable, Iterator
@@ -16,8 +16,8 @@ from cosmos_rl_core.weights.arrays import array
 from stages.formats.tables import from_parquet
 
 RELATIVE, LEVELS = 1e-3, 2.0
-"""Tolerances under other numerics: of numbers, relative to the largest of their tensor or column; of pixels, in levels
-of 255 on average over a picture."""
+"""Tolerances under other numerics. Of numbers: a fraction of the largest one in the tensor or column. Of pixels: the
+mean difference over a picture, in levels of 255."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Difference:
     what: str
     """The tensor, column or field, and how much it differs."""
     tolerated: bool = False
-    """Whether other numerics explain as much."""
+    """Whether the difference is within the tolerances under other numerics."""
 
 
 def of_files(name: str, old: bytes, new: bytes) -> Iterator[Difference]:
-    """Yield the differences of two files that are named ``name``, in the order of the old one."""
+    """Yield the differences between two versions of the file ``name``, in the order of the old one."""
     for place, field, amount, tolerated in _of_kind(name)(old, new):
         yield Difference(name, place, f"{field}: {amount}", tolerated)
 
@@ -77,7 +77,7 @@ def _tensors(data: bytes) -> dict[str, np.ndarray]:
 
 
 def _numbers(old: np.ndarray, new: np.ndarray) -> Iterator[tuple[str, bool]]:
-    """Yield by how much numbers differ, if they do."""
+    """Yield how much two arrays differ, and whether that is tolerated; nothing if their bytes are equal."""
     if old.tobytes() == new.tobytes():
         return
     before, after = old.astype("float64"), new.astype("float64")

@@ -49,7 +49,7 @@ def audit(
 
 
 def _audited(store: str, name: str, head: str | None, *, quick: bool) -> Findings:
-    """Return what is wrong with a run. A run whose plan needs what is not here does not end the audit of others."""
+    """Return the findings of a run. A plan that this machine cannot use is a fault, so that other runs are audited."""
     try:
         return auditing.audit(store, name, head=head, quick=quick)
     except ConfigError as error:
@@ -59,11 +59,10 @@ def _audited(store: str, name: str, head: str | None, *, quick: bool) -> Finding
 
 
 def _runs(store: str) -> list[str]:
-    """Return the names of the runs of a store: what has a plan, or files without one.
+    """Return the names of the runs of a store, with or without a plan, that have files.
 
-    Raises :class:`ConfigError` if there are none.
-
-    A schedule with a mistyped store would otherwise report every night that nothing is wrong.
+    Raises :class:`ConfigError` if there are none: a schedule with a mistyped store would otherwise report every night
+    that nothing is wrong.
     """
     folder = stores.join(stores.absolute(store), "runs")
     names = sorted(name for name in stores.names(folder) if _has_files(stores.join(folder, name)))
@@ -73,9 +72,9 @@ def _runs(store: str) -> list[str]:
 
 
 def _has_files(url: str) -> bool:
-    """Return whether a folder of runs has more than a run that is being planned; True if it cannot be listed."""
+    """Return whether a run's folder has files that are not written before a plan; True if it cannot be listed."""
     try:
-        # A file is listed as itself.
+        # The listing of a file is its own name.
         return bool(stores.names(url) - BEFORE_A_PLAN - {url.rpartition("/")[2]})
     except UnreadableError:
         return True

@@ -23,19 +23,19 @@ from stages.scoring.rewards import label_of
 
 
 class Asking(Protocol):
-    """Knows what is asked for in slots."""
+    """The Requests that are, or were, asked for in slots."""
 
     def versions(self, stage: str) -> set[int]:
         """Return the versions of a stage that may have made an artifact."""
         ...
 
     def of(self, step: Step) -> Iterator[tuple[Request, str]]:
-        """Yield what is asked for in the slot of a step, like :meth:`Asked.of`."""
+        """Yield the Requests for the slot of a step, like :meth:`Asked.of`."""
         ...
 
 
 class Asked:
-    """The Requests of a run: of today, and from before it went on with other stage versions or limits."""
+    """The Requests of a run: today's, and earlier ones, from before it went on with other stage versions or limits."""
 
     def __init__(self, run: AnyRun) -> None:
         self._run = run
@@ -45,9 +45,9 @@ class Asked:
         return {plan.stage_versions.get(stage, STAGES[stage].version) for plan in self._plans}
 
     def of(self, step: Step) -> Iterator[tuple[Request, str]]:
-        """Yield what is asked for in the slot of a step, the newest first, each with the record that replaced it.
+        """Yield the Requests for the slot of a step, the newest first, each with the record that replaced it.
 
-        Left out are Requests whose inputs are not there.
+        Today's has "" in place of a record. Requests whose inputs are missing are left out.
         """
         with suppress(ArtifactError):
             yield step.request(), ""
@@ -75,15 +75,15 @@ _REPLACED = ("stage_versions", "early_warning")
 def check(
     chosen: Iterable[Step], asked: Asking, slot_at: Callable[[str], Slot], findings: Findings
 ) -> list[tuple[Manifest, Request]]:
-    """Compare each artifact with the Request that the plan gives, and return those pairs that have one recipe.
+    """Compare each artifact with the Request that the plan gives, and return the pairs whose recipes are equal.
 
     ``slot_at`` returns the slot with a URL. Scores by another version of their scorer than today's are compared with
-    what the plan asks of that one. What was made before the run went on with other stage versions or limits waits for
-    `run` to make it again, and is compared with what was asked for then.
+    the plan's Request for that version. An artifact from before the run went on with other stage versions or limits
+    is compared with the Request of that time: it waits for `run` to make it again.
     """
     pairs: list[tuple[Manifest, Request]] = []
     for step in chosen:
-        # Without an input there is no Request; that it is missing, or damaged, is found where it belongs.
+        # Without an input there is no Request; the check of that input says that it is missing or damaged.
         with suppress(ArtifactError):
             if (made := current_of(step.slot)[1]) is None:
                 continue
@@ -98,9 +98,9 @@ def check(
 def _compare(
     made: Manifest, step: Step, asked: Asking, slot_at: Callable[[str], Slot], findings: Findings
 ) -> Request | None:
-    """Compare an artifact with what is or was asked for in its slot; return the Request that has its recipe, or None.
+    """Compare an artifact with the Requests for its slot, today's and earlier; return the one of its recipe, or None.
 
-    It is the newest that the artifact is current for, else the newest of its recipe.
+    Of several, it is the newest for which the artifact is current, else the newest of its recipe.
     """
     found: tuple[Request, list[str]] | None = None
     rank = (True, True, True)
@@ -142,7 +142,8 @@ def _as_scored(made: Manifest, request: Request) -> tuple[Request, str]:
 def _waits(made: Manifest, request: Request, slot_at: Callable[[str], Slot]) -> bool:
     """Return whether an artifact waits for `run` to make it again.
 
-    An input was ended, or it is the report of a shorter run. A run that goes on ends it when it gets there.
+    It does if an input was ended, or if it is the report of a shorter run: a run that goes on ends such an artifact
+    when it gets there.
     """
     if request.stage == "report" and _is_of_fewer(made, request):
         return True
@@ -151,6 +152,6 @@ def _waits(made: Manifest, request: Request, slot_at: Callable[[str], Slot]) -> 
 
 
 def _is_of_fewer(made: Manifest, request: Request) -> bool:
-    """Return whether a report is on the first of the policy versions that are there now."""
+    """Return whether a report shows only the first of today's policy versions."""
     of, now = ([source.content for source in one.inputs.get("updates", ())] for one in (made, request))
     return len(of) < len(now) and of == now[: len(of)]

@@ -23,9 +23,9 @@ from stages.scoring.rewards import label_of
 
 
 def check_decisions(slot: Slot, update: Manifest | None, findings: Findings) -> None:
-    """Check the decisions on a warning: each on evidence that was there, on what tripped, before the update it let be.
+    """Check the decisions on a warning: each names evidence of this slot, and the limits that tripped by it.
 
-    ``update`` is the current update of the same iteration.
+    ``update`` is the current update of the same iteration: if limits tripped, the last decision must let it pass.
     """
     known: dict[str, Manifest] = {made.content: made for made in slot.manifests.values() if made.stage == "warn"}
     folder = store.join(slot.url, DECISIONS)
@@ -61,13 +61,13 @@ def _compare(made: Manifest, decisions: list[Decision], names: list[str], url: s
 
 
 def _judged(warning: Manifest, update: Manifest) -> bool:
-    """Return whether a warning is on the scores that an update trained on: others were made after it was approved."""
+    """Return whether a warning judged all scores that an update trained on; scores may be made again after it."""
     judged = {source.manifest for source in warning.inputs.get("scores", ())}
     return {source.manifest for source in update.inputs.get("scores", ())} <= judged
 
 
 def check_scorers(url: str, scored: Iterable[Manifest], findings: Findings) -> None:
-    """Check the records of scorers in the folder ``url``, and that each score of a service is by a pinned scorer."""
+    """Check the records of scorers in the folder ``url``, and that pinned scorers gave all scores of services."""
     folder = store.join(url, SCORERS)
     pinned: dict[str, set[str]] = {}
     for label in sorted({name.rsplit(".", 2)[0] for name in store.names(folder) if name.endswith(".json")}):
@@ -92,10 +92,10 @@ def _check_scorer(made: Manifest, pinned: Mapping[str, set[str]], url: str, find
 
 
 def check_numerics(url: str, slots: Iterable[Slot], findings: Findings) -> None:
-    """Check the pinned numerics, and the artifacts', which may differ where it is said.
+    """Compare the numerics of artifacts with the pinned ones; a difference must be the one that the summary names.
 
-    ``slots`` were made under the numerics in the folder ``url``, which is a run's or a re-score's: what runs share
-    was made under the numerics of the run that made it.
+    ``url`` is the folder of a run or a re-score, which pins numerics. ``slots`` have its own artifacts: one that
+    runs share has the numerics of the run that made it.
     """
     made = [one for slot in slots for one in slot.own]
     folder = store.join(url, NUMERICS)

@@ -1,4 +1,4 @@
-"""References of a fork: the artifacts that it names, and the records with the runs that have them."""
+"""References of a fork: the artifacts that it names, and its records in the runs that own them."""
 
 from collections.abc import Callable, Iterable
 
@@ -12,13 +12,13 @@ from flows.planning.steps import Step
 from stages.artifacts.records import place_of, store_of
 
 Look = Callable[[str], Slot]
-"""Returns the slot with a URL, read."""
+"""Function that reads the slot with a URL."""
 
 
 def begun_with(run: AnyRun, every: Iterable[Step], findings: Findings) -> list[Slot]:
-    """Return the slots of a fork that refer to what its origin made before it.
+    """Return the slots of a fork that refer to artifacts which its origin made before the fork began.
 
-    Slots of no stage that hold files of their own are left out: they are told with all that nothing names.
+    Slots that no step has and that hold files are left out: these are listed with the files that nothing names.
     """
     if run.plan.origin is None:
         return []
@@ -28,7 +28,7 @@ def begun_with(run: AnyRun, every: Iterable[Step], findings: Findings) -> list[S
 
 
 def check(run: AnyRun, slots: Iterable[Slot], look: Look, findings: Findings) -> None:
-    """Look at the artifacts that slots refer to, and at the record of the fork with each run that has one."""
+    """Check the artifacts that slots refer to, and the record of the fork in each run that owns one of them."""
     for slot in slots:
         made = slot.current
         if made is None or made.slot == slot.url:
@@ -44,6 +44,6 @@ def check(run: AnyRun, slots: Iterable[Slot], look: Look, findings: Findings) ->
 
 
 def check_forks(run: AnyRun, findings: Findings) -> None:
-    """Read the records of the forks of a run."""
+    """Check that the records of a run's forks can be read."""
     with findings.catching(store.join(run.url, FORKS), "fork"):
         list(forks_of(run.url))

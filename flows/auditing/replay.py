@@ -29,7 +29,7 @@ from stages.formats.samples import all_rows, num_units
 from stages.formats.tables import read_table
 
 SAMPLE_TABLES = (contracts.Reward.SCORES, contracts.Update.ADVANTAGES)
-"""Tables with a row a sample."""
+"""Tables with one row for each sample."""
 SHOWN = 20
 """Differences that are listed one by one."""
 
@@ -45,16 +45,16 @@ class Replay:
     files: int
     """Number of files that were compared."""
     gone: list[str]
-    """Files of the artifact that retention deleted: they were made again, and cannot be compared but by digest."""
+    """Files of the artifact that retention deleted. They were made again, and compared by digest alone."""
     found: list[Difference] = field(default_factory=list[Difference])
 
     @property
     def equal(self) -> bool:
-        """Return whether nothing differs by more than the numerics explain."""
+        """Return whether nothing differs, or all differences are within the tolerances of other numerics."""
         return all(one.tolerated and self.numerics for one in self.found)
 
     def lines(self) -> Iterator[str]:
-        """Yield what to print."""
+        """Yield the lines to print."""
         if self.numerics:
             tolerances = (
                 f"{differing.RELATIVE:g} of a tensor's largest number, {differing.LEVELS:g} levels of a picture"
@@ -72,7 +72,7 @@ class Replay:
             yield f"{self.name}: {'equal within tolerances' if self.equal else 'DIFFERENT'}, {compared}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything for scripts."""
+        """Return all fields as JSON, for scripts."""
         found = [vars(one) for one in self.found]
         return {"step": self.name, "equal": self.equal, "numerics": self.numerics, "files": self.files} | {
             "gone": self.gone,
@@ -132,7 +132,7 @@ def _check_samples(made: Manifest, samples: Sequence[str]) -> None:
 
 
 def _copy_layout(made: Manifest, scratch: str) -> None:
-    """Give the scratch slot the layout of the artifact: how its work was cut decides last bits."""
+    """Copy the artifact's layout to the scratch slot: how work is divided decides the last bits of its results."""
     layout = Layout.read(made.slot, made.generation)
     if layout is not None:
         copy = layout.model_copy(update={"place": place_of(scratch), "generation": 1})

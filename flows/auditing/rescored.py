@@ -1,4 +1,4 @@
-"""Re-scores of a run: their records, and what their artifacts are compared with."""
+"""Re-scores of a run: their records, and the Requests that their artifacts are compared with."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -40,6 +40,6 @@ class AskedAgain:
         return set() if found is None else {found}
 
     def of(self, step: Step) -> Iterator[tuple[Request, str]]:
-        """Yield what is asked for in the slot of a step, unless an input is not there."""
+        """Yield the Request for the slot of a step, unless an input is missing."""
         with suppress(ArtifactError):
             yield step.request(), ""

@@ -1,4 +1,4 @@
-"""The records of one slot: plans of its work, its generations, their ends, what was deleted."""
+"""The records of one slot: its layouts, its generations and their ends, its deleted parts."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -38,7 +38,7 @@ class Slot:
         self.url, self._findings = url, findings
         self._names = set[str]()
         self.manifests: dict[int, Manifest] = {}
-        """The readable manifests by generation. A reference has the one that it names, which is in another slot."""
+        """Readable manifests by generation. A reference record has the manifest that it names, of another slot."""
         self._needed = set[int]()
         self.entries: dict[str, FileEntry] = {}
         """The files that its records name, by path."""
@@ -64,7 +64,7 @@ class Slot:
         return [made for made in self.manifests.values() if made.slot == self.url]
 
     def need(self, generation: int) -> None:
-        """Remember that another run refers to a generation, so that its files must be there though it was ended."""
+        """Remember that another run refers to a generation, whose files must be there even after its end."""
         self._needed.add(generation)
 
     @property
@@ -91,7 +91,7 @@ class Slot:
         return all(part in self.dropped for part in named)
 
     def _generations(self) -> Iterator[int]:
-        """Yield the generations that have a record. The records of one may be lost, so one further is looked at."""
+        """Yield the generations that have a record. One may have lost its records, so the next one is looked at too."""
         missing = 0
         for generation in count(1):
             urls = [kind.url(self.url, generation) for kind in (Manifest, Layout, Invalidated)]
@@ -135,7 +135,7 @@ class Slot:
             raise ArtifactError(f"not the manifest that {Invalidated.url(self.url, generation)} ended")
 
     def _look_for_dropped(self, generation: int, manifest: Manifest) -> None:
-        """Look at the tombstones of a generation. Only one that is right excuses missing files."""
+        """Check the tombstones of a generation. Only a right tombstone excuses missing files."""
         before, _, ending = Dropped.url("", generation, "*").lstrip("/").partition("*")
         named = (name for name in self._names if name.startswith(before) and name.endswith(ending))
         for part in sorted(name.removeprefix(before).removesuffix(ending) for name in named):

@@ -1,10 +1,11 @@
-"""Files of a run that nothing names.
+"""Files of a run that no record names.
 
-A file in the folder of a current artifact, or with the name of a record, passes for a part of the run, so it is a
-fault. What processes leave behind is none: folders of other attempts, logs, leases. All else is listed.
+Such a file is a fault if it passes for a part of the run: it lies in the folder of a current artifact, or has the name
+of a record. Files that processes leave behind are no faults: folders of other attempts, logs, leases. All other files
+are listed.
 
-Listings are made before slots are read: what a process writes after that is not in them, and what a record names was
-written before the record.
+Listings are made before slots are read. A file that is written later is in no listing, and a record is written after
+the files that it names.
 """
 
 import re
@@ -38,7 +39,7 @@ from stages.scoring.shards import AHEAD
 UNNAMED = "nothing names it; look where it comes from, and remove it"
 _RECORDS = tuple(f"{kind.kind}." for kind in (Manifest, Layout, Invalidated, Dropped))
 _OF_SLOT = ("attempts/", "logs/", "shards/", f"{AHEAD}/")
-"""Folders of a slot with files that no manifest names: of other attempts, logs, and markers, which are read."""
+"""Folders of a slot whose files no manifest names: other attempts, logs, and markers, which :class:`Slot` reads."""
 _OF_RUN = (PLAN_FILE, METRICS_FILE, PROGRESS, DERIVED, f"{COMMAND}.json")
 _OF_RESCORE = (RESCORED, Report.PAGE, NUMBERS, PROGRESS)
 _FOLDERS = ("lease/", ".probe/", "steps/")
@@ -50,21 +51,21 @@ _DEPTHS = {"iterations": 3, "exports": 3} | dict.fromkeys((HEADS, LEDGER, NUMERI
 
 
 class Listings:
-    """The names of all files of what is looked at. :meth:`add` a slot before it is read."""
+    """The names of all files in the run and the slots that an audit reads. :meth:`add` a slot before it is read."""
 
     def __init__(self, run_url: str, *, whole: bool) -> None:
-        """List the run, if all of it is looked at."""
+        """List the files of the run, if ``whole``."""
         self._run_url = run_url
         self._run = names_under(run_url) if whole else None
         self._slots: dict[str, list[str]] = {}
 
     def add(self, url: str) -> None:
-        """List a slot that no listing has."""
+        """List the files of a slot, unless they are listed already."""
         if self._run is None or not self._is_own(url):
             self._slots[url] = names_under(url)
 
     def check(self, slots: Mapping[str, Slot], findings: Findings) -> None:
-        """Compare the listings with what records name. In slots of other runs, tell only files that pass for parts."""
+        """Compare listings with the files that records name. Of slots of other runs, only faults are added."""
         if self._run is not None:
             check_run(self._run_url, self._run, slots, findings)
         for url, names in self._slots.items():
@@ -82,7 +83,7 @@ def names_under(url: str) -> list[str]:
 
 
 def check_slot(slot: Slot, names: Iterable[str], findings: Findings) -> Iterator[str]:
-    """Add files of a slot that pass for a part of its artifact; yield what else nothing names."""
+    """Add a fault for each file that passes for a part of a slot's artifact; yield other files that nothing names."""
     made = slot.current
     own = "" if made is None else f"attempts/{made.attempt}/"
     for name in names:
@@ -105,7 +106,7 @@ def _is_of_stage(stage: str, name: str) -> bool:
 
 
 def check_run(run_url: str, names: Iterable[str], slots: Mapping[str, Slot], findings: Findings) -> None:
-    """Compare all files of a run with what its records and slots name. ``slots`` are by URL."""
+    """Compare all files of a run with the files that its records and slots name. ``slots`` are by URL."""
     of_slots: dict[str, list[str]] = {}
     others: list[str] = []
     for name in names:
@@ -126,7 +127,7 @@ def _folders(run_url: str, name: str) -> Iterator[str]:
 
 
 def _others(run_url: str, names: list[str], findings: Findings) -> Iterator[str]:
-    """Add faults for records next to the plan that follow no other record; yield all other files that nothing names."""
+    """Add a fault for each record next to the plan whose predecessor is missing; yield other files nothing names."""
     there = {*names}
     records = {f"{VERSIONS}.{number}.json" for number in _consecutive(there)}
     for name in names:
@@ -153,7 +154,7 @@ def _consecutive(names: set[str]) -> Iterator[int]:
 
 
 def add_unknown(url: str, names: Iterable[str], findings: Findings) -> None:
-    """List files under ``url`` that nothing names, a folder in one line."""
+    """Add files under ``url`` that nothing names to the findings, one line for each folder."""
     found = Counter[str]()
     for name in names:
         parts = name.split("/")

@@ -37,7 +37,7 @@ class Left:
 
 @dataclass
 class Attempts:
-    """The attempts of a run, by its ledger. A page that others follow is read once."""
+    """The attempts of a run, from its ledger. Only the newest page is read more than once."""
 
     run_url: str
     newest: Page | None = None
@@ -46,7 +46,7 @@ class Attempts:
     """Entries of the pages before the newest one."""
 
     def look(self) -> None:
-        """Read what was written since. Raises :class:`ArtifactError` if a page is damaged or missing."""
+        """Read what was written since the last look. Raises :class:`ArtifactError` if a page is damaged or missing."""
         first = 0 if self.newest is None else self.newest.number
         found = list(pages(self.run_url, first=first))
         self._earlier += entries(found[:-1])
@@ -66,14 +66,14 @@ class Attempts:
         return found
 
     def at_work(self, wave: str) -> int:
-        """Return the number of attempts that work now, in a wave that a process works on."""
+        """Return the number of attempts that work now, in the ``wave`` that a process works on."""
         return sum(entry.outcome == "open" for entry in self._newest_of(wave))
 
     def left(self, logged: Mapping[str, Logged], wave: str = "") -> Iterator[Left]:
-        """Yield what left no artifact, by stages and causes. Those at work in ``wave`` are no part of it.
+        """Yield the attempts that left no artifact, by stage and cause, without the attempts at work in ``wave``.
 
-        ``logged`` has slots by their places in the store, in the order of the loop. Attempts that only left a log are
-        from before there was a ledger; in slots that runs share they may be other runs'.
+        ``logged`` has slots by their places in the store, in the order of the loop. Attempts that left only a log are
+        older than the ledger; in slots that runs share, other runs may have made them.
         """
         failed = self._all_failed(wave)
         for place in dict.fromkeys([*logged, *failed]):
@@ -100,9 +100,9 @@ class Attempts:
 
 
 def _by_cause(logs: Logged, some: list[Entry]) -> Iterator[Left]:
-    """Yield attempts at one stage; the log of the newest one says more if that failed by itself.
+    """Yield attempts at one stage by cause. If the newest failed by itself, the last line of its log is added.
 
-    The log of one that hung ends with the stacks of its processes, which are no cause.
+    The log of an attempt that hung ends with the stacks of its processes, which are no cause.
     """
     causes = [cause(entry) for entry in some]
     if logs.left and some[-1:] and some[-1].outcome not in ("open", "stopped", "hung"):
@@ -118,7 +118,7 @@ def _unrecorded(logs: Logged, ledger: Page | None) -> str:
 
 
 def named(place: str, stage: str) -> str:
-    """Return the name of a slot for people, such as ``iteration-0003/update``; the stage of what runs share."""
+    """Return the name of a slot for people, such as ``iteration-0003/update``; the stage for a slot that runs share."""
     if not place.startswith("runs/"):
         return stage
     name = place.split("/", 2)[-1]

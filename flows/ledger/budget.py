@@ -11,16 +11,16 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import current_manifest
 
 RECENT = 3
-"""Number of newest iterations. The most expensive one says what the next one will cost."""
+"""Number of newest iterations; the next one is predicted to cost as much as the most expensive of them."""
 
 
 class Budget:
-    """The device hours that are left, asked for before each wave."""
+    """The device hours that are left, checked before each wave."""
 
     def __init__(self, run: AnyRun, ledger: Ledger) -> None:
         self._run, self._ledger = run, ledger
         self._allowed: set[int] = set()
-        """Iterations that were found to have room."""
+        """Iterations that fit into the limit."""
 
     def check(self, wave: str, requests: Sequence[Request]) -> None:
         """Raise :class:`BudgetError` before the first stage of an iteration that would exceed the limit.
@@ -44,7 +44,7 @@ class Budget:
         self._allowed.add(k)
 
     def _of_iterations(self, k: int) -> tuple[float, list[float]]:
-        """Return the device seconds of iteration k so far, and of the newest ones before it, or of another run's."""
+        """Return the device seconds of iteration k so far, and of the newest before it, or of one of another run."""
         known = self._ledger.iterations
         others = [known[i] for i in sorted(known) if i < k][-RECENT:]
         if not others and (like := like_run(self._run, self._ledger.shape)) is not None:

@@ -38,7 +38,7 @@ _ENDINGS = {
 
 
 def ending(state: str, error: str) -> tuple[str, str, str]:
-    """Return how a run is: the state for its page, a sentence without its full stop, and the message to show or "".
+    """Return three texts: the state on a run's page, a sentence on it without full stop, and the error to show or "".
 
     ``error`` is what :class:`flows.running.progress.Progress` holds: the message, or else the class of an exception.
     """

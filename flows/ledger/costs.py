@@ -27,7 +27,7 @@ class Cost:
     """The stage, or the iteration."""
     entries: tuple[Entry, ...] = field(repr=False)
     wall_s: float
-    """Seconds from asking for their waves to their ends; 0 for a stage, whose waves it shares."""
+    """Seconds from when their waves were asked for to their ends; 0 for a stage, which shares its waves with others."""
     prices: PricesConfig | None = field(default=None, repr=False)
 
     def as_json(self) -> dict[str, Any]:
@@ -88,9 +88,9 @@ class Startup:
     seconds: float = 0.0
     device_s: float = 0.0
     known: int = 0
-    """Attempts that it is the sum of."""
+    """Number of attempts in the sums."""
     unknown: int = 0
-    """Attempts whose processes never reported anything."""
+    """Number of attempts whose processes never reported anything."""
 
     def plus(self, other: "Startup") -> "Startup":
         """Return the start-up of the attempts of both."""
@@ -102,7 +102,7 @@ class Startup:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the sums of what is known, and how many attempts are not."""
+        """Return the sums, and the number of attempts whose start-up is unknown."""
         sums = {"startup_s": round(self.seconds, 3), "startup_device_s": round(self.device_s, 3)}
         return (sums if self.known else {}) | {"startup_unknown": self.unknown}
 
@@ -156,7 +156,7 @@ class RunCost:
     iterations: list[Cost]
     total: Cost
     samples: int
-    """Samples of an iteration."""
+    """Number of samples in an iteration."""
     prices: PricesConfig | None
 
     def as_json(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class RunCost:
         }
 
     def _of_iterations(self) -> dict[str, float]:
-        """Return the means over iterations; nothing without any."""
+        """Return the means over iterations; empty without iterations."""
         count = len(self.iterations)
         if not count:
             return {}

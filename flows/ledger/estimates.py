@@ -1,4 +1,4 @@
-"""Estimates of what a run will take, by the ledger of an earlier run of the same shape, or by its own."""
+"""Estimates of a run's time and device hours, from the ledger of an earlier run of the same shape, or its own."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class Estimate:
     total_device_s: float
     iterations: int
     unknown: tuple[str, ...]
-    """Waves that the other run has none of; they are not counted."""
+    """Waves that the other run did not have; they are not counted."""
 
     def lines(self) -> list[str]:
         """Return the estimate in words."""
@@ -101,7 +101,7 @@ def _first_page(url: str) -> Page | None:
 
 
 def estimate(plan: AnyPlan, store_url: str) -> Estimate | None:
-    """Return what a run of this plan will take from its beginning; None if the store has no other run like it."""
+    """Return the time and device hours of a whole run of this plan; None if the store has no other run of its shape."""
     run = run_of(plan, store_url)
     if (like := like_run(run, shape_of(plan))) is None:
         return None

@@ -1,4 +1,4 @@
-"""The ledger of a run that is made: pages are written here, by the one process that holds the run's lease."""
+"""The ledger of a run at work: the one process that holds the run's lease writes its pages here."""
 
 import sys
 import time
@@ -22,7 +22,7 @@ from flows.ledger.pages import (
 from stages.artifacts.records import place_of
 
 BEAT_S = 10.0
-"""Seconds between two writings of an open page: what a killed flow loses of its attempts at most."""
+"""Seconds between two writings of an open page: a killed flow loses at most as many seconds of its attempts."""
 
 
 class Ledger:
@@ -35,7 +35,7 @@ class Ledger:
         self._newest = newest_page(run_url)
         self._first = 0 if self._newest is None else self._newest.number
         self._closed: dict[int, float] = {}
-        """Device seconds of iterations, in pages from the first one on that this process has read, but the newest."""
+        """Device seconds of iterations, in the pages from number ``_first`` on, without the newest page."""
         self._unbound: dict[int, Page] = {}
         """Pages that this process wrote and nobody writes again, since the last copy."""
 
@@ -56,7 +56,7 @@ class Ledger:
 
     @cached_property
     def _earlier(self) -> dict[int, float]:
-        """Return device seconds in the pages before. Read on demand: only a limit of device hours asks for them."""
+        """Return the same for pages before ``_first``. Read on demand: only a limit of device hours asks for them."""
         found: dict[int, float] = {}
         for page in some_pages(self._run_url):
             if page.number < self._first:
@@ -92,7 +92,7 @@ class Ledger:
             self._bind(range(page.number - BOUND, page.number))
 
     def _bind(self, which: range) -> None:
-        """Write a copy of pages. Without it, a store is asked for each of them."""
+        """Write one copy of several pages, so that one request reads them."""
         unread = [number for number in which if number not in self._unbound]
         try:
             self._unbound |= {page.number: page for page in pages(self._run_url, unread)}
@@ -103,7 +103,7 @@ class Ledger:
         self._unbound.clear()
 
     def update(self, page: Page) -> None:
-        """Write the newest page again. What cannot be written is lost from the ledger, and from nothing else."""
+        """Write the newest page again. If that fails, only the ledger lacks its newest times."""
         try:
             store.write(url_of(self._run_url, page.number), page.sealed())
             self._newest = page
@@ -137,7 +137,7 @@ class OpenPage:
     def close(self, found: Sequence[Entry]) -> None:
         """Write the entries for the last time; nothing if no attempt was ever written.
 
-        Those that their flow stopped get the exception on its way through it, so call this in a ``finally``.
+        Entries of attempts that the flow stopped get the exception that is being raised, so call this in a ``finally``.
         """
         if self._written_s is None:
             return

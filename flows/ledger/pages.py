@@ -1,10 +1,10 @@
 """Pages of a run's ledger: ``ledger/<n>.json``, one for each time that a wave of stages was started.
 
 A page has an entry for each attempt of a stage. It is written when the attempts start and again while they work, so
-that a killed process has cost its seconds too. No content digest depends on it; heads name it.
+the seconds of a killed process are counted too. No content digest depends on it; heads name it.
 
-``ledger/bound-<n>.jsonl`` is a copy of the lines of :data:`BOUND` pages that nobody writes again, so that a store is
-asked for them once. A copy that is missing or damaged costs requests alone.
+``ledger/bound-<n>.jsonl`` is a copy of :data:`BOUND` pages that nobody writes again, one a line, which one request
+reads. If it is missing or damaged, the pages are read one by one.
 """
 
 import re
@@ -30,7 +30,7 @@ _PAGE, _COPY = re.compile(r"(\d{5,})\.json"), re.compile(r"bound-(\d{5,})\.jsonl
 BOUND = 32
 """Pages of one copy."""
 _EARLIEST, _NEWEST = 16, 64
-"""Pages that :func:`some_pages` reads: of the base policy's evaluation, and of the last iterations."""
+"""Numbers of first and last pages that :func:`some_pages` reads: the base policy's evaluation, the last iterations."""
 
 
 class Entry(Section):
@@ -85,7 +85,7 @@ class Totals(Section):
     attempts: int = 0
     failed: int = 0
     process_s: float = 0.0
-    """Seconds of all attempts, also of those side by side."""
+    """Sum of the seconds of all attempts, also of attempts at the same time."""
     device_s: float = 0.0
     wall_s: float = 0.0
     """Seconds of all waves, with their queues."""
@@ -126,7 +126,7 @@ class Page(Sealed):
     began: float
     """Time at which the wave was asked for, in seconds since 1970."""
     wall_s: float
-    """Seconds from then to the end of the last attempt."""
+    """Seconds from ``began`` to the end of the last attempt."""
     state: Literal["open", "closed"]
     """``open`` until all attempts have ended; for good if the flow was killed before that."""
     before: Totals
@@ -150,7 +150,7 @@ class Page(Sealed):
 
     @classmethod
     def unsealed(cls, data: bytes, run_url: str, number: int) -> Self:
-        """Return the page that ``data`` holds. Raises :class:`ArtifactError` if it is damaged or another one."""
+        """Return the page that ``data`` holds. Raises :class:`ArtifactError` if it is damaged or another page."""
         url = url_of(run_url, number)
         page = parsed(cls, unseal(data, cls.kind, url), url)
         if (page.run, page.number) != (place_of(run_url), number):
@@ -159,7 +159,7 @@ class Page(Sealed):
 
 
 def marked(found: Sequence[Page], wave: str) -> list[Page]:
-    """Return pages whose open attempts are marked as at work, if the newest page is of the ``wave`` at work."""
+    """Return pages, with open attempts of the newest marked as at work if it is of the ``wave`` at work."""
     if not found or not wave or found[-1].wave != wave:
         return list(found)
     newest = found[-1]
@@ -181,7 +181,7 @@ def work_of(wave: str) -> str:
 
 
 def url_of(run_url: str, number: int) -> str:
-    """Return where a run keeps a page."""
+    """Return the URL of a page of a run."""
     return store.join(run_url, LEDGER, f"{number:05d}.json")
 
 
@@ -196,7 +196,7 @@ def copies(run_url: str) -> list[int]:
 
 
 def url_of_copy(run_url: str, number: int) -> str:
-    """Return where a run keeps a copy of the pages from ``BOUND * number`` on."""
+    """Return the URL of the copy of a run's pages from ``BOUND * number`` on."""
     return store.join(run_url, LEDGER, f"bound-{number:05d}.jsonl")
 
 

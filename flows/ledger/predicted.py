@@ -27,7 +27,7 @@ COLD_S, COLD_ON_CPU_S, WARM_S = 20.0, 5.0, 0.3
 LIGHT_S = 1.0
 """Seconds that a cold stage without torch takes to start."""
 READ_BYTES_S = 8 * 10**9
-"""Bytes of float32 weights a second that all ranks of a machine read together, of files that memory caches."""
+"""Bytes a second of float32 weights that all ranks of a machine together read from files in the page cache."""
 PNG_S, FFV1_S = 88e-3 / 512**2, 57e-3 / (720 * 1280)
 """Seconds of a thread for a pixel, as measured on one core."""
 START, LOAD, TRANSFORMER, VAE, ENCODE, WAIT = (
@@ -94,7 +94,7 @@ def start_s(launch: LaunchConfig, stage: str) -> float:
 
 
 def _load_s(launch: LaunchConfig, stage: memory.StageMemory) -> float:
-    """Return the seconds in which the ranks of a machine read what each of them holds of the pipeline.
+    """Return the seconds in which the ranks of a machine read the weights that each of them holds.
 
     Whole weights that processes keep are read once in a run.
     """

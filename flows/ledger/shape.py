@@ -51,6 +51,6 @@ def shape_of(plan: AnyPlan) -> str:
 
 
 def _architecture(plan: Plan) -> dict[str, Any]:
-    """Return what decides the arithmetic of a forward pass; counting that takes a process with torch."""
+    """Return the settings that decide the arithmetic of a forward pass; counting it would need torch."""
     path = costs.base_path(plan.recipe)
     return {name: directories.settings(path, name) for name in ("transformer", "vae")}

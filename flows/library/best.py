@@ -48,7 +48,8 @@ class Best:
     rewards: dict[str, float] = field(default_factory=dict[str, float])
     """The mean held-out score of every reward of the recipe."""
     passed: tuple[int, int] | None = None
-    """Held-out samples that pass every gate and that every reward of the sum scored, and all; None without a sum."""
+    """The number of held-out samples that count, which pass every gate and have a score by every reward of the sum; and
+    the number of all. None without a weighted sum."""
 
     def __str__(self) -> str:
         said = [f"{name} {mean:.4g}" for name, mean in self.rewards.items()] if len(self.rewards) > 1 else []

@@ -54,14 +54,14 @@ class Collected:
     listed: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """Names of the logs of each artifact when it was added, by the place of its slot."""
     made_again: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """Slots of later generations than the first one, each with why the one before ended."""
+    """Names of slots with later generations than the first, each with the reason why the one before ended."""
     tripped: list[Manifest] = field(default_factory=list[Manifest])
     numerics: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     """Numerics of the newest artifact of each stage with torch; the newest artifact of all comes last."""
     logs: list[str] = field(default_factory=lambda: ["", ""])
     """Names of the first and of the newest log, which begin with their time."""
     measured: dict[int, dict[str, Measured]] = field(default_factory=dict[int, dict[str, Measured]])
-    """What judged each policy version, by the names of the stages."""
+    """Measurements of each policy version, by the names of the stages that made them."""
     exported: set[int] = field(default_factory=set[int])
     """Policy versions that were exported."""
     scorers: dict[str, str] = field(default_factory=dict[str, str])
@@ -75,7 +75,7 @@ class Collected:
     def __post_init__(self) -> None:
         self.attempts = Attempts(self.run.url)
         self.references = References(self.run.url)
-        """Reads what prompts refer to."""
+        """The reader of the files that prompts refer to."""
         for slot in _history(self.run):
             with self.naming_damage(slot.removeprefix(f"{self.run.url}/")):
                 if (made := current_of(slot)[1]) is not None:
@@ -106,7 +106,7 @@ class Collected:
         if counts:
             self._measure(slot, made)
         self._count(slot, made)
-        # Last, so that one that could not be read is tried again.
+        # Last, so that an artifact that could not be read is tried again.
         self._seen.add(made.digest)
 
     def has(self, slots: Iterable[str]) -> bool:
@@ -115,16 +115,16 @@ class Collected:
 
     @contextmanager
     def naming_damage(self, name: str) -> Iterator[None]:
-        """Leave out what is damaged, and list it under the name of its stage."""
+        """Catch an :class:`ArtifactError` of the block, and list it under the ``name`` of a stage."""
         try:
             yield
         except ArtifactError as error:
             self.damaged[name] = first_line(error)
 
     def fill(self, states: Sequence[State]) -> None:
-        """Add what the stages of a run have made. Make excerpts, without files, of fragments that could be made.
+        """Add the artifacts of a run's stages. Where a fragment could be made but is not, make its excerpt, no files.
 
-        What is damaged is left out and listed.
+        Damaged artifacts are left out and listed.
         """
         for state in states:
             with self.naming_damage(state.step.name):
@@ -156,7 +156,7 @@ class Collected:
         return None
 
     def decisions(self) -> Iterator[tuple[int, str]]:
-        """Yield what was decided on each warning."""
+        """Yield the iteration of each warning that has a decision, and the last decision on it."""
         for made in self.tripped:
             found = self._warned(made)
             if found is not None and found.decision is not None:
@@ -169,7 +169,7 @@ class Collected:
 
     @property
     def decided(self) -> str:
-        """Return what was decided last on the newest warning, a word of :data:`flows.warning.decisions.Word`; or ""."""
+        """Return the last decision on the newest warning, a :data:`flows.warning.decisions.Word`; "" without one."""
         found = self._warned(self.tripped[-1]) if self.tripped else None
         return "" if found is None or found.decision is None else found.decision.word
 
@@ -191,10 +191,10 @@ class Collected:
 
     def _count(self, slot: str, made: Manifest) -> None:
         if made.slot != slot:
-            # Of another run, whose time it took.
+            # Another run made it, and its time counts there.
             self.listed[place_of(slot)] = []
             return
-        # Read before anything is counted: what is damaged is added again when it is whole.
+        # Read before anything is counted: a damaged artifact is added again once it is whole.
         end = Invalidated.read(slot, made.generation - 1) if made.generation > 1 else None
         logs = self.listed[place_of(slot)] = sorted(store.names(store.join(slot, "logs")))
         stage = slot.rpartition("/")[2] if "/runs/" in slot else made.stage
@@ -224,9 +224,9 @@ class Collected:
 
 
 def _history(run: AnyRun) -> Iterator[str]:
-    """Yield the slots of what a page shows of a fork's origin: curves and pictures of the iterations before the fork.
+    """Yield the slots of a fork's origin that its page shows: curves and pictures of the iterations before the fork.
 
-    None if the scores of both do not compare.
+    Yields none if the scores of both cannot be compared.
     """
     for k in range(run.plan.baseline, run.plan.first):
         yield from (run.slots.iteration(k, "fragment"), run.slots.policy(k + 1), run.slots.version(k, "fragment"))

@@ -1,4 +1,4 @@
-"""Copy a run's exported weights to a directory, with the layout of cosmos-rl."""
+"""Copies of a run's exported weights in a directory, with the layout of cosmos-rl."""
 
 import fcntl
 import os
@@ -75,7 +75,7 @@ def export(
 
     With the layout ``comfyui`` a LoRA becomes the file ``<run>-step_<N>.safetensors`` in ``output_dir``. Otherwise it
     goes to ``safetensors/step_<N>/lora/`` below, a whole pipeline to ``safetensors/step_<N>/``;
-    N is the number of optimizer steps. ``best`` is what ``validation.best_by`` ranks first. Raises
+    N is the number of optimizer steps. ``best`` is the version that ``validation.best_by`` ranks first. Raises
     :class:`ArtifactError` if an export or one of its inputs is damaged, :class:`ConfigError` if there is no such
     export, it is not current, or the target holds other files, :class:`NoSpaceError` on a full disk.
     """
@@ -134,7 +134,7 @@ def _see(run: AnyRun) -> str:
 
 
 def _best(run: AnyRun, found: list[State]) -> Best:
-    """Return the best policy version. Raises if the number of one is not current: it could be better."""
+    """Return the best policy version. Raises if the number of any version is not current: it could be the best."""
     run_id = run.plan.run_id
     if (judge := judge_of(run)) is None:
         raise ConfigError(
@@ -150,7 +150,7 @@ def _best(run: AnyRun, found: list[State]) -> Best:
 
 
 def _check_current(run: AnyRun, found: list[State], state: State, name: str) -> None:
-    """Raise if a state is not current, so that no other version is taken for it."""
+    """Raise if a state is not current, so that nobody takes its outdated artifact for the version."""
     if state.word == "stands":
         return
     for earlier in found[: found.index(state) + 1]:
@@ -169,7 +169,7 @@ def optimizer_steps(run: AnyRun, k: int) -> int:
 
 
 def _convert(run: AnyRun, artifact: Artifact, target: Path) -> None:
-    """Write the LoRA of an export as ComfyUI reads it: a file that appears when it is whole."""
+    """Write the LoRA of an export in ComfyUI's layout, as a file that appears when it is whole."""
     if kinds.of(run.plan) is not None or (named := plugins.load("models", run.plan.model.adapter).SPEC.comfyui) is None:
         raise ConfigError(
             f"ComfyUI reads no LoRA of this model; leave out --format, for the files of {run.plan.run_id}"
@@ -223,7 +223,7 @@ def _copy(artifact: Artifact, target: Path) -> int:
 
 @contextmanager
 def _partial(target: Path) -> Iterator[Path]:
-    """Yield a new hidden folder next to the target, and remove what killed exports left of theirs."""
+    """Yield a new hidden folder next to the target, and remove the folders that killed exports left."""
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     parent = os.open(target.parent, os.O_RDONLY)
     try:

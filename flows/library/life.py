@@ -45,10 +45,10 @@ class Life:
             return cls("running", Progress() if said is None or said.end else said, holder)
         if said is None:
             return cls("idle", Progress(), None)
-        # They ended with the process that told of them.
+        # Processes that stay between stages ended with the process that recorded them.
         said = said.model_copy(update={"processes": Processes()})
         if said.end == "done" and not _is_made(run):
-            # Its last process made a part, or some of it is to be made again.
+            # The last process made only a part, or something is to be made again.
             return cls("idle", Progress(), None)
         return cls("finished" if said.end == "done" else said.end or "interrupted", said, None)
 
@@ -56,7 +56,7 @@ class Life:
 def wave_at_work(run: AnyRun, look: Callable[[], Page | None]) -> str:
     """Return the wave that a process works on; "" if none works on the run, or between waves.
 
-    ``look`` reads the newest page of the ledger. It and the progress are two files: they are read again until they
+    ``look`` reads the newest page of the ledger. Page and progress are two files, which are read again until they
     agree.
     """
     wave = ""
@@ -77,9 +77,9 @@ def iterations_made(run: AnyRun) -> int:
 
 
 def newest_first(run: AnyRun, folder: str) -> list[int]:
-    """Return the numbers of the folders in ``folder``, falling. Raises :class:`ArtifactError` for a file."""
+    """Return the numbers of the folders in ``folder``, highest first. Raises :class:`ArtifactError` if it is a file."""
     found = store.names(url := store.join(run.url, folder))
-    if found == {folder}:  # a file is listed as itself
+    if found == {folder}:  # the listing of a file is its own name
         raise ArtifactError(f"{url} is a file, expected a folder; {RESTORE}")
     return sorted((int(name) for name in found if name.isdecimal()), reverse=True)
 

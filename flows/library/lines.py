@@ -47,9 +47,9 @@ class RunLine:
     first_reward_error: float | None = None
     """Standard error of ``first_reward``."""
     rewards: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    """Mean scores of the same two policies or rollouts by each reward; one number if they are the same."""
+    """Mean scores by each reward, of the first policy or rollout and the newest; one number if they are the same."""
     left_s: float | None = None
-    """Seconds that the other iterations will take, like those before; None if nothing tells."""
+    """Seconds that the other iterations will take, each like the mean so far; None if unknown."""
     device_s: float | None = None
     """Device seconds until now; None without a ledger."""
     error: str = ""
@@ -116,7 +116,7 @@ class _Measured:
     rewards: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
 
     def numbers(self) -> dict[str, float | None]:
-        """Return the fields of a line for the newest one and, if it is another one, the first."""
+        """Return the fields of a line for the newest policy and, if it is another one, the first."""
         found: dict[str, float | None] = {}
         if self.ends:
             found |= {"reward": self.ends[-1].mean, "reward_error": self.ends[-1].standard_error}
@@ -126,7 +126,7 @@ class _Measured:
 
 
 def _held_out(run: AnyRun) -> _Measured | None:
-    """Return what was measured on held-out prompts or media; None without anything."""
+    """Return the measurements on held-out prompts or media; None without any."""
     versions = newest_first(run, "exports") if run.evaluates or run.validates else []
     newest = next(filter(None, (judged(run, k) for k in versions)), None)
     if newest is None:

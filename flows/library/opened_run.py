@@ -64,7 +64,7 @@ class OpenedRun:
 
     @property
     def steps(self) -> list[Step]:
-        """Return every stage of the run in order, also of policy versions that an earlier end judged."""
+        """Return every stage of the run in order, with evaluations at the ends of shorter runs that it went on from."""
         return steps_of(self.run)
 
     def settings(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class OpenedRun:
         return Overview.of(self.run)
 
     def collected(self) -> "Collected":
-        """Return what the report shows of the artifacts, logs and attempts that there are."""
+        """Return the facts that a report shows, from the artifacts, logs and attempts that there are now."""
         # Imported here because it needs pandas, and a status does not.
         collected = import_module("flows.library.collected")
         with one_look():
@@ -112,17 +112,17 @@ class OpenedRun:
         return cost_of(self.run, marked(found, wave), prices or self.run.recipe.launch.prices)
 
     def metrics(self) -> "pd.DataFrame":
-        """Return ``metrics.jsonl`` as a table; a row an optimizer step or artifact. Empty before the first update."""
+        """Return ``metrics.jsonl`` as a table, a row for each optimizer step or artifact; empty before any update."""
         return _tables().metrics(self.run)
 
     def stages(self) -> "pd.DataFrame":
-        """Return a row a stage, in order: ``name``, ``stage``, ``k``, ``state``, ``attempts``, ``seconds``,
+        """Return one row for each stage, in order: ``name``, ``stage``, ``k``, ``state``, ``attempts``, ``seconds``,
         ``reward``, ``loss``, ``why`` and ``slot``, as in ``cosmos-flows status --json``.
         """
         return _tables().stages(self.run)
 
     def samples(self, iteration: int) -> "pd.DataFrame":
-        """Return the samples of a rollout in the order of generation, with what became of them.
+        """Return the samples of a rollout in the order of generation, with their scores and advantages.
 
         Columns: ``sample_id``, ``prompt_id``, ``prompt``, ``seed`` and the other facts of the index; for each reward
         a column with its name, NaN where it has no score, and ``<name>.error``; ``reward``, ``advantage`` and ``used``

@@ -1,4 +1,4 @@
-"""The outlook of a run: its reward before and after, the time that is left, what it cost until now, its report."""
+"""The outlook of a run: its reward before training and now, the time that is left, its cost so far, its report."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,12 +51,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Outlook:
-    """Facts of a run that its stages' states do not tell."""
+    """Facts of a run that follow from more than the states of its stages."""
 
     change: Change | None
     """Change of the headline reward; None without two scores."""
     left_s: float | None
-    """Seconds of work that is left, by this run or by one of its shape; None if nothing tells, or at its end."""
+    """Seconds of work that is left, estimated from this run or one of its shape; None if unknown, or at its end."""
     device_s: float | None
     """Device seconds until now; None without a ledger."""
     report: str
@@ -65,7 +65,7 @@ class Outlook:
     """Changes of the other rewards."""
 
     def lines(self) -> list[str]:
-        """Return what to print."""
+        """Return the lines to print."""
         lines = [str(change) for change in (self.change, *self.others) if change is not None]
         spent = [] if self.device_s is None else [f"{device_time(self.device_s)} of device time spent"]
         left = [] if self.left_s is None else [f"about {duration(self.left_s)} of work left"]
@@ -74,7 +74,7 @@ class Outlook:
 
 
 def outlook(run: AnyRun, states: Sequence["State"], progress: Progress, means: Callable[[], Means]) -> Outlook:
-    """Return the outlook of a run. ``means`` returns what :func:`known_means` does."""
+    """Return the outlook of a run. ``means`` returns the mean of each kind of wave, like :func:`known_means`."""
     report = store.join(run.slots.report, Report.PAGE)
     return Outlook(
         change=change_of(run, states, run.headline_reward),
@@ -107,9 +107,9 @@ def spent_s(run: AnyRun) -> float | None:
 
 
 def iterations_left_s(run: AnyRun, iterations: int, newest: Page | None) -> float | None:
-    """Return the seconds of the iterations that are left, each like the mean of those before; None if nothing tells.
+    """Return the seconds of the iterations that are left, each like the mean so far; None if unknown, or at the end.
 
-    ``iterations`` have ended, ``newest`` is the newest page of the ledger.
+    ``iterations`` is the number that have ended, ``newest`` the newest page of the ledger.
     """
     left = run.recipe.train.num_iterations - iterations
     if newest is None or iterations == 0 or left <= 0:
@@ -123,9 +123,9 @@ def _left_s(states: Sequence["State"], progress: Progress, means: Callable[[], M
 
 
 def waves_left_s(waves: Sequence[str], means: Callable[[], Means], progress: Progress | None = None) -> float | None:
-    """Return the seconds of some waves, less what the newest took until now; None without waves, or if nothing tells.
+    """Return the seconds that some waves will take, less the seconds of the newest so far; None if unknown.
 
-    Nothing tells where a wave of iterations has no mean. Other waves without one are left out.
+    It is unknown without waves, and if a wave of iterations has no mean. Other waves without a mean are left out.
     """
     if not waves:
         return None
@@ -143,7 +143,7 @@ def _others(run: AnyRun) -> list[str]:
 
 
 def change_of(run: AnyRun, states: Sequence["State"], reward: str) -> Change | None:
-    """Return a reward of the first and the last policy that was judged, else of rollouts."""
+    """Return a reward of the first and the last judged policy, else of rollouts; None without two scores."""
     for stage, of, counted in (
         (f"evaluate-{reward}", f"held-out {reward}", "policy"),
         (f"reward-{reward}", f"{reward} of rollouts", "iteration"),

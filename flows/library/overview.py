@@ -35,7 +35,8 @@ class Overview:
     holder: dict[str, Any] | None
     """``pid`` and ``host`` of the process that works on the run; None without one."""
     means: Callable[[], Means] = field(default=dict[str, Mean], repr=False)
-    """Returns what waves of the run take. It is asked only while some are left, and reads the ledger once."""
+    """Function that gives the mean time of each kind of wave. It is called only while waves are left, and reads the
+    ledger once."""
 
     @classmethod
     def of(cls, run: AnyRun, patience_s: float = 2 * BEAT_S) -> "Overview":
@@ -101,7 +102,7 @@ class Overview:
     def warnings(self) -> list[Warned]:
         """Return the iterations whose scores exceed a limit of early warning, with what was decided, in order.
 
-        None if :attr:`damage` names the evidence or a decision.
+        Empty if :attr:`damage` names the evidence or a decision.
         """
         with suppress(ArtifactError):
             return _warnings(self.states)
@@ -109,7 +110,7 @@ class Overview:
 
     @cached_property
     def forks(self) -> list[Fork]:
-        """Return the runs that began in the middle of this one; none if a record is damaged, as an audit says."""
+        """Return the runs that began in the middle of this one; empty if a record is damaged, which an audit finds."""
         with suppress(ArtifactError):
             return [*forks_of(self.run.url)]
         return []
@@ -128,7 +129,7 @@ class Overview:
 
     @property
     def z_scores(self) -> tuple[int, dict[str, float]] | None:
-        """Return the newest iteration that was judged, and its rewards as z-scores of the first; None without any."""
+        """Return the newest judged iteration, and how many deviations each reward is from the first; None without."""
         judged = [state for state in self.states if state.step.kind == "warn" and state.word == "stands"]
         if not judged or (manifest := judged[-1].manifest) is None:
             return None
@@ -207,7 +208,7 @@ def _fields(value: object, names: str) -> dict[str, Any]:
 
 
 def _with_progress(found: list[State], life: Life) -> list[State]:
-    """Return the states with the process's record of its newest wave, for stages without a current artifact."""
+    """Return the states; stages of the process's newest wave without a current artifact get its word and error."""
     progress = life.progress
     left = [state for state in found if state.step.wave == progress.wave and state.word != "stands"]
     word, why = life.word if life.word in ("running", "failed") else "interrupted", ""

@@ -55,7 +55,7 @@ class Policy:
     def tensors(self, part: str = CURRENT) -> dict[str, Any]:
         """Return the tensors of one part by name, as torch tensors on the CPU.
 
-        Raises :class:`ConfigError` for an unknown part, :class:`ArtifactError` if its bytes are not those committed.
+        Raises :class:`ConfigError` for an unknown part, :class:`ArtifactError` if its bytes are not the committed ones.
         """
         if part not in self.parts:
             raise ConfigError(f"policy {self.version} has no part {part!r}; it has {', '.join(self.parts)}")
@@ -63,9 +63,9 @@ class Policy:
         return importlib.import_module("stages.formats.policies").read_part(self._source, part)
 
     def export(self, folder: str | Path) -> Path:
-        """Copy the weights to a folder as diffusers loads them, and return the folder of this version.
+        """Copy the weights to a folder like ``cosmos-flows export``, and return the folder that diffusers loads.
 
-        As ``cosmos-flows export`` does. Raises :class:`ConfigError` if this version was not exported.
+        Raises :class:`ConfigError` if this version was not exported.
         """
         export(self._run.store_url, self._run.plan.run_id, str(folder), self.version)
         return Path(folder, "safetensors", f"step_{optimizer_steps(self._run, self.version)}")

@@ -36,7 +36,7 @@ class State:
     """Number of attempts that wrote files."""
 
     read: bool = True
-    """Whether its slot was looked at; not after an iteration that has not begun."""
+    """Whether its slot was read; slots after an iteration that has not begun are not."""
 
     @property
     def attempts(self) -> int:

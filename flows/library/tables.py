@@ -90,7 +90,7 @@ def _pictures(artifact: Artifact, index: pd.DataFrame) -> dict[str, Picture | No
 
 
 def _with_advantages(table: pd.DataFrame, update: str) -> pd.DataFrame:
-    """Add what the update in a slot made of the samples; nothing before it has finished."""
+    """Add the rewards and advantages of the update in a slot; nothing before it has finished."""
     if current_of(update)[1] is None:
         return table
     trained = read_table(Artifact(input_of(update)), contracts.Update.ADVANTAGES)

@@ -1,4 +1,4 @@
-"""Check of the transitions that an update was trained on: they are of its samples, and of its numbers by step."""
+"""Check of the transitions of an update: they belong to its samples, and their means to its optimizer steps."""
 
 import math
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ from stages.contracts import METRICS
 
 SIZE = "effective_sample_size"
 ROUNDING = 1e-9
-"""Share of the mean size of a column's numbers by which sums in another order may differ."""
+"""Fraction of a column's mean absolute value by which means that were summed in another order may differ."""
 
 
 def differences(transitions: Any, metrics: Any, advantages: Any, first_step: int) -> Iterator[tuple[str, str]]:
-    """Yield what contradicts the tables of an update: the field of its transitions, and how.
+    """Yield where the transitions of an update contradict its other tables: the field, and a sentence.
 
-    ``metrics`` have a row an optimizer step, from number ``first_step`` of the policy. A mean says
-    little of a single row: rows that were changed against each other are not found.
+    ``metrics`` has one row for each optimizer step; ``first_step`` is the number of the first. Only means are
+    compared, so changes of rows that cancel out are not found.
     """
     used = {*zip(advantages["rollout"], advantages["sample_id"], advantages["used"], strict=True)}
     trained = {(rollout, sample_id) for rollout, sample_id, is_used in used if is_used}

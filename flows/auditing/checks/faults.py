@@ -33,11 +33,11 @@ class Findings:
     """The store."""
     faults: list[Fault] = field(default_factory=list[Fault])
     gone: list[str] = field(default_factory=list[str])
-    """What retention deleted, so that nothing about it can be proved any more."""
+    """Parts that retention deleted, of which nothing can be proved any more."""
     unchecked: list[str] = field(default_factory=list[str])
-    """What was not computed again and compared, and why: another version made it, or it is of another moment."""
+    """Contents that were not computed again and compared, and why: by another version, or of another moment."""
     pending: list[str] = field(default_factory=list[str])
-    """What is not there yet, because a process works on the run."""
+    """Files that are not there yet, because a process works on the run."""
     unknown: list[str] = field(default_factory=list[str])
     """Files of the run that nothing names, and that pass for no part of it."""
     head: str = ""
@@ -69,14 +69,14 @@ class Findings:
 
     @contextmanager
     def checking(self, url: str, name: str) -> Iterator[None]:
-        """Add what contents of right bytes but wrong meaning raise in the block as a fault of the file ``url``."""
+        """Add an error of the block as a fault of the file ``url``, whose bytes are right and contents are not."""
         try:
             yield
         except (CosmosRLError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             self.add(url, name, f"cannot be checked: {' '.join(str(error).split())}")
 
     def lines(self) -> list[str | Table]:
-        """Return what to print: a table of faults, or that there are none."""
+        """Return the lines to print: a table of faults, or a line that says there are none."""
         seen = f"{counted(self.artifacts, 'artifact')}, {counted(self.files, 'file')}, {self.size / 1e6:.1f} MB"
         lines: list[str | Table] = []
         if self.faults:
@@ -99,7 +99,7 @@ class Findings:
         return lines
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything for scripts."""
+        """Return all findings as JSON, for scripts."""
         faults = [vars(fault) for fault in self.faults]
         counts = {"artifacts": self.artifacts, "files": self.files, "bytes": self.size}
         return {

@@ -1,4 +1,4 @@
-"""Check of ``metrics.jsonl``: its lines are what the artifacts give.
+"""Check that the lines of ``metrics.jsonl`` follow from the artifacts.
 
 A run writes the file after each wave that trains or judges, before it begins the next wave. So a wave that has begun
 proves that all lines up to the last such wave before it were written. Lines after these may be missing: the run is at
@@ -30,14 +30,14 @@ class _Wave:
     lines: list[bytes]
     whole: bool
     begun: bool
-    """Whether the run made something of it; what runs share may come from others."""
+    """Whether this run made an artifact of the wave; artifacts that runs share may come from others."""
     writes: bool
     """Whether the run writes the file after it."""
     planned: bool
-    """Whether the run goes through it today: it leaves out evaluations at the ends of shorter runs that it went on
-    from, and their lines may be gone."""
+    """Whether the wave is in the run's list today. Evaluations at the ends of shorter runs, from which it went on, are
+    not, and their lines may be gone."""
     remade: bool
-    """Whether an artifact is not the first of its slot: until the file is written again, its lines are of the first."""
+    """Whether an artifact is a later generation: until the file is written again, its lines are of the first one."""
     stale: bool
     """Whether an input of an artifact has changed since: the run makes the artifact again when it goes on."""
 
@@ -45,7 +45,7 @@ class _Wave:
 def check(run: AnyRun, every: Iterable[Step], url: str, findings: Findings) -> None:
     """Compare ``metrics.jsonl`` with the lines that the artifacts give, up to the first wave that is not whole."""
     waves = _current(run, every)
-    # After the artifacts, so that no line can be missing of what was looked at.
+    # Read after the artifacts, so that it can have the lines of all of them.
     told = (store.read_if_exists(url) or b"").splitlines(keepends=True)
     proved, place, remade = _proved(waves), 0, False
     for number, wave in enumerate(waves):
@@ -95,7 +95,7 @@ def _current(run: AnyRun, every: Iterable[Step]) -> list[_Wave]:
 
 
 def _is_stale(made: Manifest, request: Request) -> bool:
-    """Return whether the run makes an artifact again; the report of a shorter run too, which has another recipe."""
+    """Return whether the run will make an artifact again, or its report of a shorter run, whose recipe is another."""
     known = made.recipe == request.recipe or request.stage == "report"
     return known and made.why_not(request) is not None
 
@@ -118,7 +118,7 @@ def _differ(found: list[bytes], expected: list[bytes]) -> bool:
 
 
 def _add(told: list[bytes], place: int, waves: list[_Wave], url: str, findings: Findings) -> None:
-    """Add the first line that differs, or how many there are."""
+    """Add a fault: the first line that differs, or the number of lines if that is all."""
     lines = [line for wave in waves if wave.planned for line in wave.lines]
     for number, (found, expected) in enumerate(zip(told, lines, strict=False)):
         if found != expected:
@@ -135,7 +135,7 @@ def _waves(every: Iterable[Step]) -> list[list[Step]]:
 
 
 def _difference(found: bytes, expected: bytes) -> str:
-    """Return the first value that differs between two lines."""
+    """Return a sentence on the first value that differs between two lines."""
     try:
         told, right = from_json(found), from_json(expected)
     except ValueError:
@@ -145,6 +145,6 @@ def _difference(found: bytes, expected: bytes) -> str:
     if name is None:
         return "other text than the artifacts give"
     value = told.get(name)
-    # A number has neither, and what is nested deep cannot be printed.
+    # No right value is a list or a dict, and one that is nested deep cannot be printed.
     shown = f"a {type(value).__name__}" if isinstance(value, dict | list) else value
     return f"{name} is {shown}, the artifacts give {right.get(name)}"

@@ -1,8 +1,8 @@
-"""Check of the page at a run's address: it is the one that its artifacts, logs and ledger give.
+"""Check that the page at a run's address shows what its artifacts, logs and ledger hold.
 
-A run that has ended wrote its page last, so the page is made again and compared line by line. At any other moment the
-page may be of an earlier one, which is said. Left out are the time of writing, the store's address, which moves with
-the store, and settings that decide no result, which each command may give otherwise.
+A run writes its page last, so the page of an ended run is made again and compared line by line. Before the end, the
+page may show an earlier moment, and the findings say so. Not compared are the time of writing; the store's address,
+which changes when the store is moved; and settings that decide no result, which each command may change.
 """
 
 import re
@@ -29,14 +29,14 @@ from stages.reporting.contracts import Report
 from stages.reporting.page import report_page
 
 Part = tuple[str, list[str]]
-"""A part of a page by its name, and its lines."""
+"""The name of a part of a page, and its lines."""
 PROGRAM = "cosmos-rl-flows"
 ENDINGS = ("running", "failed", "stopped", "suspended", "limited", "interrupted", "idle")
 """States of runs whose page was written before their end."""
 ON_DEMAND = ("idle", "interrupted")
 """States in the page of a finished run that is made on demand after its ``progress.json`` was lost."""
 TOLD = ("header", "failed", "cost", "run")
-"""Parts with what logs and ledger say. The others show artifacts alone."""
+"""Parts that show logs and ledger. The other parts show artifacts alone."""
 REMADE = "what it shows was made again, or will be when the run goes on"
 SHOWN = 120
 """Characters of a line that are shown."""
@@ -50,12 +50,12 @@ _SECTION = re.compile(r'<section id="(\w+)">')
 def check(run: AnyRun, every: Sequence[Step], findings: Findings) -> None:
     """Compare the page with the one that a run writes at its end.
 
-    A page that is missing is a fault only of a run by the command `run`: stages that are made alone write none.
+    A missing page is a fault only of a run that the command `run` made: stages that are made alone write no page.
     """
     url, again = address(run), f"`{commands.about(run.store_url, 'report', run.plan.run_id)}` writes it anew"
     try:
         found = _look(run, every, url)
-    except Exception as error:  # whatever it is made from is damaged, which is found where it belongs
+    except Exception as error:  # an artifact, a log or the ledger is damaged, and its own check says so
         found = f"what it shows cannot be read: {first_line(error)}", ""
     reason, fault = found
     if fault and run.holder(PATIENCE_S) is not None:
@@ -101,7 +101,7 @@ def _page(run: AnyRun, steps: Iterable[Step], state: str) -> tuple[str, str]:
 
 
 def _outdated(every: Iterable[Step]) -> str:
-    """Return which artifact of the page is by another version of its stage, or is made again when the run goes on."""
+    """Return a sentence on the first artifact that another version made, or that the run will make again; else ""."""
     for step in every:
         made = current_of(step.slot)[1]
         if made is None:
@@ -117,7 +117,7 @@ def _outdated(every: Iterable[Step]) -> str:
 
 
 def _of_another_moment(told: str, expected: str, newest_log: str) -> str:
-    """Return why a page that differs may be right: another version or an earlier moment; "" if it may not."""
+    """Return why a page that differs may still be right: another version, an earlier moment; "" if neither."""
     state, written = _STATE.search(told), _WRITTEN.search(told)
     theirs, ours = _VERSION.search(told), _VERSION.search(expected)
     if theirs and ours and theirs[1] != ours[1]:
@@ -132,7 +132,7 @@ def _of_another_moment(told: str, expected: str, newest_log: str) -> str:
 
 
 def _of_other_code(every: Iterable[Step]) -> str:
-    """Return a sentence if this version draws the report otherwise than the one that made it did; "" if not."""
+    """Return a sentence if this code draws the report differently from the code that made it; else ""."""
     (step,) = (step for step in every if step.kind == "report")
     made = current_of(step.slot)[1]
     if made is None:
@@ -143,7 +143,7 @@ def _of_other_code(every: Iterable[Step]) -> str:
 
 
 def _lines(run: AnyRun, text: str) -> list[str]:
-    """Return the lines of a page, without what may differ between two right ones."""
+    """Return the lines of a page, without the time, address and settings that may differ between two right pages."""
     text = _STORE.sub(r"\1", _WRITTEN.sub("Written", text))
     free = {f"<dt>{escape(name)}</dt>" for name in _free_settings(run)}
     lines = text.split("\n")
@@ -157,7 +157,7 @@ def _free_settings(run: AnyRun) -> Iterator[str]:
 
 
 def _difference(run: AnyRun, told: str, expected: str) -> tuple[str, str]:
-    """Return which parts say what logs and ledger say in other words, or else the first line that differs."""
+    """Return a reason and a fault, one of them "": only the words of logs and ledger differ, or some line does."""
     found, right = _parts(_lines(run, told)), _parts(_lines(run, expected))
     differing = [one for one, other in zip_longest(found, right) if one != other and one is not None]
     named = [name for name, _ in differing]
@@ -186,12 +186,12 @@ def _parts(lines: Iterable[str]) -> list[Part]:
 
 
 def _shape(lines: Iterable[str]) -> list[str]:
-    """Return lines with one digit in the place of each number."""
+    """Return lines in which each number is replaced by 0."""
     return [re.sub(r"[0-9.,:%]+", "0", line) for line in lines]
 
 
 def _shown(line: str | None, other: str | None) -> str:
-    """Return a line from a few words before its first difference on."""
+    """Return a part of a line that begins a few words before its first difference."""
     if line is None:
         return "nothing"
     place = next((i for i, (a, b) in enumerate(zip(line, other or "", strict=False)) if a != b), len(other or ""))

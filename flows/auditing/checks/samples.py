@@ -1,4 +1,4 @@
-"""Check that generated samples follow from plan and settings: their rows of the index, and what lies in their tars."""
+"""Check that generated samples follow from plan and settings: their rows in the index, and the members of tars."""
 
 import json
 from collections import Counter
@@ -49,7 +49,7 @@ def check(samples: Artifact, request: Request, tars: Mapping[str, Members], find
 
 
 def _expected(made: Manifest, request: Request) -> list[Row]:
-    """Return what plan and settings say of each sample, as it is read from JSON."""
+    """Return the row that plan and settings give for each sample, as it is read from JSON."""
     config = request.settings(contracts.Samples)
     same_noise, facts = False, dict[str, Any]()
     steps: dict[str, list[int]] = {}
@@ -77,10 +77,10 @@ def _differences(row: Row, expected: Row) -> Iterator[tuple[str, str]]:
 
 
 def _check_grids(rows: list[Row], request: Request, url: str, findings: Findings) -> None:
-    """Check that all samples have one grid, of as many steps as planned, and that their levels follow from it.
+    """Check that all samples have the same grid of noise levels, of as many steps as planned.
 
-    The grid of a flow is the base model's own, so that levels that are changed in all samples of all rollouts alike
-    follow from nothing that an audit reads.
+    The grid of a flow comes from the base model's scheduler, which an audit does not read. So levels that were changed
+    alike in all samples of all rollouts are not found.
     """
     config = request.config
     if not isinstance(config, contracts.Rollout) or not rows:
@@ -131,7 +131,7 @@ def _check_tars(
 def check_alike(rows_of: Mapping[str, list[Row]], findings: Findings) -> None:
     """Check that all rollouts of a run, by the URLs of their manifests, have the noise levels that most of them have.
 
-    Number of steps, size and base model are the run's, so the levels are too.
+    A run has one number of steps, one size and one base model, so it has one grid of levels.
     """
     grids = {url: canonical_json(rows[0].get("sigmas")) for url, rows in rows_of.items() if rows}
     if not grids:
