@@ -69,7 +69,7 @@ class Collected:
     damaged: dict[str, str] = field(default_factory=dict[str, str])
     """What is wrong, by the names of the stages whose files are damaged."""
     _first: Artifact | None = None
-    """The answers of version 0, from a stage whose artifacts reports read themselves."""
+    """The artifact with the answers of version 0, from a stage that has no fragments."""
     _seen: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:

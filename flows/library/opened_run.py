@@ -107,7 +107,7 @@ class OpenedRun:
         wave = wave_at_work(self.run, look)
         if not found:
             raise ConfigError(
-                f"no stage of {self.id} was started yet, or before runs had a ledger: {self.url}/{LEDGER} has no pages"
+                f"no stage of {self.id} has started, or all before ledgers existed: {self.url}/{LEDGER} has no pages"
             )
         return cost_of(self.run, marked(found, wave), prices or self.run.recipe.launch.prices)
 

@@ -1,1 +1,1 @@
-"""The report of a run at any time: what its page says beyond what artifacts hold, and where it is written."""
+"""The report of a run at any time: the facts on its page that artifacts do not hold, and the page's address."""

@@ -1,8 +1,8 @@
-"""The record of what the page and the numbers of a finished run were made from, so that they need not be made again.
+"""The record of the sources of a finished run's page and numbers: while they are equal, neither is made again.
 
-It is ``derived.json``, next to both, and names the bytes of both. Everything that either depends on is in one digest:
-the code, the plan, the command, every manifest, and a stamp of every file of the run that they were read from. Where
-anything is another one, or the record is damaged, both are made again.
+It is ``derived.json``, next to both, and has the digest of each. One more digest covers everything that they depend on:
+the code, the plan, the command, every manifest, and a stamp of every file of the run that was read. If that digest has
+changed, or the record is damaged, both are made again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ Logs = Mapping[str, Sequence[str]]
 
 
 class Derived(Sealed):
-    """The record of what a finished run derives of its artifacts."""
+    """The record of the page and the numbers that a finished run derived from its artifacts."""
 
     kind = "derived"
     run: str
@@ -57,12 +57,12 @@ class Deriving:
         self._run = run
         self._told: list[Told] = []
         self._found: tuple[int, str] = 0, ""
-        """Number of artifacts that were looked at together, and the digest of what is made from them."""
+        """Number of artifacts that were looked at together, and the digest of all sources of page and numbers."""
 
     def look(self, told: Sequence[Told]) -> bool:
         """Return whether the run is finished, and its page and numbers are current. ``told`` are all its artifacts.
 
-        Call it inside of ``one_look``, before anything is derived: what changes after this is seen at the next look.
+        Call it inside of ``one_look``, before anything is derived: the next look sees any change that comes after it.
         """
         if self._told or told[-1][0] != self._run.slots.report:
             return False
@@ -79,7 +79,7 @@ class Deriving:
     def close(self, logs: Logs) -> None:
         """Look at the finished run before its page is written; nothing if it was looked at as a whole.
 
-        ``logs`` are the names that were seen when each artifact was read, which its attempts may have added to since.
+        ``logs`` are the names of logs when each artifact was read; attempts may have added others since.
         """
         if self._found[0] != len(self._told):
             with suppress(CosmosRLError), one_look():

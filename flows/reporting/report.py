@@ -1,4 +1,4 @@
-"""The page of a run on demand, whatever became of it."""
+"""The page of a run on demand, whether it is at work, ended, failed or damaged."""
 
 from contextlib import suppress
 
@@ -35,7 +35,7 @@ def page_now(opened: OpenedRun) -> bytes:
 
 
 def _read(opened: OpenedRun) -> tuple[Collected, Life]:
-    """Return what was collected and the process then; once more if the run ended in between."""
+    """Return the collected facts, and the run's process; collect once more if the run ended in between."""
     life = opened.life()
     collected = opened.collected()
     after = opened.life()

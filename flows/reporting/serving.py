@@ -31,7 +31,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 REFRESH_S = 15
 """Seconds after which a browser asks for the list of runs again."""
 ALONE = {"x-content-type-options": "nosniff", "content-security-policy": "sandbox"}
-"""Headers of files, so that a page which a plugin wrote into a run does nothing with this server."""
+"""Headers of files: a page that a plugin wrote into a run cannot act on this server."""
 OTHER_KIND = "application/octet-stream"
 SHARE = 10
 """A page is made again only after this many times as long as making it took."""

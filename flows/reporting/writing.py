@@ -1,4 +1,4 @@
-"""Write the page of a run to its stable address, ``runs/RUN/report/index.html``, replaced whole."""
+"""The page of a run at its stable address, ``runs/RUN/report/index.html``, where each writing replaces it whole."""
 
 import time
 from calendar import timegm
@@ -37,19 +37,19 @@ from stages.reporting.contracts import Report
 from stages.reporting.page import report_page
 
 MOST_BYTES = 2**28
-"""Weights of a policy that a page reads: of LoRA, not of whole models."""
+"""Most bytes of a policy's weights that a page reads: enough for LoRA, not for whole models."""
 SHARE = 20
 """A page is written after an iteration only if this many times as long has passed as the last page took."""
 Note = Callable[[str], None]
 
 
 def address(run: AnyRun) -> str:
-    """Return where the page of a run is."""
+    """Return the URL of a run's page."""
     return store.join(run.slots.report, Report.PAGE)
 
 
 def page(collected: Collected, state: str, error: str = "", wave: str = "") -> bytes:
-    """Return the page of what was collected. ``wave`` is what a process works on now."""
+    """Return the HTML page of collected facts. ``wave`` is the one that a process works on now; "" without any."""
     run = collected.run
     book = Book(
         title=run.plan.run_id,
@@ -102,7 +102,7 @@ def _now(collected: Collected, state: str, error: str, wave: str) -> Now:
 
 
 def _look(attempts: Attempts) -> str:
-    """Read what the ledger says now, and return what is wrong with it, or ""."""
+    """Read the ledger again, and return its damage in one line, or ""."""
     try:
         attempts.look()
     except ArtifactError as error:
@@ -111,7 +111,7 @@ def _look(attempts: Attempts) -> str:
 
 
 def _time_left(collected: Collected) -> str:
-    """Return how long the work that is left will take, evaluations too; "" if nothing tells."""
+    """Return how long the work that is left will take, evaluations too; "" if that is unknown."""
     run = collected.run
     waves = (wave for wave in post_train(run) if not collected.has(step.slot for step in wave.steps))
     left_s = waves_left_s([wave.name for wave in waves], partial(known_means, run))
@@ -217,11 +217,11 @@ def _links(run: AnyRun) -> Iterator[tuple[str, str]]:
 
 
 class Pages:
-    """Follows a run: :meth:`done` is called after each wave. Failures to write a page end no run."""
+    """Observer that writes a run's page; :meth:`done` is called after each wave. A failure to write ends no run."""
 
     def __init__(self, run: AnyRun, note: Note) -> None:
         self.collected = Collected(run)
-        """What the page is made from."""
+        """The facts that the page is made from."""
         self.rests = False
         """Whether the page in the store is known to be current."""
         self.finished: str | None = None
@@ -284,7 +284,7 @@ class Pages:
     def _try(self, action: Callable[[], Any]) -> None:
         try:
             action()
-        except Exception as error:  # whatever a page comes to, the run goes on
+        except Exception as error:  # a run goes on without its page
             self._whole = False
             why = f"{type(error).__name__}: {first_line(error)}"
             run = self.collected.run

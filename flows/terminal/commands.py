@@ -21,7 +21,7 @@ _ON_TRIP = "early_warning.on_trip"
 
 
 def about(store_url: str, name: str, *words: str) -> str:
-    """Return a command on what a store holds: ``cosmos-flows approve RUN --store /where/it/is``."""
+    """Return a command with the address of its store: ``cosmos-flows approve RUN --store /where/it/is``."""
     return advised(name, *words, store=store.absolute(store_url))
 
 
@@ -63,7 +63,7 @@ def kept(run: "AnyRun") -> str:
 def to_go_on(run: "AnyRun", decided: str = "") -> str:
     """Return the command that goes on with the run after the last decision on a warning; "" if none is known.
 
-    What waits is approved first. What was stopped goes on with its limits marked, because they would stop it again.
+    A suspended run is approved first. For a stopped run, limits that trip are only marked: they would stop it again.
     """
     command = kept(run)
     if command and decided == "suspended":

@@ -24,14 +24,14 @@ class VisibleConsole(Console):
 def console() -> VisibleConsole:
     """Return a console for stdout that prints text without colours and markup.
 
-    On a terminal it is as wide as the terminal, also one that can do nothing but print (``TERM=dumb``).
+    On a terminal it has the terminal's width, also if that can only print (``TERM=dumb``).
     """
     # Variables that ask for colours do not make a terminal of a file.
     shown = VisibleConsole(highlight=False, markup=False, emoji=False, force_terminal=sys.stdout.isatty())
     if not shown.is_terminal:
         shown.width = UNLIMITED
     elif shown.is_dumb_terminal:
-        # Rich takes each of them to have 80 columns. Others are asked at each print, because they may be resized.
+        # Rich assumes 80 columns for dumb terminals. It asks others at each print, because they may be resized.
         shown.size = ConsoleDimensions(*shutil.get_terminal_size())
     return shown
 

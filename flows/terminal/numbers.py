@@ -12,7 +12,7 @@ MOST = 1_000_000
 
 
 def parsed(text: str, option: str = "--iterations") -> list[int]:
-    """Return the numbers of a text such as ``3-7,9``, sorted. Raises :class:`ConfigError` for any other."""
+    """Return the numbers of a text such as ``3-7,9``, sorted. Raises :class:`ConfigError` for any other text."""
     found: set[int] = set()
     for part in text.split(","):
         match = _PART.fullmatch(part.strip())

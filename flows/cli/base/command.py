@@ -32,7 +32,7 @@ def command_of(body: Callable[..., None], name: str, panel: str | None) -> Any:
 
     @functools.wraps(body)
     def with_exit_code(*args: Any, **kwargs: Any) -> None:
-        # The program disables it for its imports, which are garbage never.
+        # The program disables garbage collection for its imports, whose objects live until the end.
         gc.freeze()
         gc.enable()
         try:

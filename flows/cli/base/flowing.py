@@ -11,7 +11,7 @@ from flows.running.server import prefect_server
 
 @contextmanager
 def flowing(tags: Iterable[str], again: str, *, as_json: bool) -> Iterator[None]:
-    """Give a server to the flow that runs inside, and tags to its flow run. ``again`` says what continues it.
+    """Give a server to the flow that the block runs, and tags to its flow run. ``again`` says how to continue it.
 
     Raises :class:`StageError` of the kind ``busy`` if the flow run is suspended in Prefect.
     """

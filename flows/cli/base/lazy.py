@@ -1,8 +1,8 @@
 """Groups of commands whose modules are imported when a command is used.
 
-A module has the name of its command and defines a function of that name. Modules of commands import at their top what
-is light. They import what brings Prefect, pandas or torch along only when they begin to work, so that help, completion
-and refused words wait for none of these.
+A module has the name of its command and defines a function of that name. At its top it imports only light modules.
+Modules that import Prefect, pandas or torch are imported when the command begins to work, so that help, completion and
+usage errors do not wait for them.
 """
 
 import ast
@@ -20,7 +20,7 @@ from flows.cli.base.command import EXAMPLES, command_of
 
 
 class _Commands(UserDict[str, Any]):
-    """Commands by name. One that was not used yet is a stub, and is imported when it is asked for."""
+    """Commands by name. A command is a stub until somebody asks for it, which imports it."""
 
     def __getitem__(self, name: str) -> Any:
         found = self.data[name]
@@ -42,7 +42,7 @@ class _Stub:
         return command_of(getattr(import_module(self._module), self._function), self.name, self._panel)
 
     def described(self) -> TyperCommand:
-        """Return a command that has nothing but the name and the help, from the text of its module."""
+        """Return a command with a name and a help alone, read from the text of its module without an import."""
         found = find_spec(self._module)
         assert found is not None, self._module
         assert found.origin is not None, self._module
@@ -68,11 +68,11 @@ class LazyGroup(TyperGroup):
         return [*self.commands]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command to be shown; None if there is none of the name."""
+        """Return a command for help and completion; None if no command has the name."""
         found = self.commands.data.get(cmd_name)
         return found.described() if isinstance(found, _Stub) else found
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Return the command that some words begin with, to be used, and the other words."""
+        """Return the name that the words begin with, its command, imported for use, and the other words."""
         name, command, others = super().resolve_command(ctx, args)
         return name, self.commands[name] if name is not None and command is not None else None, others

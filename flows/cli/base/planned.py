@@ -31,7 +31,7 @@ def misfits(launch: LaunchConfig, stages: Sequence[str], *, runs_here: bool) -> 
 
 
 def slots_of(launch: LaunchConfig, *, required: bool) -> int | None:
-    """Return the slots of the limit of a profile; None without one, and if nobody tells.
+    """Return the slots of a profile's concurrency limit in Prefect; None without a limit, and if no server tells it.
 
     Raises :class:`ConfigError` if a server is named that has no such limit, which a run requires and a plan does not.
     Imports Prefect only if a server is named.

@@ -34,7 +34,7 @@ def print_found(found: Any, parts: Iterable[object], *, as_json: bool) -> None:
 
 @contextmanager
 def notes_on_stderr(as_json: bool) -> Iterator[None]:
-    """Send to stderr what is printed meanwhile if stdout is for JSON alone."""
+    """Send to stderr what the block prints, if stdout is for JSON alone."""
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         yield
 

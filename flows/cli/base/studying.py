@@ -1,4 +1,4 @@
-"""The end of the commands that make studies: what it would cost, or the study itself."""
+"""The last part of commands that make studies, which prints the cost of a study or makes it."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module

@@ -26,7 +26,7 @@ def init(
 ) -> None:
     """Create the work pool, its queues, the limit for GPUs and automations. Safe to repeat.
 
-    The automation for crashed flow runs is always made, others with what they use.
+    The automation for crashed flow runs is always made, the others only with their options.
 
     Examples:
         cosmos-flows infra init --gpus 8

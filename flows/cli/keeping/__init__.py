@@ -1,1 +1,1 @@
-"""Commands that keep the house."""
+"""Commands for upkeep: they delete garbage and runs, check plugins, and list what the package holds."""

@@ -14,7 +14,7 @@ from flows.plugin_checks import suite
 def check_plugin(
     paths: Annotated[list[str], Argument(metavar="PATH...", help="Files and folders of plugins of any kind")],
     settings: Annotated[list[str] | None, Option("--set", help="A setting: option=value; may be repeated")] = None,
-    only: Annotated[str, Option(help="Make the checks alone whose sentence has these words")] = "",
+    only: Annotated[str, Option(help="Make only the checks whose sentence has these words")] = "",
     verbose: Annotated[bool, Option("--verbose", help="Show the lines and values of each failure")] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -32,8 +32,7 @@ def report(
     """Write the report of a run that is at work, failed or finished, and print its address. Changes no artifact.
 
     A run writes the same page after each iteration. With --serve, a read-only server shows all runs of the store on
-    one page, and the report of each as it is now. COSMOS_FLOWS_REPORTS names its address to flows, whose page in
-    Prefect then links it.
+    one page, and the report of each as it is now. If COSMOS_FLOWS_REPORTS is its address, flows link to it in Prefect.
 
     Examples:
         cosmos-flows report RUN --open

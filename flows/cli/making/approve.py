@@ -16,7 +16,7 @@ def approve(
     note: Annotated[str, Option(help="Why: kept with the decision")] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Let a run go on that its early warning suspended, on the scores that were judged. Other scores ask again.
+    """Let a run go on that its early warning suspended. This approves the scores that were judged; others ask again.
 
     Examples:
         cosmos-flows approve nft-1a2b3c4d

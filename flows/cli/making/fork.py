@@ -47,8 +47,8 @@ def fork(
 ) -> None:
     """Begin a new run in the middle of another one, and run it to the end. The same command continues it.
 
-    The new run refers to what RUN made until then, and to all else of RUN that its own recipe would make too. Nothing
-    is copied or changed. --dry-run says what it refers to, and the samples that it would generate, score and train on.
+    The new run refers to what RUN made before, and to later artifacts that its own recipe would make too. Nothing is
+    copied or changed. --dry-run says what it refers to, and the samples that it would generate, score and train on.
 
     Examples:
         cosmos-flows fork nft-1a2b3c4d --at 8 --set train.optm_lr=3e-4

@@ -26,7 +26,7 @@ def rescore(
 ) -> None:
     """Score stored samples of a run with other rewards, and say how far they agree. The same command continues it.
 
-    Nothing is generated, and nothing of RUN changes, which may be at work. Pictures that are not there are decoded.
+    Nothing is generated. RUN may be at work, and nothing of it changes. Missing pictures are decoded.
     --dry-run says how many samples are decoded and scored.
 
     Examples:

@@ -38,7 +38,7 @@ def study(
 ) -> None:
     """Run a recipe with several seeds, and settings, and compare them on one page. The same command continues it.
 
-    Runs share what depends on neither seed nor setting, and runs of a seed all that was made before their first update.
+    All runs share artifacts that depend on neither seed nor setting, and runs of one seed all before the first update.
     --dry-run says what all of it would cost.
 
     Examples:

@@ -12,7 +12,7 @@ from flows.operations import reward_check
 
 def check(
     url: Annotated[str, Argument(help="URL of the service: http://host:8080")],
-    reward: Annotated[list[str] | None, Option(help="A reward to try; may be repeated. Default: all it tells")] = None,
+    reward: Annotated[list[str] | None, Option(help="A reward to try; may be repeated. Default: all it names")] = None,
     timeout_s: Annotated[float, Option(min=0.1, help="Seconds to wait for the scores of each")] = 120.0,
     as_json: JsonOption = False,
 ) -> None:
