@@ -31,7 +31,7 @@ from flows.sizes import costs
 SHOWN = 5
 """Prompts that an error lists."""
 Misfits = Callable[[LaunchConfig, Sequence[str]], Sequence[str]]
-"""Returns a message for each mistake by which stages do not fit the devices."""
+"""Function that returns a message for each mistake by which stages do not fit the devices."""
 
 
 def stages_of(recipe: Recipe) -> list[str]:
@@ -53,7 +53,7 @@ def stages_of(recipe: Recipe) -> list[str]:
 
 
 def refusal(source: str, mistakes: Mistakes, damages: Sequence[str] = ()) -> CosmosRLError:
-    """Return the error with every mistake. Damaged files, and what could not be reached, are none in the recipe."""
+    """Return the error with every mistake. Damaged files and unreachable services are no mistakes in the recipe."""
     advice = ["fetch the model again, or another copy of these files"] if damages else []
     lines = [f"{source}:", *(f"  {mistake}" for mistake in [*mistakes, *mistakes.unreached, *damages, *advice])]
     kind = ConfigError if mistakes else ArtifactError if damages else UnavailableError
@@ -78,7 +78,7 @@ def check_model(
     media: Sequence[Sequence[Prompt]],
     mistakes: Mistakes,
 ) -> Pictures:
-    """Add what the model cannot do and what exceeds the storage budget.
+    """Add mistakes: settings that the model cannot follow, and artifacts that exceed the storage budget.
 
     ``trained`` and ``evaluated`` are prompts; ``media`` has the captions of media, trained on and held out.
     Return the sizes of the largest references of a prompt.
@@ -189,7 +189,7 @@ def _check_shared_videos(recipe: Recipe) -> None:
 
 
 def buckets_of(recipe: Recipe) -> tuple[Size, ...]:
-    """Return the sizes that media are cut to, each to the nearest; none if all have one size.
+    """Return the sizes that media are cut to, each to the nearest; empty if all have one size.
 
     Raises :class:`ConfigError` for sizes that the model cannot train on, and for media of rollouts.
     """
@@ -224,7 +224,7 @@ def _check_given_frames(recipe: Recipe) -> None:
 
 
 def _check_posterior(recipe: Recipe) -> None:
-    """Raise :class:`ConfigError` if samples are wanted of a posterior that the model's VAE does not have."""
+    """Raise :class:`ConfigError` if latents are to be sampled from a posterior, which the model's VAE does not have."""
     if recipe.policy.diffusers.posterior == "mode":
         return
     path = costs.base_path(recipe)
@@ -268,7 +268,7 @@ def agreements(recipe: Recipe) -> list[str]:
 def _agreement(reward: RewardConfig, plugin: Reward) -> str:
     """Return how far a reward that trains agrees with labels; "" for any other.
 
-    Raises :class:`ConfigError` if it must be compared with some first.
+    Raises :class:`ConfigError` if it must be compared with labels first.
     """
     return plugin.agreement() if reward.role == "train" and isinstance(plugin, LabelledReward) else ""
 
@@ -338,7 +338,7 @@ def misnamed(run_id: str) -> list[str]:
 
 
 BEFORE_A_PLAN = {".probe", "lease"}
-"""Folders of a run that may be there before its plan is."""
+"""Folders of a run that may exist before its plan."""
 LISTED = 10
 """Runs that an error lists."""
 

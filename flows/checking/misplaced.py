@@ -1,4 +1,4 @@
-"""Launch settings that name stages which do not exist, or that are not of the kind that they are for."""
+"""Launch settings that name stages which do not exist, or which are not of the kind that the setting is for."""
 
 from collections.abc import Iterable
 

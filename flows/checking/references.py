@@ -23,7 +23,7 @@ def check(
     """
     path, prompts, is_given = costs.base_path(recipe), [*trained, *evaluated], recipe.train.train_policy.given_frames[1]
     every = [*prompts, *chain(*media)]
-    # Where media give frames, evaluated prompts alone have references, and begin their videos alike.
+    # If media give the first frames, only evaluated prompts have references, so they are counted by themselves.
     together = (trained, evaluated, *media) if is_given else (prompts, *media)
     mistakes = [mistake for some in together for mistake in _of_numbers(path, some)]
     if not mistakes:
@@ -39,7 +39,7 @@ def check(
 
 
 def _of_numbers(path: str, prompts: Sequence[Prompt]) -> Iterator[str]:
-    """Yield why the model cannot take the numbers of references of prompts that are trained on together."""
+    """Yield a mistake if prompts that are trained on together have numbers of references that the model cannot take."""
     name, takes = directories.pipeline_class(path), directories.spec(path).references
     fewest, most = (takes.fewest, takes.most) if takes else (0, 0)
     if wrong := [prompt for prompt in prompts if not fewest <= len(prompt.references) <= most]:
@@ -75,7 +75,7 @@ def _of_kinds(recipe: Recipe, path: str, prompts: Sequence[Prompt]) -> Iterator[
 
 
 def _of_data_term(recipe: Recipe, path: str, prompts: Sequence[Prompt]) -> Iterator[str]:
-    """Yield why a loss on media next to rewards cannot take the references: it needs one shape of them."""
+    """Yield a mistake if a loss on media next to rewards would get references of several shapes; it takes one."""
     if not recipe.train.train_policy.rewarded or costs.needs_of(recipe).data_term is None:
         return
     shapes = {sizes.reference_tokens(path, [(one.height, one.width) for one in p.references]) for p in prompts}

@@ -20,30 +20,30 @@ BATCHES: dict[str, str] = {
     "rollout": "rollout.n_generation_mini_batch",
     **dict.fromkeys(("validate", "evaluate"), "validation.batch_size"),
 }
-"""The setting of the number of samples at once in each stage."""
+"""For each stage, the setting of the number of samples that it computes at once."""
 
 Change = tuple[str, Any]
 """Dotted name of a setting, and a value."""
 
 
 def settled(recipe: Recipe, checkpointing: bool | None) -> Recipe:
-    """Return the recipe with what was decided in place of ``"auto"``."""
+    """Return the recipe with the decision on recomputing activations in place of ``"auto"``."""
     if recipe.policy.model_gradient_checkpointing != "auto":
         return recipe
     return changed(recipe, (CHECKPOINTING, bool(checkpointing)))
 
 
 def decide(recipe: Recipe, basis: Basis, mistakes: Mistakes) -> bool | None:
-    """Return what :func:`checkpointing` decides, and add what does not fit even so."""
+    """Return what :func:`checkpointing` decides, and add a mistake for each stage that does not fit even so."""
     decided = mistakes.catch(checkpointing, recipe, basis)
     mistakes.extend(mistakes.catch(misfits, settled(recipe, decided), basis) or ())
     return decided
 
 
 def checkpointing(recipe: Recipe, basis: Basis) -> bool | None:
-    """Decide whether training recomputes activations; None if the recipe says it itself.
+    """Return whether training recomputes activations; None if the recipe says it itself.
 
-    It does unless training without is known to fit the devices. Small models always fit.
+    It does, unless training is known to fit the devices without it. Small models always fit.
     """
     if recipe.policy.model_gradient_checkpointing != "auto":
         return None
@@ -64,7 +64,7 @@ def misfits(recipe: Recipe, basis: Basis) -> list[str]:
 
 
 def _excess(recipe: Recipe, stage: str, basis: Basis) -> str:
-    """Return what a stage needs that its devices do not have, "" if it fits or if nobody knows."""
+    """Return a sentence on the memory that a stage needs and its devices lack; "" if it fits or that is unknown."""
     limit = recipe.launch.device_memory_of(stage)
     if limit is None or stage not in memory.LOADING or not costs.is_large(recipe):
         return ""
@@ -78,7 +78,7 @@ def _excess(recipe: Recipe, stage: str, basis: Basis) -> str:
 
 
 def _advice(recipe: Recipe, stage: str, basis: Basis) -> str:
-    """Return the first setting that makes a stage fit, else the first settings together that do."""
+    """Return a sentence with the first setting that makes a stage fit, else the first settings that do together."""
     alone = [[change] for change in _changes(recipe, stage)]
     last = dict(_changes(recipe, stage))
     together = [[*last.items()][: count + 1] for count in range(1, len(last))]
@@ -86,7 +86,7 @@ def _advice(recipe: Recipe, stage: str, basis: Basis) -> str:
         try:
             fits = _fits(changed(recipe, *changes), stage, basis)
         except ConfigError:
-            # The ranks cannot be divided so.
+            # The ranks cannot be divided in this way.
             continue
         if fits:
             return "it fits with " + " and ".join(f"{name} = {_toml(value)}" for name, value in changes)
@@ -94,14 +94,14 @@ def _advice(recipe: Recipe, stage: str, basis: Basis) -> str:
 
 
 def _fits(recipe: Recipe, stage: str, basis: Basis) -> bool:
-    """Return whether a stage fits. Counting takes seconds, so what is too large without activations is not counted."""
+    """Return whether a stage fits. Activations take seconds to count, so a stage too large without them is not."""
     limit = recipe.launch.device_memory_of(stage)
     (held,) = memory.stages(recipe, [stage], basis)
     return limit is not None and held.peak.device <= limit * GIB and not _excess(recipe, stage, basis)
 
 
 def _changes(recipe: Recipe, stage: str) -> Iterator[Change]:
-    """Yield settings that lower the memory of a stage, from what costs least to what costs most."""
+    """Yield settings that lower the memory of a stage, from the cheapest to the most expensive."""
     if recipe.launch.kept_bytes:
         yield "launch.resident_gb", 0
     if stage in TRAINING and recipe.policy.model_gradient_checkpointing is not True:

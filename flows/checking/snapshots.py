@@ -38,7 +38,7 @@ def check_references(items: Any, where: str, sources: Mapping[str, Mapping[str, 
     lost, named = bare[values.astype(bool)], values[values.astype(bool)]
     if lost.empty:
         return
-    # A column with pictures is no metadata, so of rows only other columns are.
+    # Columns with pictures are kept as references and are no metadata. So in rows, a value here is of another column.
     rows = lost["unit"].str.partition("/")[0].map(lambda name: sources.get(name, {}).get("name") == "hf")
     other = rows.astype(bool) | ~named.map(_are_places).astype(bool)
     if other.any():

@@ -12,7 +12,7 @@ from stages.artifacts.slots import current_of
 AT_ONCE = 16
 """Manifests that are read in parallel."""
 DERIVED = ("report", "fragment")
-"""Stages that show others to people. They differ only where those do, or by the names of the runs."""
+"""Stages that show other artifacts to people. Theirs differ only if the shown ones or the names of the runs do."""
 
 
 @dataclass

@@ -12,7 +12,7 @@ from stages.reporting.excerpt import Picture
 from stages.reporting.samples import Samples
 
 CHOSEN = ("fixed", "typical")
-"""Why samples of evaluated policies and of rollouts were put into fragments: whatever their scores."""
+"""Reasons for which fragments have samples of evaluated policies and of rollouts, whatever the scores."""
 
 
 @dataclass(frozen=True)
@@ -25,17 +25,17 @@ class Pair:
     a: Picture
     b: Picture
     apart: float | None
-    """Mean difference of the pixels in levels of 255; None if one picture has no pixels or another number of them."""
+    """Mean difference of the pixels in levels of 255; None if one picture has no pixels or another size."""
 
     @property
     def seeds(self) -> str:
-        """Return the seed of the noise, or both."""
+        """Return the seed of the noise, or both seeds if they differ."""
         return str(self.a.seed) if self.a.seed == self.b.seed else f"{self.a.seed}, {self.b.seed}"
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Samples of one place of both runs."""
+    """The same samples of both runs, of one iteration or policy version."""
 
     where: str
     """Name of the place, such as ``policy 6`` or ``iteration 5``."""

@@ -1,4 +1,4 @@
-"""Rewards, losses and answers of two runs. What both measured on the same prompts, media or conversations is paired."""
+"""Rewards, losses and answers of two runs. Measurements on the same prompts, media or conversations are paired."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Difference:
     b: Estimate
     change: Estimate
     how: str
-    """What both sides share, so that the error of the difference leaves out how prompts or items differ."""
+    """How both sides are paired. Differences between paired prompts or items are not in the error of the difference."""
 
     @classmethod
     def of(cls, name: str, where: str, sums: Sequence[Sums], how: str) -> Self:
@@ -53,7 +53,7 @@ def _rewards(a: Side, b: Side) -> Iterator[Difference]:
 
 
 def _of_samples(label: str, where: str, a: Any, b: Any) -> Difference:
-    """Return the difference over the samples that both scored; over all of each if they share none."""
+    """Return the difference over the samples that both runs scored; over all samples of each if they share none."""
     columns = [label, "noise_seed"]
     both = a[columns].merge(b[columns], on="sample_id", suffixes=(".a", ".b")).dropna()
     how = SAME_SAMPLES if both["noise_seed.a"].eq(both["noise_seed.b"]).all() else SAME_PROMPTS
@@ -63,7 +63,7 @@ def _of_samples(label: str, where: str, a: Any, b: Any) -> Difference:
 
 
 def _losses(a: Side, b: Side) -> Iterator[Difference]:
-    """Yield what was measured on held-out media or conversations, at the newest policy that both runs judged."""
+    """Yield differences on held-out media or conversations, at the newest policy that both runs judged."""
     sides = [_validated(one) for one in (a, b)]
     if not (both := sides[0].keys() & sides[1].keys()):
         return

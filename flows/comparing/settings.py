@@ -28,14 +28,14 @@ def settings(a: Side, b: Side) -> list[Setting]:
     """Return the settings of the recipes that differ, defaults included, in their order."""
     decides = dict(facts.flat(a.plan.recipe.identity())) | dict(facts.flat(b.plan.recipe.identity()))
     sides = [dict(facts.flat(one.plan.recipe.model_dump(mode="json"))) for one in (a, b)]
-    # A setting that one algorithm alone has decides, also where its value is the neutral one.
+    # A setting that only one of the algorithms has decides results, even at its neutral value.
     return [
         Setting(one.name, one.a, one.b, one.name in decides or None in (one.a, one.b)) for one in _differing(*sides)
     ]
 
 
 def origins(a: Side, b: Side) -> list[Setting]:
-    """Return what else decides results and differs: base model, first weights, plugins, stages, numerics."""
+    """Return other differences that decide results: base model, first weights, plugins, stages, numerics."""
     return [*_differing(_origin(a), _origin(b)), *_numerics(a, b)]
 
 
@@ -50,7 +50,7 @@ def _origin(side: Side) -> dict[str, Any]:
 
 
 def _numerics(a: Side, b: Side) -> Iterator[Setting]:
-    """Yield what differs in stages that both runs have. Stages have numbers of ranks of their own."""
+    """Yield differences of numerics in the stages that both runs have. Each stage has its own number of ranks."""
     ours, theirs = a.collected.numerics, b.collected.numerics
     both = [stage for stage in ours if stage in theirs]
     found: dict[tuple[str, str, str], list[str]] = {}
@@ -77,7 +77,7 @@ class Data:
     b: str
     equal: bool
     shared: str = ""
-    """How much of the data both runs have, where it can be counted."""
+    """Words on how much of the data both runs have; "" if it cannot be counted."""
 
 
 def data(a: Side, b: Side) -> list[Data]:
@@ -99,7 +99,7 @@ def _prompts(what: str, a: Sequence[Prompt], b: Sequence[Prompt]) -> Data:
 
 
 def _orders(a: Side, b: Side) -> Data | None:
-    """Compare which prompts each iteration samples, of the iterations that both runs trained on rewards."""
+    """Compare the prompts that iterations sample; None unless both runs trained some iterations on rewards."""
     plans = [one.plan for one in (a, b) if isinstance(one.plan, Plan) and one.run.trains_on_rewards]
     both = range(min(a.trained, b.trained))
     if len(plans) < 2 or not both:

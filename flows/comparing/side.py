@@ -51,5 +51,5 @@ Pieces = dict[int, tuple[Piece, Piece]]
 
 
 def shared(a: dict[int, Piece], b: dict[int, Piece]) -> Pieces:
-    """Return the fragments of both runs by the iterations, or the policy versions, that both have."""
+    """Return pairs of fragments, by the iterations or policy versions that both runs have."""
     return {k: (a[k], b[k]) for k in sorted(a.keys() & b.keys())}

@@ -29,7 +29,7 @@ class Tensor:
     apart: float
     """Norm of B - A."""
     moved: float
-    """Norm of how far A moved since its version 0."""
+    """Norm of the difference of A from its version 0."""
 
     @property
     def share(self) -> float:
@@ -48,7 +48,7 @@ class Weights:
     apart: float = math.nan
     """Norm of B - A."""
     moved_a: float = math.nan
-    """Norm of how far A moved since its version 0."""
+    """Norm of the difference of A from its version 0."""
     moved_b: float = math.nan
     began: float = math.nan
     """Norm of B - A at version 0."""
@@ -90,7 +90,7 @@ class Moved:
 
 
 def moved(run: AnyRun, version: int, most_bytes: int) -> Moved | None:
-    """Return how far a version moved; None without both versions, or if the files of one exceed ``most_bytes``.
+    """Return how far a version is from version 0; None without both, or if the files of one exceed ``most_bytes``.
 
     Every byte that is read is checked.
     """
@@ -101,7 +101,7 @@ def moved(run: AnyRun, version: int, most_bytes: int) -> Moved | None:
 
 @lru_cache(maxsize=256)
 def _moved(first: "_Policy", last: "_Policy") -> Moved | None:
-    """Return how far a policy moved; None for other tensors. Equal policies have equal bytes, which are read once."""
+    """Return how far a policy moved; None for different tensors. Policies of equal bytes are read once."""
     if first.shapes != last.shapes:
         return None
     total, length = _Sums(), 0.0

@@ -41,9 +41,9 @@ def _adapter(plan: Plan) -> str:
 
 
 def describe_plan(plan: Plan, store_url: str, named_by: str = "", *, slots: int | None = None) -> str:
-    """Return what a run would do, a line a subject.
+    """Return a text on what a run would do, one line for each subject.
 
-    ``named_by`` says what the store was taken from, ``slots`` how many ``launch.gpu_limit`` has, if that is known.
+    ``named_by`` says where the store's name comes from; ``slots`` is the number of ``launch.gpu_limit``, if known.
     """
     recipe, train, launch = plan.recipe, plan.recipe.train, plan.recipe.launch
     total, trained = (humanize.intword(count, "%.3g") for count in costs.parameters(recipe))
@@ -107,14 +107,14 @@ def _distilled(plan: Plan) -> list[str]:
 
 
 def _follows(recipe: Recipe) -> list[str]:
-    """Return what the data are taken from that may change under its name, each once."""
+    """Return the sources of the data whose contents may change under the same name, each once."""
     policy, validation = recipe.train.train_policy, recipe.validation
     datasets = [policy.dataset, getattr(policy, "data", None), validation and validation.dataset]
     return [*dict.fromkeys(said for dataset in datasets if dataset for said in dataset.follows)]
 
 
 def _overlaps(plan: Plan, store_url: str, slots: int | None) -> list[str]:
-    """Return which rewards overlap with the rollout, and why others do not."""
+    """Return lines on the rewards that are scored during the rollout, and on why others are not."""
     launch, overlapping = plan.recipe.launch, [reward for reward in plan.recipe.rewards if reward.overlap]
     labels = ", ".join(reward.fn.label for reward in overlapping)
     if labels and launch.launcher != "local":
@@ -145,7 +145,7 @@ def _most_with_a_rollout(plan: Plan, store_url: str, count: int | None) -> list[
 
 
 def turns(plan: Plan, store_url: str, *, slots: int | None = None) -> dict[str, str]:
-    """Return how the stages of each wave take turns that does not fit the devices of the profile, by its stages.
+    """Return the turns of each wave that does not fit the profile's devices at once, by the names of its stages.
 
     ``slots`` is the number of ``launch.gpu_limit``, if it is known.
     """
@@ -160,7 +160,7 @@ def turns(plan: Plan, store_url: str, *, slots: int | None = None) -> dict[str, 
 
 
 def _judge(options: RewardOptions) -> str:
-    """Return what is known of a scorer with torch before it runs."""
+    """Return a line on a scorer with torch: the size of its weights if that is known, and what is not known."""
     size = memory.weight_bytes(options)
     weights = "weights of a size that its settings do not tell" if size is None else f"{_size(size)} of weights"
     return f"{options.label}: {weights} on each rank of judge; not known are its activations and arithmetic"
@@ -182,7 +182,7 @@ def _warns(plan: Plan) -> str | list[str]:
 
 
 def _writes(recipe: Recipe, pictures: Pictures) -> list[str]:
-    """Return what an iteration writes and what all of them leave, a line each."""
+    """Return lines on the bytes that an iteration writes, and on the bytes that all iterations leave."""
     parts, train = costs.policy_parts(recipe), recipe.train
     of_parts = ", ".join(f"{part} {_size(size)}" for part, size in parts.items())
     lines = [f"a policy of {_size(sum(parts.values()))} an iteration: {of_parts}"]
@@ -211,7 +211,7 @@ def as_json(plan: AnyPlan, store_url: str, *, slots: int | None = None) -> dict[
 
     ``recipe`` has every setting, resolved. ``init`` says what policy version 0 begins with, "" for the base model.
     ``model.digest`` is ``""`` if files of the model are ``missing``.
-    ``stages`` has how often each runs, ``turns`` how waves are cut that do not fit the devices. Bytes of ``writes``:
+    ``stages`` has the number of runs of each, ``turns`` the turns of waves that do not fit. Bytes of ``writes``:
     ``sample`` (null without rollouts), ``embedding`` of a prompt, ``policy`` of one iteration by part. ``memory`` of
     each stage: bytes of one rank on the ``device`` and in ``cpu`` memory, as ``rows`` by kind, at each of
     its ``moments`` and as ``peak``, with the ``moment`` when the device holds that, and the ``nodes`` of its ranks.
@@ -254,9 +254,9 @@ def as_json(plan: AnyPlan, store_url: str, *, slots: int | None = None) -> dict[
 
 
 def described(plan: AnyPlan, store_url: str, named_by: str = "", *, slots: int | None = None) -> Iterator[str | Table]:
-    """Yield what a run would do, a table of the memory of one rank, a column a stage, and notes.
+    """Yield the text of :func:`describe_plan`, a table of the memory of one rank, a column for each stage, and notes.
 
-    ``named_by`` says what the store was taken from, ``slots`` how many ``launch.gpu_limit`` has, if that is known.
+    ``named_by`` says where the store's name comes from; ``slots`` is the number of ``launch.gpu_limit``, if known.
     """
     if (kind := kinds.of(plan)) is not None:
         words, found, uncounted = kind.described(plan, store_url, named_by)

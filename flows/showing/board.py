@@ -1,6 +1,6 @@
 """The artifacts of one flow run: each is created once and then replaced, by a thread of its own.
 
-A server that does not answer costs the run nothing: what could not be sent waits, or is replaced by what comes next.
+A server that does not answer costs the run nothing: contents that could not be sent wait, or newer ones replace them.
 """
 
 import contextvars
@@ -19,11 +19,11 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from cosmos_rl_core.errors import first_line
 
 TIMEOUT_S = 10.0
-"""Wait for an answer of the server."""
+"""Seconds to wait for an answer of the server."""
 PAUSE_S = 10.0
-"""Wait after a failure."""
+"""Seconds to wait after a failure."""
 CLOSING_S = 10.0
-"""Wait at the end for what has not been sent."""
+"""Seconds to wait at the end until the last contents are sent."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Board:
         self._known: dict[str, UUID] = {}
         self._turn = threading.Condition()
         self._ended = self._complained = False
-        # The thread talks to the server that the flow talks to, whatever has named it.
+        # In the flow's context, so that the thread talks to the same server.
         work = partial(contextvars.copy_context().run, self._work)
         self._thread = threading.Thread(target=work, name="prefect-artifacts", daemon=True)
 
@@ -59,13 +59,13 @@ class Board:
         self._thread.join(CLOSING_S)
 
     def put(self, key: str, shown: Shown) -> None:
-        """Show this under a key, in place of what was to be shown there. Returns at once and never raises."""
+        """Show contents under a key, in place of earlier contents that still wait. Returns at once and never raises."""
         with self._turn:
             self._waiting[key] = shown
             self._turn.notify()
 
     def _work(self) -> None:
-        """Send what waits, until the end. What fails at the end is given up."""
+        """Send waiting contents until the end. Contents that cannot be sent then are given up."""
         ended = False
         while not ended:
             with self._turn:
@@ -89,7 +89,7 @@ class Board:
         self._complained = True
 
     def _send(self, taken: dict[str, Shown]) -> None:
-        """Create or replace artifacts, and remove artifacts that arrived from ``taken``."""
+        """Create or replace artifacts, and remove from ``taken`` the artifacts that arrived."""
         # A client of its own each time: one that a fork or a lost connection broke would stay broken.
         with (
             temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
@@ -99,7 +99,7 @@ class Board:
                 try:
                     self._replace(api, key, shown)
                 except Exception:
-                    # It may have arrived, or be gone with the server's data: the next time asks.
+                    # It may have arrived, or the server may have lost its data: ask again the next time.
                     self._known.pop(key, None)
                     raise
                 del taken[key]

@@ -21,7 +21,7 @@ from stages.reporting.excerpt import Picture
 from stages.reporting.pictures import References, Thumb
 
 NEWEST, BLOCKS = 50, 50
-"""Iterations that have rows of their own, and blocks at most of all older ones."""
+"""Number of newest iterations that have a row each, and most rows of all older ones, a row for each block of them."""
 ROWS, PROMPTS = 5, (4, 3, 2, 1)
 """Policies or iterations that the grid of pictures shows, and samples of each: the most that fit. The page of an
 artifact has room for four pictures side by side."""
@@ -71,7 +71,7 @@ def row(
     means: Mapping[int, Mapping[str, float]],
     span: Sequence[int],
 ) -> dict[str, str]:
-    """Return the means of some iterations; empty ones of what these iterations lack and others have.
+    """Return the cells of one row: means over some iterations, empty for numbers that only other iterations have.
 
     ``means`` of optimizer steps and ``seconds`` are by iteration.
     """
@@ -92,8 +92,8 @@ def row(
 def _mean(pieces: Sequence[Piece], label: str, headline: str) -> str:
     """Return the mean of a reward over iterations and its standard error over prompts.
 
-    Iterations may have prompts in common, which fragments list for the headline reward alone. So of others the mean of
-    several iterations has an error only if their prompts differ.
+    Iterations may have prompts in common, which fragments list for the headline reward alone. So for other rewards, the
+    mean of several iterations has an error only if their prompts differ.
     """
     known = [piece for piece in pieces if math.isfinite(piece.estimate(label).mean)]
     found = mean_of_estimates([piece.estimate(label) for piece in known])
@@ -126,7 +126,7 @@ def _tripped(pieces: Sequence[Piece]) -> str:
 
 
 def pictures(collected: Collected) -> str:
-    """Return a grid as Markdown: a row an evaluated policy, a column a fixed prompt and seed; "" without pictures.
+    """Return a Markdown grid: a row for each evaluated policy, a column for each fixed prompt and seed; "" if empty.
 
     In a run that evaluates nothing, rows are iterations, whose prompts differ: each has typical samples of its own.
     """
@@ -146,7 +146,7 @@ def _with_pictures(pieces: Mapping[int, Piece], kind: str) -> list[Piece]:
 
 
 def _grid(title: str, shown: Sequence[Picture], references: References) -> str:
-    """Return a small table with a title: what prompts refer to, pictures, and below them prompts and scores."""
+    """Return a small table with a title: references of prompts, pictures, and below them prompts and scores."""
     scores = [_plain(one.prompt) + ("" if one.score is None else f" **{one.score:.3f}**") for one in shown]
     images = [f"![{_plain(one.prompt)}]({one.thumb})" if one.thumb else _plain(one.missing) for one in shown]
     given = zip_longest(*(references.of(one.references) for one in shown))
@@ -169,9 +169,9 @@ def _plain(text: str) -> str:
 
 
 def report_link(address: str, served: str = "") -> str:
-    """Return a link to the report as Markdown: where it is ``served``, else its file. Below one to a disk is its path.
+    """Return a Markdown link to the report: to the address where it is ``served``, else to its file.
 
-    Few browsers follow a link from the page of a server to a file of a disk.
+    Below a link to a local file is its path, because few browsers follow such a link from the page of a server.
     """
     if served:
         return f"[report]({served})\n\n`{address}`"

@@ -1,4 +1,4 @@
-"""Tasks that a killed process left at work in Prefect: a later try of their flow run says that they ended."""
+"""Tasks that a killed process left at work in Prefect: a later try of their flow run tells Prefect that they ended."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -49,7 +49,7 @@ class Showing:
         self._told_s = self._made_s = -float("inf")
         self._took_s = 0.0
         self._why = ""
-        """The last failure that was said."""
+        """The last failure that was noted."""
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -110,7 +110,7 @@ class Showing:
     def _try(self, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception as error:  # whatever an artifact comes to, the run goes on
+        except Exception as error:  # a run goes on without its artifacts in Prefect
             why = f"{type(error).__name__}: {first_line(error)}"
             if why != self._why:
                 self._note(f"the artifacts in Prefect are not up to date ({why})")
