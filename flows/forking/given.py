@@ -1,4 +1,4 @@
-"""The rollouts of its origin that a fork trains on: which there are, and what they allow."""
+"""The rollouts of its origin that a fork trains on: which ones exist, and the settings that they allow."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ def rollouts(run: AnyRun, origin: AnyRun) -> dict[str, Manifest]:
 
 
 def count(origin: AnyRun, first: int) -> int:
-    """Return the iteration before which a run has all rollouts from ``first`` on; without rewards, all policies."""
+    """Return the first iteration, from ``first`` on, without a rollout; in a run without rewards, without a policy."""
     last = origin.recipe.train.num_iterations
     missing = _rollout if origin.trains_on_rewards else _trained
     return next((k for k in range(first, last) if missing(origin, k) is None), last)
@@ -48,7 +48,7 @@ def makers(run: AnyRun, ks: Sequence[int]) -> Iterator[tuple[Manifest, tuple[str
 
 
 def mistakes(origin: AnyRun, plan: AnyPlan) -> list[str]:
-    """Return why the rollouts of a run cannot be trained on by a plan."""
+    """Return reasons why a plan cannot train on the rollouts of a run; empty if it can."""
     if kinds.of(origin.plan) is not None:
         return [f"{origin.plan.run_id} has no rollouts; change its settings with `fork --at 0`"]
     assert isinstance(origin, Run)
@@ -92,7 +92,7 @@ def _unlike(origin: Run, run: Run) -> Iterator[str]:
 
 
 def _foreign(origin: Run, run: Run, made: dict[int, Manifest]) -> Iterator[str]:
-    """Yield what does not allow the policies to be others than the policies that made the rollouts, as they will be."""
+    """Yield reasons why trained policies may not differ from the policies that made the rollouts, as they will."""
     later = [*made][1:]
     changed = origin.recipe.policy.lora != run.recipe.policy.lora
     if (changed or later) and (refusal := stored.needs_its_own(run)):

@@ -26,7 +26,7 @@ from stages.artifacts.slots import current_of, is_dropped
 _FROZEN = ("policy.", "train.optm_name")
 """Settings that decide the shape of a policy and of its optimizer's state, which a fork goes on with."""
 _FREE = ("policy.diffusers.", "policy.model_gradient_checkpointing")
-"""Settings below :data:`_FROZEN` that do not decide it."""
+"""Settings below :data:`_FROZEN` that decide neither shape nor state."""
 _OF_TRAINING = ("policy.lora.", "train.optm_name")
 """Settings below :data:`_FROZEN` that a fork on stored rollouts may change if it begins with policy version 0."""
 _WORDS = re.compile(r"\w+")
@@ -55,7 +55,7 @@ def plan_of_fork(wanted: ForkOf, settings: Settings, misfits: checks.Misfits | N
         run=wanted.run,
         at=wanted.at,
         optimizer_steps=clocks_at(run, wanted.at),
-        # Scores and evaluations of a run whose own begin in its middle compare from there on.
+        # If only later scores of the origin compare with each other, the fork's compare from its own beginning on.
         alike=judged_by(run.plan) == judged_by(plan) and run.plan.baseline == 0,
         stored=None if wanted.stored is None else stored.settled(wanted.stored, run, plan),
     )
@@ -86,7 +86,7 @@ def _algorithm(values: Values) -> Any:
 
 
 def _leave_out(values: Values, before: str) -> None:
-    """Leave out the options of the algorithm before that the new one does not have.
+    """Remove options of the algorithm ``before`` that the new algorithm does not have.
 
     Raises :class:`ConfigError` if there is no such algorithm.
     """
@@ -117,7 +117,7 @@ def policy_at(run: AnyRun, k: int) -> Manifest | None:
 
 
 def clocks_at(run: AnyRun, k: int) -> int:
-    """Return the optimizer steps before an iteration of a run, as its policy version says; 0 if there is none."""
+    """Return the number of optimizer steps before iteration k of a run, from its policy version; 0 without one."""
     made = policy_at(run, k)
     steps = {} if made is None else made.config.get("steps", {})
     return steps.get("first_step", 0) + len(steps.get("lrs", ()))
@@ -133,7 +133,7 @@ def _unlike(origin: AnyPlan, plan: AnyPlan) -> Iterator[str]:
             f"policy.model_name_or_path: the policies were trained on files {origin.model.digest[:12]}, these are "
             f"{plan.model.digest[:12]}; expected the same base model"
         )
-    # Version 0 on stored rollouts is made anew, if it is another.
+    # A fork that trains on stored rollouts from version 0 on makes that version itself.
     free = (*_FREE, *_OF_TRAINING) if not plan.generates and plan.first == 0 else _FREE
     for change in differences(origin.identity()["recipe"], plan.identity()["recipe"]):
         if change.startswith(_FROZEN) and not change.startswith(free):
@@ -141,7 +141,7 @@ def _unlike(origin: AnyPlan, plan: AnyPlan) -> Iterator[str]:
 
 
 def judged_by(plan: AnyPlan) -> Any:
-    """Return what decides whether scores and evaluations of two runs compare."""
+    """Return the settings that two runs must share for their scores and evaluations to be compared."""
     recipe = plan.identity()["recipe"]
     validation = {name: value for name, value in (recipe.get("validation") or {}).items() if name != "freq"}
     warning = None if plan.early_warning is None else plan.early_warning.model_dump(mode="json")

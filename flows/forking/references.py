@@ -28,11 +28,11 @@ _SLOT = re.compile(r"(policy|(?:iterations|exports)/(\d+)/[^/]+)/manifest\.\d+\.
 
 
 def refer_to_origin(run: AnyRun) -> int:
-    """Write the references of a fork, and say so in the folders of the runs that have the artifacts.
+    """Write the references of a fork, and records of it in the folders of the runs that own the artifacts.
 
-    Returns their number; 0 if they were written before: what the origin makes later is no part of a fork, except
-    rollouts that it trains on. After a kill another call writes the rest. Raises :class:`ConfigError` if retention
-    deleted what the fork reads.
+    Returns the number of new references; 0 if they were written before: artifacts that the origin makes later are no
+    part of a fork, except rollouts that it trains on. After a kill another call writes the rest. Raises
+    :class:`ConfigError` if retention deleted parts that the fork reads.
     """
     begins = run.plan.origin
     assert begins is not None
@@ -42,14 +42,14 @@ def refer_to_origin(run: AnyRun) -> int:
     if was is not None and EVERY not in was.holds and all(current_of(slot)[1] is not None for slot in wanted):
         return 0
     every = found_in_origin(run)
-    # What a fork has made itself stays, whatever its origin has by now.
+    # Artifacts that the fork has made itself stay, even if its origin has them by now.
     new = {slot: made for slot, made in every.items() if current_of(slot)[1] is None}
     with one_look():
         for slot, made in new.items():
             suppose(slot, made)
         held = _read_by(run, every)
     owners = {origin.url} | {_owner(run, made) for made in (*every.values(), *held)}
-    # Before anything is referred to, so that nothing of it is deleted meanwhile.
+    # Records come before references, so that no artifact is deleted in between.
     for owner in owners:
         forks.note(owner, _with(_record(owner, run), run, begins.at, holds=(EVERY,)))
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -72,7 +72,7 @@ def _record(owner: str, run: AnyRun) -> Fork | None:
 
 
 def _with(was: Fork | None, run: AnyRun, at: int, named: Sequence[Manifest] = (), holds: tuple[str, ...] = ()) -> Fork:
-    """Return the record of a fork that names what it named, and more; ``holds`` replaces what it held."""
+    """Return the record ``was`` with references to ``named`` as well. ``holds`` replaces its own, unless EVERY."""
     places = {} if was is None else {place: {*generations} for place, generations in was.references.items()}
     for made in named:
         places.setdefault(place_of(made.slot), set()).add(made.generation)
@@ -92,7 +92,7 @@ def found_in_origin(run: AnyRun) -> dict[str, Manifest]:
         if begins.stored is not None:
             found |= given.rollouts(run, origin)
             if begins.at == 0:
-                # It is made like any other, as its settings may be others.
+                # The fork makes policy 0 itself, because its settings may differ.
                 found.pop(run.slots.policy(0), None)
         for slot, made in found.items():
             suppose(slot, made)
@@ -119,7 +119,7 @@ def _read_by(run: AnyRun, found: Mapping[str, Manifest]) -> list[Manifest]:
     policies = (run.slots.policy(k) for k in range(max(0, newest - run.staleness), newest + 1))
     rollouts = (run.slots.iteration(k, "rollout") for k in range(newest, until))
     read = [(found[slot], ANY_PART) for slot in policies if slot in found]
-    # Updates read the tensors of a stored rollout; its scores are there, or are made from media that are looked for.
+    # Updates read the tensors of a stored rollout. Its scores exist, or :mod:`flows.forking.given` looks for its media.
     read += [(found[slot], ANY_PART if run.plan.generates else (TENSORS,)) for slot in rollouts if slot in found]
     if not run.plan.generates:
         read += given.makers(run, range(newest, until))
@@ -148,7 +148,7 @@ def _before(origin: AnyRun, at: int, fork_url: str) -> Iterator[tuple[str, Manif
 
 
 def _is_same(made: Manifest, step: Step) -> bool:
-    """Return whether an artifact is what a step asks for. Nothing is, while an input of the step is not there."""
+    """Return whether an artifact is current for a step; False while an input of the step is missing."""
     try:
         return made.why_not(step.request()) is None
     except ArtifactError:
@@ -160,7 +160,7 @@ def _lost(made: Manifest) -> Iterator[str]:
 
 
 def _is_whole(made: Manifest) -> bool:
-    """Return whether nothing was deleted of a rollout that the fork may read; other artifacts are."""
+    """Return False for a rollout that lost media or tensors, which the fork may read; True for any other artifact."""
     return not (made.stage == "rollout" and {*_lost(made)} & {MEDIA, TENSORS})
 
 
@@ -169,7 +169,7 @@ def _moved(slot: str, old: str, new: str) -> str:
 
 
 def _keep_scorers(origin_url: str, fork_url: str) -> None:
-    """Let the fork keep to the scorers of services that its origin has pinned."""
+    """Pin for the fork the scorers of services that its origin has pinned."""
     folder = store.join(origin_url, SCORERS)
     for name in store.names(folder):
         store.put_if_absent(store.join(fork_url, SCORERS, name), store.read(store.join(folder, name)))

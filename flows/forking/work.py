@@ -1,4 +1,4 @@
-"""The work that a run leaves to do: the samples that are generated, scored and trained on."""
+"""The work that is left of a run: numbers of samples to generate, score and train on."""
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, fields
@@ -14,7 +14,7 @@ from stages.registry import trains
 
 @dataclass(frozen=True)
 class Work:
-    """Samples of the stages that have no artifact yet."""
+    """Numbers of samples in the stages that have no artifact yet."""
 
     stages: int = 0
     generated: int = 0
@@ -53,7 +53,7 @@ class PlannedFork:
     at: int
     """The policy version that it begins with."""
     references: int
-    """Artifacts of other runs that it refers to."""
+    """Number of artifacts of other runs that it refers to."""
     work: Work
 
     def lines(self) -> Iterator[str]:
@@ -64,7 +64,7 @@ class PlannedFork:
 
 
 def planned_fork(plan: AnyPlan, store_url: str) -> PlannedFork:
-    """Return what a fork would refer to and make. Writes nothing."""
+    """Return the references and the work of a fork. Writes nothing."""
     run, begins = run_of(plan, store_url), plan.origin
     assert begins is not None
     found = found_in_origin(run)
@@ -72,7 +72,7 @@ def planned_fork(plan: AnyPlan, store_url: str) -> PlannedFork:
 
 
 def work_of(run: AnyRun, there: Container[str]) -> Work:
-    """Return the work of a run without the slots ``there``, and without slots that have an artifact."""
+    """Return the work of a run in slots that have no artifact and are not in ``there``."""
     every = (step for wave in post_train(run) for step in wave.steps if step.slot not in there)
     left = [step for step in every if current_of(step.slot)[1] is None]
     train, validation = run.recipe.train, run.recipe.validation

@@ -58,7 +58,7 @@ class Agreement:
     apart: list[Apart]
     """The samples whose ranks differ most in proportion to the size of the group."""
     table: Any = field(default=None, repr=False, compare=False)
-    """A row a sample of these groups, with both scores, ``old_z`` and ``new_z`` standardised within its group."""
+    """One row for each sample of these groups, with both scores; ``old_z``, ``new_z``: standardised in its group."""
 
     @classmethod
     def between(cls, of: str, table: Any) -> Self:
@@ -107,7 +107,7 @@ class Agreement:
 
     @property
     def left_out(self) -> str:
-        """Return for people what the correlation leaves out; "" if that is nothing."""
+        """Return a phrase on the groups and samples that the correlation leaves out; "" without any."""
         counts = {
             f"with fewer than {FEWEST} samples that both scored": self.too_small,
             "whose scores are all equal": self.without_spread,
@@ -133,7 +133,7 @@ def _ranked(table: Any) -> Any:
 
 
 def _correlations(used: Any) -> Any:
-    """Return a row a group with Spearman's correlation: Pearson's of the ranks."""
+    """Return one row for each group with Spearman's correlation, which is Pearson's of the ranks."""
     rows = [
         {"prompt_id": prompt, "correlation": group["old_rank"].corr(group["new_rank"])}
         for (_, prompt), group in used.groupby(GROUP)

@@ -74,7 +74,7 @@ def plan_of_rescore(
 
     ``reward`` is the name of a reward, or the path of a TOML file with ``[[rewards]]``. ``iterations`` are those whose
     rollouts are scored, such as ``3-7,9``; by default all that the run has. Raises one :class:`ConfigError` with every
-    mistake, and with the numbers of samples that nothing is left of.
+    mistake, or with the numbers of samples of which too little is left to score them.
     """
     run, mistakes = read_run(store_url, run_id), Mistakes()
     if not isinstance(run, Run):
@@ -101,7 +101,7 @@ def plan_of_rescore(
 
 
 def cost_of(wanted: Wanted) -> PlannedRescore:
-    """Return what a re-score will decode and score. Writes nothing."""
+    """Return the numbers of samples that a re-score will decode and score. Writes nothing."""
     rescore, stocks = wanted.rescore, wanted.stocks
     with one_look():
         scored = {
@@ -196,7 +196,7 @@ def _chosen(run: Run, iterations: str | None, evaluations: bool) -> list[Stock]:
 
 
 def _lost(wanted: Wanted) -> Iterator[str]:
-    """Yield what cannot be scored any more."""
+    """Yield lines on samples that cannot be scored any more."""
     for held_out in (False, True):
         some = [stock for stock in wanted.stocks if stock.held_out == held_out]
         lost = {stock.k: count for stock in some if (count := wanted.rescore.lacks(stock))}

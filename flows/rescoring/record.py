@@ -1,4 +1,4 @@
-"""The record of a re-score: which rewards it scores the samples of a run with."""
+"""The record of a re-score: the rewards with which it scores the samples of a run."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -13,7 +13,7 @@ from cosmos_rl_core.storage.sealed import RESTORE, unseal
 from stages.artifacts.records import Sealed, parsed
 
 RESCORE = "rescore"
-"""Folder of a run with a folder a re-score."""
+"""Folder of a run that has one folder for each re-score."""
 FILE = "rescore.json"
 """Name of the record, which is written first."""
 NUMBERS = "agreement.json"
@@ -21,7 +21,7 @@ NUMBERS = "agreement.json"
 
 
 class Rescoring(Sealed):
-    """All that decides the scores of a re-score. Which samples it scores is no part of it: later ones may follow."""
+    """Everything that decides the scores of a re-score. The list of samples is not in it: later ones may follow."""
 
     kind: ClassVar[str] = "rescore"
     run_id: str
@@ -54,7 +54,7 @@ class Rescoring(Sealed):
         return store.join(run_url, RESCORE, self.folder)
 
     def write(self, run_url: str) -> None:
-        """Write the record unless it is there. Raises :class:`ArtifactError` if another one is."""
+        """Write the record unless it is there. Raises :class:`ArtifactError` if another record is in its place."""
         url = store.join(self.url(run_url), FILE)
         store.check_writable(self.url(run_url))
         store.put_if_absent(url, self.sealed())

@@ -34,11 +34,11 @@ class Report:
     rescore: Rescore = field(repr=False)
     parts: tuple[Agreement, ...]
     not_compared: tuple[str, ...]
-    """Samples that lack scores by the run, or by the re-score."""
+    """Iterations and policies, in words, whose samples lack scores by the run or by the re-score."""
 
     @property
     def page(self) -> str:
-        """Return where its page is."""
+        """Return the URL of its page."""
         return store.join(self.rescore.url, contracts.Report.PAGE)
 
     @property
@@ -73,7 +73,7 @@ class Report:
 
 
 def report_of(wanted: Wanted) -> Report:
-    """Return the agreement on what a command asked for, and on all else that the re-score has."""
+    """Return the agreement on the samples that a command asked for, and on all others that the re-score has."""
     rescore, tables, missing = wanted.rescore, dict[bool, list[Any]]({False: [], True: []}), list[str]()
     with one_look():
         every = {(stock.held_out, stock.k): stock for stock in (*rescore.stocks(), *wanted.stocks)}
@@ -99,7 +99,7 @@ def write_report(wanted: Wanted) -> Report:
 
 
 def page_of(report: Report) -> bytes:
-    """Return the page."""
+    """Return the page as HTML."""
     rescore = report.rescore
     record = rescore.record
     references = References(rescore.run.url)
@@ -126,7 +126,7 @@ def old_weights(rescore: Rescore) -> dict[str, float]:
 
 
 def table_of(rescore: Rescore, stock: Stock) -> Any:
-    """Return a row a sample with its old and its new reward; None if scores are missing."""
+    """Return a table with the old and the new reward of each sample; None if scores are missing."""
     old = {label: stock.scores(label) for label in old_weights(rescore)}
     new = {one.fn.label: rescore.found(stock, one) for one in rescore.record.rewards}
     new = {label: new[label] for label in weights_of(rescore.record.rewards)}
@@ -150,7 +150,7 @@ def _sum(table: Any, weights: Mapping[str, float], slots: Mapping[str, str | Non
 
 
 def _rewards(rescore: Rescore) -> Iterator[tuple[str, str]]:
-    """Yield rows on what is compared."""
+    """Yield rows on the compared rewards and their scorers: a name, and words."""
     weighted = old_weights(rescore), weights_of(rescore.record.rewards)
     for name, weights in zip(("old reward", "new reward"), weighted, strict=True):
         yield name, " + ".join(f"{weight:g} x {label}" for label, weight in weights.items())

@@ -1,4 +1,4 @@
-"""The stages of a re-score, with slots in its folder, and the scores of the run that it need not make."""
+"""The stages of a re-score, with slots in its folder, and the scores of the run that it takes over."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,7 +22,7 @@ from stages.contracts import INDEX, MEDIA, TENSORS, Decode
 
 
 class Form(Enum):
-    """Source of scores. The value is the stage that decodes what is missing."""
+    """The form in which a reward reads samples. The value is the stage that decodes missing pictures, if one does."""
 
     PICTURES = ""
     LATENTS = "-"
@@ -50,7 +50,7 @@ class Rescore:
         return self.record.url(self.run.url)
 
     def waves(self, stock: Stock) -> Iterator[Wave]:
-        """Yield the waves that make the scores of some samples which neither it nor the run has."""
+        """Yield the waves that make scores of some samples, without scores that the re-score or the run has."""
         missing = [reward for reward in self.record.rewards if self.found(stock, reward) is None]
         for form in dict.fromkeys(self.form_of(stock, reward) for reward in missing):
             if form.decodes and self._decoded_by_run(stock, form) is None:
@@ -90,7 +90,7 @@ class Rescore:
         return [slot for slot in slots if current_of(slot)[1] is not None]
 
     def form_of(self, stock: Stock, reward: RewardConfig) -> Form:
-        """Return what a reward scores now."""
+        """Return the form in which a reward would read samples now."""
         if self._reads(stock, reward) == "latents":
             return Form.LATENTS
         if stock.held_out or stock.undecoded == 0:
@@ -143,7 +143,7 @@ class Rescore:
         latents = self._reads(stock, reward) == "latents"
         forms = (Form.LATENTS,) if latents else (Form.PICTURES, Form.SHARE, Form.DECODED)
         for form in forms[:1] if stock.held_out else forms:
-            # A form whose inputs are not there is none that was scored.
+            # A form whose inputs are missing was not scored.
             with suppress(ArtifactError):
                 request = self._scores(stock, reward, form)
                 if made.why_not(request) is None:

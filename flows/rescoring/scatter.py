@@ -13,7 +13,7 @@ MOST = 2000
 
 
 def scatter(table: Any) -> Markup:
-    """Draw ``new_z`` over ``old_z``, a point a sample; nothing without samples."""
+    """Draw ``new_z`` over ``old_z``, one point for each sample; nothing without samples."""
     if not len(table):
         return Markup("")
     chosen = table.iloc[:: -(-len(table) // MOST)]

@@ -1,4 +1,4 @@
-"""The samples that a run has, and what is left of them to score."""
+"""The samples that a run has, and which of their parts are left to score."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -27,7 +27,7 @@ class Planned:
     settings: Settings
     plan: AnyPlan
     begins: AnyPlan | None = None
-    """The plan of the run of the study that it is a fork of at policy 0, once that is there."""
+    """The plan of another run of the study, if this run begins as its fork at policy 0, once that policy exists."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _work(one: Planned, store_url: str) -> tuple[Member, Work]:
 
 
 def _shared(run: AnyRun, first: AnyRun) -> Iterator[str]:
-    """Yield the slots that a run will have of the first run of its seed: of what both make alike before any update."""
+    """Yield the slots that a run will share with the first run of its seed: both make these alike before any update."""
     if not isinstance(run, Run) or not isinstance(first, Run):
         return
     yield run.slots.policy(0)
@@ -109,7 +109,7 @@ class Planning:
         self._planned: list[Planned] = []
 
     def add(self, planned: Planned) -> bool:
-        """Add a run; return False if it is there, because two settings say the same."""
+        """Add a run; return False if an equal run is there, because two settings mean the same."""
         if planned.member.run in {one.member.run for one in self._planned}:
             return False
         settings = replace(planned.settings, run_id=planned.member.run, of_study=True)

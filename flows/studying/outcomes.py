@@ -41,8 +41,8 @@ class Outcome:
     drifts: dict[int, float]
     """Drift from the behaviour before each update on rollouts that its own policy did not make."""
     samples: Any = None
-    """Held-out samples of its last judged version, by id: ``value``, NaN of one that does not count, and
-    ``prompt_id``; None if a loss or correct answers rank."""
+    """Table of the held-out samples of its last judged version, by id: ``value``, NaN for a sample that does not
+    count, and ``prompt_id``; None if a loss or correct answers rank."""
 
     @property
     def last(self) -> int | None:
@@ -58,7 +58,7 @@ class Outcome:
 
 
 def outcomes_of(study: Study, store_url: str) -> list[Outcome]:
-    """Return what each run has come to; runs that have no plan or no number yet are left out."""
+    """Return the outcome of each run; runs that have no plan or no number yet are left out."""
     return [one for member in study.members if (one := _outcome(store_url, member, study.until)) is not None]
 
 
@@ -107,11 +107,11 @@ def _scores(run: AnyRun, k: int, label: str) -> Any:
 
 
 def against(outcome: Outcome, others: Sequence[Outcome], *, by_chance: bool = False) -> Estimate:
-    """Return by how much a run's number is above the mean of others, paired by held-out samples that all of them count.
+    """Return by how much a run's number is above the mean of others, paired by held-out samples that count in all.
 
-    The error is over prompts; it is NaN of runs that are ranked by no score of samples, such as a loss. With
-    ``by_chance`` the others are runs that differ from each other by chance alone, and this one would be like them if
-    its rewards taught nothing: their variance is added once for it and once for their mean. NaN then with a single one.
+    The error is over prompts; it is NaN for runs that are not ranked by scores of samples, but for example by a loss.
+    With ``by_chance`` the others differ from each other by chance alone, and this run would be like them if its rewards
+    taught nothing: their variance is added once for this run and once for their mean; NaN with a single other run.
     Missing without others that were judged alike, at the same version.
     """
     same = [one for one in others if alike(one, outcome) and one.last == outcome.last and one.last is not None]
@@ -129,7 +129,7 @@ def against(outcome: Outcome, others: Sequence[Outcome], *, by_chance: bool = Fa
 
 
 def alike(one: Outcome, other: Outcome) -> bool:
-    """Return whether the numbers of two runs compare: equal rewards, weights, gates and held-out samples."""
+    """Return whether two runs can be compared: they have equal rewards, weights, gates and held-out samples."""
     return (one.by, one.judged_by) == (other.by, other.judged_by)
 
 
@@ -141,7 +141,7 @@ def paired(setting: Sequence[Outcome], other: Sequence[Outcome]) -> Estimate:
         for seed in sorted(mine.keys() & theirs.keys())
         if alike(mine[seed], theirs[seed])
         for k in [max(mine[seed].figures.keys() & theirs[seed].figures.keys(), default=0)]
-        # All begin alike.
+        # At their first version, all runs are equal.
         if k > mine[seed].first
     ]
     return mean_of_independent(moved) if moved else Estimate.missing()

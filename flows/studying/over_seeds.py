@@ -61,7 +61,7 @@ def plan_of_study(
 
 
 def as_begun(one: Planned) -> Settings:
-    """Return the settings of a run: of one that begins as a fork, once its origin has policy version 0, of the fork."""
+    """Return the settings of a run; of a run that begins as a fork, once its origin has policy version 0."""
     if one.begins is None:
         return one.settings
     return replace(one.settings, recipe="", fork=ForkOf(one.begins.run_id, 0))

@@ -28,9 +28,9 @@ class Row:
 
     setting: str
     outcomes: tuple[Outcome, ...]
-    """Outcomes of its runs with rewards as they are, by seed."""
+    """Outcomes of its runs with unshuffled rewards, by seed."""
     value: Estimate
-    """The number of the setting: mean and error over seeds; over prompts if there is a single run."""
+    """The mean held-out number of the setting, with its error over seeds; over prompts if there is a single run."""
     above_controls: Estimate
     """Difference from runs with shuffled rewards, at the same policy version; missing without controls."""
     above_first: Estimate
@@ -42,7 +42,7 @@ class Row:
 
     @property
     def reached(self) -> str:
-        """Return the policy versions that the numbers are of."""
+        """Return the policy versions that the numbers belong to, with commas between."""
         return ", ".join(str(k) for k in sorted({one.last for one in self.outcomes if one.last is not None}))
 
     @property
@@ -74,7 +74,7 @@ class Report:
 
     @property
     def page(self) -> str:
-        """Return where its page is."""
+        """Return the URL of its page."""
         return store.join(self.folder, contracts.Report.PAGE)
 
     @property
@@ -109,7 +109,7 @@ class Report:
 
     @property
     def result(self) -> str:
-        """Return the settings in a line."""
+        """Return each setting and its number, in one line."""
         return "; ".join(f"{row.setting}: {row.value}" for row in self.rows) or "no run has a held-out number yet"
 
     def lines(self) -> Iterator[str]:
@@ -136,7 +136,7 @@ class Report:
 
 
 def report_of(study: Study, store_url: str, ended: Mapping[str, str] | None = None) -> Report:
-    """Return what the runs came to. ``ended`` says by a run's id why it ended before its planned version."""
+    """Return the report of a study. ``ended`` has, by the id of a run, why it ended before its planned version."""
     with one_look():
         outcomes = outcomes_of(study, store_url)
     grouped = {setting: [one for one in outcomes if one.member.setting == setting] for setting in study.settings}
@@ -155,7 +155,7 @@ def write_report(study: Study, store_url: str, ended: Mapping[str, str] | None =
 
 
 def page_of(report: Report) -> bytes:
-    """Return the page."""
+    """Return the page as HTML."""
     return render(
         "study.html",
         title=report.study.name,
@@ -189,7 +189,7 @@ def _told(found: Estimate) -> str:
 
 
 def _drawn(report: Report) -> Markup | None:
-    """Return the curves of the settings that are judged as the first; None if there is one point of each."""
+    """Return curves of the settings that are judged like the first; None if none has two points."""
     first = report.rows[0].outcomes[0] if report.rows else None
     series = [
         Series(row.setting, points, line=True, ink=_ink(i))

@@ -12,7 +12,7 @@ from flows.checking import checks
 from stages.artifacts.records import Sealed, parsed
 
 STUDIES = "studies"
-"""Folder of a store with a folder a study."""
+"""Folder of a store that has one folder for each study."""
 FILE, NUMBERS = "study.json", "numbers.json"
 """Names of its record, which is written first, and of the numbers of its report."""
 Kind = Literal["what-if", "seeds"]
@@ -24,10 +24,10 @@ class Member(Section):
     run: str
     """Id of the run."""
     setting: str
-    """What is different about the run, in short: runs of one setting are compared as one."""
+    """Short name of the settings that differ in the run. Runs of one setting are compared as one."""
     seed: int
     control: int = 0
-    """Number of the order that its rewards are shuffled in; 0 for rewards as they are."""
+    """Number of the order in which its rewards are shuffled; 0 for unshuffled rewards."""
 
     @property
     def words(self) -> str:
@@ -48,7 +48,7 @@ class Study(Sealed):
     members: tuple[Member, ...]
 
     def url(self, store_url: str) -> str:
-        """Return where its folder is."""
+        """Return the URL of its folder."""
         return store.join(store.absolute(store_url), STUDIES, self.name)
 
     @property

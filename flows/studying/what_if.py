@@ -21,13 +21,13 @@ from flows.terminal.numbers import parsed
 from stages.artifacts.slots import is_dropped, one_look
 
 UNCHANGED = "as it was"
-"""Setting of the run itself: its own policies, evaluated where the others are."""
+"""Name of the setting of the run itself, whose own policies are evaluated like the others."""
 CONTROLS = 3
 """Default number of orders that rewards are shuffled in, for each setting."""
 _NO_MORE = "validation.freq=0"
-"""Policies between are not evaluated."""
+"""Setting by which policies between the first and the last are not evaluated."""
 _OF_ALL = ("validation.", "launch.", "logging.")
-"""Beginnings of settings that all runs of a what-if have."""
+"""Beginnings of the names of settings that all runs of a what-if share."""
 
 
 def plan_of_what_if(
@@ -61,7 +61,7 @@ def plan_of_what_if(
         first, until = _span(iterations) if iterations else (begun, given.count(origin, begun))
     if until <= first:
         raise ConfigError(f"{run_id} has no rollout yet; begin once it has one")
-    # How policies are evaluated is no difference between settings.
+    # All settings are evaluated in the same way.
     shared = (_NO_MORE, *(one for one in settings.overrides if one.startswith(_OF_ALL)))
     own = (f"train.train_policy.type={algorithm}",) if algorithm else ()
     own += tuple(one for one in settings.overrides if not one.startswith(_OF_ALL))
@@ -97,8 +97,8 @@ class _Runs:
     planning: Planning = field(default_factory=Planning)
 
     def add(self, setting: str, changes: tuple[str, ...], rewards: str | None, control: int = 0) -> bool:
-        """Plan a run; return False if it is a mistake, or is there."""
-        # Where nothing changes, the origin's own loss is the one.
+        """Plan a run; return False if it has a mistake, or if an equal run is there."""
+        # A run without changes keeps the origin's own loss, whatever the anchor of the others.
         how = self.stored if changes or rewards else StoredRollouts(max_drift=self.stored.max_drift)
         return self._add(setting, changes, ForkOf(self.run_id, self.first, rewards, how), control)
 
@@ -112,14 +112,14 @@ class _Runs:
         if plan is None:
             return False
         if control and algorithm_of(plan.recipe.train.train_policy).needs.given_pairs:
-            told = f"{setting}: given pairs look at no reward, so nothing is a control; --controls 0"
+            told = f"{setting}: given pairs need no reward, so shuffled rewards change nothing; set --controls 0"
             self.planning.mistakes.append(told)
         member = Member(run=plan.run_id, setting=setting, seed=plan.recipe.train.seed, control=control)
         return self.planning.add(Planned(member, changed, plan))
 
 
 def _span(iterations: str) -> tuple[int, int]:
-    """Return the first iteration and that after the last."""
+    """Return the first iteration, and the last one plus 1."""
     found = parsed(iterations)
     if found != [*range(found[0], found[-1] + 1)]:
         raise ConfigError(f"--iterations {iterations}: a chain of updates has no gaps; name one range, such as 0-15")
