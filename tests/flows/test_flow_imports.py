@@ -15,7 +15,7 @@ def modules_after(statement: str, *names: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-def test_status_is_imported_without_what_it_does_not_need():
+def test_status_is_imported_without_modules_that_it_does_not_need():
     unneeded = (*TABLES_AND_MEDIA, "torch", "prefect", "httpx", "huggingface_hub.errors")
     assert modules_after("import flows.cli.looking.status", *unneeded) == "[]\n"
 

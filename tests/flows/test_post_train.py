@@ -57,7 +57,7 @@ def test_a_run_that_went_further_keeps_the_evaluation_of_its_earlier_end(recipe,
     assert steps(longer)[-1].request() == asked[run.slots.report]
 
 
-def test_a_rollout_during_an_update_is_the_next_iterations(recipe, tmp_path):
+def test_a_rollout_during_an_update_belongs_to_the_next_iteration(recipe, tmp_path):
     path = recipe(("num_iterations = 2", "num_iterations = 3\nstaleness = 1"))
     waves = {wave.name: [step.name for step in wave.steps] for wave in post_train(planned(path, tmp_path))}
     rollouts = {name: names for name, names in waves.items() if "rollout" in name}

@@ -30,17 +30,17 @@ def look(proved: Proved) -> Findings:
     return audit(str(proved.store), RUN_ID)
 
 
-def test_what_was_made_from_a_deleted_generation_is_compared_with_its_equal_successor(proved: Proved):
+def test_an_artifact_of_a_deleted_input_is_compared_with_the_equal_next_generation(proved: Proved):
     proved.run()
     found = look(proved)
     assert (found.faults, found.unchecked) == ([], [])
 
 
-def test_what_waits_for_a_deleted_input_to_be_made_again_is_no_fault(proved: Proved):
+def test_an_artifact_that_waits_for_a_deleted_input_is_no_fault(proved: Proved):
     assert look(proved).faults == []
 
 
-def test_a_wrong_byte_in_the_successor_is_still_found(proved: Proved):
+def test_a_wrong_byte_in_the_next_generation_is_still_found(proved: Proved):
     proved.run()
     (second,) = (proved.root / "iterations/0002/rollout/attempts").glob("*/index/00000.json")
     second.write_bytes(second.read_bytes()[:-1] + b" ")

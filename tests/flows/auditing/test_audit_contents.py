@@ -59,7 +59,7 @@ def decision_files(loop: Loop) -> list[Path]:
     return sorted((Path(loop.warning.slot) / DECISIONS).rglob("*.json"))
 
 
-def test_heads_name_decisions_and_what_a_run_is_pinned_to(warned):
+def test_heads_name_decisions_on_warnings(warned):
     named = {name.split("/", 2)[2] for head, _ in read_heads(f"{warned.store}/runs/hand") for name in head.records}
     (decision,) = decision_files(warned)
     assert str(decision.relative_to(Path(warned.store) / "runs/hand")) in named
@@ -75,7 +75,7 @@ def test_a_decision_that_was_edited_and_sealed_anew_is_found(warned):
     assert "a head names" in found["bytes"]
 
 
-def test_an_update_after_limits_that_nobody_let_pass_is_found(warned):
+def test_an_update_of_tripped_scores_that_nobody_let_pass_is_found(warned):
     (decision,) = decision_files(warned)
     decision.unlink()
     told = {fault.what for fault in of_warnings(warned)}

@@ -47,7 +47,7 @@ UNNAMED = "nothing names it; look where it comes from, and remove it"
 
 
 @pytest.mark.parametrize("name", ["media/99999.tar", "tensors/00000.bak", "extra", "records/more.json"])
-def test_a_file_more_in_the_folder_of_an_artifact_is_found(forger: Forger, name: str):
+def test_an_extra_file_in_the_folder_of_an_artifact_is_found(forger: Forger, name: str):
     put(forger, added := f"{attempt(forger, ROLLOUT)}/{name}")
     assert told(forger) == [f"{added} file: {UNNAMED}"]
     found = audit(str(forger.store), RUN_ID, 1)
@@ -59,17 +59,17 @@ RECORDS = ["manifest.9.json", "manifest.1.json.bak", "layout.4.json", "invalidat
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_record_of_no_generation_is_found(forger: Forger, name: str):
+def test_a_record_of_a_generation_that_does_not_exist_is_found(forger: Forger, name: str):
     put(forger, f"{ROLLOUT}/{name}")
     assert told(forger) == [f"{ROLLOUT}/{name} file: {UNNAMED}"]
 
 
-def test_a_record_of_what_a_run_continued_with_that_follows_none_is_found(forger: Forger):
+def test_a_record_of_versions_without_its_predecessor_is_found(forger: Forger):
     put(forger, "versions.4.json")
     assert told(forger) == [f"versions.4.json file: {UNNAMED}"]
 
 
-def test_what_is_left_over_is_no_fault_and_not_listed(forger: Forger):
+def test_leftovers_of_processes_are_no_faults_and_not_listed(forger: Forger):
     left = [
         "logs/20260101T000000-aaaa.log",
         "attempts/00ff00ff00ff00ff/media/00000.tar",
@@ -88,7 +88,7 @@ def test_what_is_left_over_is_no_fault_and_not_listed(forger: Forger):
     assert _audit(forger.store) == []
 
 
-def test_other_files_are_listed_by_folder_and_no_fault(forger: Forger):
+def test_other_files_are_listed_by_folder_and_are_no_faults(forger: Forger):
     for name in ("notes.txt", f"{ROLLOUT}/notes.txt", "iterations/0001/mine/a/b", "iterations/0001/mine/a/c"):
         put(forger, name)
     found = audit(str(forger.store), RUN_ID)
@@ -103,7 +103,7 @@ def test_other_files_are_listed_by_folder_and_no_fault(forger: Forger):
     assert _audit(forger.store, 0) == []
 
 
-def test_a_shard_that_another_attempt_finished_first_leaves_a_file_of_its_name(forger: Forger):
+def test_a_second_file_of_a_shard_that_two_attempts_made_is_no_fault(forger: Forger):
     """Both attempts wrote it, and the artifact has the other one's."""
 
     def theirs(body: dict[str, Any]) -> None:

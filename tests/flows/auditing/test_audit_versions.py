@@ -64,7 +64,7 @@ def forger(finished: Path, tmp_path: Path) -> Forger:
     return Forger(shutil.copytree(finished, tmp_path / "store"))
 
 
-def test_lines_of_updates_of_an_earlier_version_are_those_that_it_wrote(forger: Forger):
+def test_updates_by_an_earlier_version_keep_the_lines_that_it_wrote(forger: Forger):
     assert "train/normalized_reward_std" in (forger.root / METRICS_FILE).read_text(encoding="utf-8")
     of_version_1(forger)
     assert [line for line in told(forger) if line.startswith(METRICS_FILE)] == []
@@ -89,7 +89,7 @@ def other_metadata(rows: list[dict[str, Any]]) -> None:
     rows[0]["metadata"] = {"reference": "ZZ"}
 
 
-def test_a_version_that_no_record_names_excuses_nothing(forger: Forger):
+def test_a_version_that_no_record_names_is_a_fault(forger: Forger):
     of_earlier_versions(forger)
     forger.manifest("iterations/0001/rollout", of_smaller_groups)
     forger.rows("iterations/0001/rollout", other_metadata)
@@ -124,7 +124,7 @@ def test_artifacts_from_before_an_upgrade_are_compared_with_their_own_requests(f
     assert fault.endswith("recipe: the settings of rollout changed (n_generation)")
 
 
-def test_an_ended_input_excuses_no_other_settings(forger: Forger):
+def test_an_ended_input_does_not_excuse_other_settings(forger: Forger):
     """What was made from an ended generation is made again; until then its settings are the plan's."""
     slot = str(forger.root / "iterations/0001/rollout")
     forger.manifest(REWARD, lambda body: body["config"]["reward"].update(line_width=12))
@@ -139,7 +139,7 @@ GATE = '[[rewards]]\nrole = "gate"\nmin = 0.1\nfn = { name = "jpeg" }\n\n[[rewar
 LATER = {"train/prompts_held_back", "train/lost_to_floor"}
 
 
-def test_numbers_that_an_earlier_version_did_not_count_are_in_none_of_its_lines(recipe, tmp_path: Path):
+def test_lines_of_an_earlier_version_lack_numbers_that_it_did_not_count(recipe, tmp_path: Path):
     run = planned(recipe(("[[rewards]]", GATE)), tmp_path, run_id="hand", iterations=1)
     make_all(run)
     update = requests.update(run, 0).model_copy(update={"slot": str(tmp_path / "update")})
@@ -157,7 +157,7 @@ def test_numbers_that_an_earlier_version_did_not_count_are_in_none_of_its_lines(
     assert names(1) <= names(2)
 
 
-def test_scores_by_an_earlier_version_of_a_scorer_are_said_and_no_fault(forger: Forger, monkeypatch):
+def test_scores_by_an_earlier_version_of_a_scorer_are_noted_and_no_fault(forger: Forger, monkeypatch):
     """A new version of a scorer, or of a package that it needs, scores a run again only if that goes on."""
     before = body_of(forger.root / REWARD / "manifest.1.json")["config"]["scorer"]
     monkeypatch.setattr(ocr.Reward, "version", "3")

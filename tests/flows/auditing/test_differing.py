@@ -15,7 +15,7 @@ def told(name: str, old: bytes, new: bytes) -> list[tuple[str, str, bool]]:
     return [(one.sample, one.what, one.tolerated) for one in of_files(name, old, new)]
 
 
-def test_tensors_differ_by_so_much_of_so_many():
+def test_differences_of_tensors_have_a_size_and_a_count():
     old = {"a": np.array([1, 2, 4], np.float32), "b": np.zeros(2, np.float32), "c": np.ones(1, np.float32)}
     new = {**old, "a": np.array([1, 2.25, 4.5], np.float32), "c": np.array([1.0005], np.float32)}
     assert told("current/00000.safetensors", save(old), save(new)) == [

@@ -48,14 +48,14 @@ def test_a_run_in_an_empty_store_has_no_fault_at_any_moment(proved: Proved):
     assert [one for one in found if one] == []
 
 
-def test_nor_has_one_whose_embeddings_other_runs_made(proved: Proved):
+def test_a_run_with_embeddings_of_other_runs_has_no_fault_at_any_moment(proved: Proved):
     proved.run("other")
     found = audits_of(proved, iterations=1)
     assert len(found) > 20
     assert [one for one in found if one] == []
 
 
-def test_nor_has_one_that_is_taken_less_far_than_it_was_planned(proved: Proved):
+def test_a_run_of_fewer_iterations_than_planned_has_no_fault_at_any_moment(proved: Proved):
     proved.plan()
     proved.run(iterations=1)
     assert faults(proved) == []
@@ -127,7 +127,7 @@ def before_an_update(tmp_path_factory: pytest.TempPathFactory) -> Proved:
 
 
 @pytest.mark.parametrize("what", LOST)
-def test_what_a_stopped_run_wrote_before_its_last_stage_cannot_be_lost(
+def test_lost_records_from_before_the_last_stage_of_a_stopped_run_are_found(
     before_an_update: Proved, proved: Proved, what: str
 ):
     shutil.copytree(before_an_update.store, proved.store)
@@ -138,7 +138,7 @@ def test_what_a_stopped_run_wrote_before_its_last_stage_cannot_be_lost(
         assert faults(proved)
 
 
-def test_the_last_head_of_a_run_is_missing_unless_its_process_is_still_there(proved: Proved):
+def test_a_missing_last_head_is_a_fault_unless_a_process_works_on_the_run(proved: Proved):
     run = proved.run()
     (proved.root / "heads" / "00003.json").unlink()
     assert [one for one in faults(proved) if "no head was written after the report" in one]
@@ -149,7 +149,7 @@ def test_the_last_head_of_a_run_is_missing_unless_its_process_is_still_there(pro
         assert f"not there yet: {found.pending[0]}" in found.lines()
 
 
-def test_a_stage_that_was_made_alone_leaves_its_numbers_and_heads(proved: Proved):
+def test_stages_that_are_made_one_by_one_leave_numbers_and_heads(proved: Proved):
     """As `stage/run` makes the stages of a run that was stopped, one after the other."""
     run, notes = stopped(proved, "iterations/0001/rollout/manifest.1.json"), list[str]()
 
@@ -185,7 +185,7 @@ def test_numbers_of_a_stage_that_was_made_again_may_wait_for_the_run(proved: Pro
     assert [one for one in audits_of(proved, iterations=2) if one] == []
 
 
-def test_files_that_are_there_before_a_plan_is_are_no_run(proved: Proved):
+def test_files_from_before_a_plan_make_no_run(proved: Proved):
     proved.plan("other")
     url = proved.plan().url
     store.remove(store.join(url, "plan.json"))
@@ -194,7 +194,7 @@ def test_files_that_are_there_before_a_plan_is_are_no_run(proved: Proved):
         audit(str(proved.store), RUN_ID)
 
 
-def test_files_that_a_killed_process_was_writing_are_no_records(proved: Proved):
+def test_half_written_files_of_a_killed_process_are_no_records(proved: Proved):
     proved.run()
     for folder in ("iterations/0001/rollout/shards/x", "iterations/0001/warn/decisions/x", "heads"):
         (proved.root / folder).mkdir(parents=True, exist_ok=True)

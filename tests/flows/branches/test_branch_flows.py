@@ -18,7 +18,7 @@ def test_a_fork_of_a_policy_that_was_not_made_fails(recipe: Any, tmp_path: Path)
     assert "run hand has no policy version yet; begin the fork once it has one" in state.message
 
 
-def test_a_re_score_of_samples_that_are_not_there_fails_with_what_there_is(recipe: Any, tmp_path: Path):
+def test_a_re_score_of_missing_samples_fails_and_names_the_existing_ones(recipe: Any, tmp_path: Path):
     run = planned_run(recipe, tmp_path)
     state = rescores.rescore.fn("hand", "jpeg", run.store_url)
     assert state.is_failed()

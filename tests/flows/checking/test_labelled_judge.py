@@ -44,7 +44,7 @@ def score(tmp_path: Path, settings: dict[str, Any]) -> str:
     return ended.stdout
 
 
-def test_a_judge_trains_once_it_was_compared_with_labels(recipe: Any, tmp_path: Path, judge: dict[str, Any]):
+def test_a_judge_trains_only_after_it_was_compared_with_labels(recipe: Any, tmp_path: Path, judge: dict[str, Any]):
     with pytest.raises(ConfigError, match="nothing shows that it is right; score labelled files"):
         planned(recipe, tmp_path, judge)
     planned(recipe, tmp_path, judge, "monitor")

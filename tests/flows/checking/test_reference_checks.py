@@ -34,7 +34,7 @@ def prompts(folder: Path, *counts: int, side: int = 64) -> str:
     return f'name = "prompts"\npath = "{folder}/edits.jsonl" # '
 
 
-def test_a_model_that_takes_none_refuses_them(recipe, tmp_path: Path):
+def test_a_model_that_takes_no_references_refuses_them(recipe, tmp_path: Path):
     message = mistakes_of(recipe((OCR, prompts(tmp_path, 1, 1))))
     assert "StableDiffusion3Pipeline takes no references; 2 prompts have some, e.g. p-" in message
 
@@ -85,7 +85,7 @@ def test_a_reward_that_compares_with_references_needs_them(recipe):
         ("local", [1], r"1 items of it have a column or key `references` without .* 1: \[1\]; rename it"),
     ],
 )
-def test_whether_a_verification_helps_depends_on_what_was_named(source: str, value: Any, expected: str):
+def test_unkept_references_and_other_columns_of_that_name_get_different_advice(source: str, value: Any, expected: str):
     told = [json.dumps({"references": one}) for one in ([], value, value)]
     items = pd.DataFrame(
         {"name": ["0", "1", "2"], "unit": "mine/x", "metadata": told, "references": [None, None, "[]"]}

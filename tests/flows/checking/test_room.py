@@ -76,7 +76,7 @@ def test_checkpointing_is_decided_by_the_memory_of_the_device(recipe, wide: str,
         assert plan.identity() == planned(path, wide, auto).identity()
 
 
-def test_what_does_not_fit_is_refused_with_the_setting_that_makes_it_fit(recipe, wide: str):
+def test_a_stage_that_does_not_fit_is_refused_with_a_setting_that_makes_it_fit(recipe, wide: str):
     path = recipe()
     kept, again = (needs(path, wide, f"policy.model_gradient_checkpointing={on}") for on in ("false", "true"))
     half = needs(path, wide, "train.train_policy.mini_batch=2", "policy.model_gradient_checkpointing=true")
@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_refused_with_the_setting_that_makes_it_fit(recipe,
         planned(path, wide, "launch.stage_device_memory_gb={ update = 0.1 }")
 
 
-def test_weights_that_a_process_keeps_are_counted_and_given_up_first(recipe, wide: str):
+def test_weights_that_a_process_keeps_count_and_are_the_first_to_give_up(recipe, wide: str):
     path, stays = recipe(), ("launch.mode=warm", "launch.resident_gb=1")
     alone, together = needs(path, wide), needs(path, wide, *stays)
     # The allowance for fragments is a share of the rest.
@@ -103,7 +103,7 @@ def test_weights_that_a_process_keeps_are_counted_and_given_up_first(recipe, wid
     assert "it fits with launch.resident_gb = 0" in str(refused.value)
 
 
-def test_forwards_of_several_noise_levels_are_counted_and_made_smaller(recipe, wide: str):
+def test_memory_of_forwards_at_several_noise_levels_counts_and_can_be_reduced(recipe, wide: str):
     path, again = recipe(), "policy.model_gradient_checkpointing=true"
     tokens = sizes.num_tokens(wide, (256, 256), 1)
     found = [needs(path, wide, again, f"train.train_policy.tokens_per_forward={n * tokens}") for n in (1, 2, 4, 8)]
@@ -128,7 +128,7 @@ def test_weights_are_cut_into_the_fewest_parts_that_fit(recipe, wide: str, ranks
     assert str(refused.value).endswith(f"it fits with launch.dp_shard_size = {fits}")
 
 
-def test_rows_of_a_forward_are_levels_of_as_many_samples_as_a_step_has(recipe):
+def test_a_forward_has_at_most_all_noise_levels_of_the_samples_of_a_step(recipe):
     path = recipe()
 
     def rows(**options: float) -> int:
@@ -144,7 +144,7 @@ def test_rows_of_a_forward_are_levels_of_as_many_samples_as_a_step_has(recipe):
     assert rows(**many, timesteps_fraction=0.5) == 4 * 5
 
 
-def test_a_run_keeps_what_was_decided(recipe, tmp_path: Path):
+def test_a_run_keeps_its_decision_on_checkpointing(recipe, tmp_path: Path):
     """The tiny model always fits; a plan that was written otherwise is what a retry takes."""
     store = str(tmp_path / "store")
     settings = Settings(recipe(), store, "kept", overrides=("policy.model_gradient_checkpointing=auto",))
@@ -164,7 +164,7 @@ def test_settings_change_one_at_a_time(recipe):
     assert room.changed(other, ("train.train_policy.mini_batch", 1), ("launch.cp_size", 1)) == found
 
 
-def test_a_plan_prints_what_is_refused(recipe):
+def test_a_plan_prints_the_refusal_of_an_unknown_stage(recipe):
     argv = ["plan", recipe(), "--set", "launch.stage_device_memory_gb={ sampling = 8 }"]
     ended = CliRunner().invoke(cli.app, argv)
     assert ended.exit_code == 64

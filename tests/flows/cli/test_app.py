@@ -44,7 +44,7 @@ LEAVES = [names for names, command in EVERY.items() if not hasattr(command, "com
 
 
 @pytest.mark.parametrize("names", EVERY, ids=" ".join)
-def test_help_says_what_a_command_is_for_in_a_line(names):
+def test_help_explains_each_command_in_one_line(names):
     ended = invoke(*names, "--help")
     assert ended.exit_code == 0
     first = (EVERY[names].help or "").strip().partition("\n\n")[0]
@@ -54,7 +54,7 @@ def test_help_says_what_a_command_is_for_in_a_line(names):
 
 
 @pytest.mark.parametrize("names", LEAVES, ids=" ".join)
-def test_every_example_of_the_help_is_one_that_the_parser_takes(names):
+def test_the_parser_accepts_every_example_of_the_help(names):
     title, *examples = (EVERY[names].epilog or "").split("\n\n")
     assert title == "Examples:"
     assert 1 <= len(examples) <= 3
@@ -73,7 +73,7 @@ def test_every_exit_code_is_in_the_help():
     assert {str(code) for code in (0, *EXIT_CODES.values(), 70, 130, 143)} <= set(re.findall(r"\d+", codes[1]))
 
 
-def test_a_plan_as_json_has_what_it_says_in_words(recipe):
+def test_a_plan_as_json_has_the_facts_of_its_text(recipe):
     path = recipe()
     ended = invoke("plan", path, "--json")
     found, plan = json.loads(ended.stdout), plan_of(Settings(path))
@@ -203,7 +203,7 @@ def test_a_store_without_a_run_is_no_error(tmp_path):
     assert json.loads(invoke("status", "--store", tmp_path / "empty", "--json").stdout) == []
 
 
-def test_the_list_shows_how_a_run_ended_and_the_newest_scores_that_are_there(recipe, tmp_path):
+def test_the_list_shows_how_a_run_ended_and_its_newest_scores(recipe, tmp_path):
     run = make_run(recipe(), tmp_path)
     invalidate(run.slots.iteration(1, "reward-ocr"), 1, "test")
     invalidate(run.slots.iteration(1, "update"), 1, "test")
@@ -220,20 +220,20 @@ def test_the_package_runs_as_a_module_and_tells_its_version():
     assert ended.stdout == f"cosmos-flows {version('cosmos-rl-flows')}\n"
 
 
-def test_the_exit_code_tells_the_kind_where_stderr_takes_no_text():
+def test_the_exit_code_tells_the_kind_of_error_if_stderr_takes_no_text():
     """`/dev/full` is a device without room."""
     command = [sys.executable, "-m", "flows", "plan", "missing.toml"]
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         assert subprocess.run(command, stderr=full, check=False, cwd=ROOT).returncode == 64
 
 
-def test_a_usage_names_the_program_however_it_was_started(main):
+def test_usage_messages_name_the_program_however_it_was_started(main):
     code, shown, words = main("status", "--sotre", "x")
     assert (code, shown) == (64, "")
     assert "Usage: cosmos-flows status" in words
 
 
-def test_a_shell_completes_commands_and_can_be_taught_to(main, monkeypatch, tmp_path):
+def test_completion_can_be_installed_and_completes_commands(main, monkeypatch, tmp_path):
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     monkeypatch.setenv("HOME", str(tmp_path))
     code, script, _ = main("--show-completion", "bash")
@@ -290,7 +290,7 @@ WRONG = {
 """Command lines, and the words that stderr must have; each ends with 64."""
 
 
-def test_wrong_words_have_one_clear_message_and_no_traceback(recipe, tmp_path):
+def test_a_wrong_command_line_gets_one_clear_message_and_no_traceback(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
     names = {"STORE": run.store_url, "RECIPE": recipe()}
 

@@ -49,12 +49,12 @@ def test_every_command_prints_json(names):
     assert ("--json" in options) is (names not in WITHOUT)
 
 
-def test_what_goes_without_is_a_command():
+def test_commands_without_json_output_exist():
     assert set(WITHOUT) <= set(LEAVES)
 
 
 @pytest.mark.parametrize("names", [names for names in LEAVES if names not in WITHOUT], ids=" ".join)
-def test_the_page_names_the_keys_of_a_command(names):
+def test_the_docs_name_the_keys_of_each_command(names):
     assert keys_on_page(" ".join(names))
 
 
@@ -75,7 +75,7 @@ def test_a_report_has_an_address(recipe, tmp_path):
     assert store.size(found["report"])
 
 
-def test_what_looks_at_a_run_has_the_keys_of_the_page(recipe, tmp_path):
+def test_commands_that_look_at_a_run_print_the_documented_keys(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     written(run, SECONDS)
     at = ("--store", run.store_url)
@@ -95,17 +95,17 @@ def test_what_looks_at_a_run_has_the_keys_of_the_page(recipe, tmp_path):
     require_keys(asked("plan", recipe(), *at), "plan")
 
 
-def test_lists_have_the_keys_of_the_page():
+def test_lists_have_the_documented_keys():
     require_keys(asked("shipped")[0], "shipped")
 
 
-def test_the_runs_of_a_store_have_the_keys_of_the_page(recipe, tmp_path):
+def test_the_runs_of_a_store_have_the_documented_keys(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     (line,) = asked("runs", "--store", run.store_url)
     require_keys(line, "runs")
 
 
-def test_a_dataset_is_told_with_what_is_new_in_it(pictures, tmp_path):
+def test_commands_on_datasets_print_the_documented_keys(pictures, tmp_path):
     url = str(tmp_path / "store")
     prepare(pictures, url)
     settings = tmp_path / "clips.toml"
@@ -135,5 +135,5 @@ def test_captions_in_files_are_counted(tmp_path):
     assert found == {"prompt": "a robot", "folder": f"{tmp_path}/metas", "created": 1, "total": 1}
 
 
-def test_objects_of_a_server_have_the_keys_of_the_page():
+def test_objects_of_a_server_have_the_documented_keys():
     require_keys(vars(Objects("cosmos", "process", {"checks": 1}, "gpus", 8, ["crashes"])), "infra init")

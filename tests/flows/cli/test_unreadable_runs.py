@@ -87,7 +87,7 @@ def runs(recipe, tmp_path) -> Store:
     return Store(recipe, tmp_path)
 
 
-def test_a_run_that_cannot_be_read_is_listed_as_damaged_and_ends_nothing_else(runs, recipe):
+def test_an_unreadable_run_is_listed_as_damaged_next_to_all_others(runs, recipe):
     for name in runs.damaged():
         for words in (["runs"], ["status"]):
             code, shown, _ = runs.invoke(*words)
@@ -101,7 +101,7 @@ def test_a_run_that_cannot_be_read_is_listed_as_damaged_and_ends_nothing_else(ru
             assert runs.invoke(*words)[0] == 0, (name, words)
 
 
-def test_commands_about_a_run_that_cannot_be_read_end_with_wrong_data(runs):
+def test_commands_on_an_unreadable_run_exit_with_the_code_for_wrong_data(runs):
     beyond = {"a file after the iterations", "a link to itself", "a file for the lease", "a folder for the progress"}
     for name in runs.damaged():
         others = () if name in beyond else ("gc bad --dry-run", "diff hand bad", "report bad")
@@ -111,7 +111,7 @@ def test_commands_about_a_run_that_cannot_be_read_end_with_wrong_data(runs):
             assert "bad" in shown + errors, (name, words)
 
 
-def test_the_audit_of_all_runs_goes_on_after_one_that_cannot_be_read(runs):
+def test_the_audit_of_all_runs_goes_on_after_an_unreadable_one(runs):
     for name in runs.damaged("a file for an iteration", "a folder for the plan", "no plan"):
         state: Any = audit.fn(store=runs.url)
         assert state.is_failed(), name

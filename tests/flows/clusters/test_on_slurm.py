@@ -113,7 +113,7 @@ def conf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield found
 
 
-def test_a_warned_job_ends_its_command_and_begins_again_with_the_same_one(conf: Path, tmp_path: Path):
+def test_a_job_that_slurm_warns_ends_its_command_and_starts_it_again(conf: Path, tmp_path: Path):
     jobs = Jobs(tmp_path, conf, ON_NODES)
     command = """
         trap 'echo ends; kill $!; exit 143' TERM
@@ -129,7 +129,7 @@ def test_a_warned_job_ends_its_command_and_begins_again_with_the_same_one(conf: 
     assert said == ["begins x y on 2", "ends", "begins x y on 2"]
 
 
-def test_the_exit_code_of_the_command_is_the_jobs(conf: Path, tmp_path: Path):
+def test_a_job_has_the_exit_code_of_its_command(conf: Path, tmp_path: Path):
     jobs = Jobs(tmp_path, conf, ON_NODES)
     job = jobs.submit("cosmos-flows.sbatch", "bash", "-c", "exit 65")
     deadline_s = time.monotonic() + PATIENCE_S

@@ -75,7 +75,7 @@ def manifests(path: str, *command: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_kind_of_nodes_is_a_group_of_as_many_pods_as_its_stages_need(tmp_path: Path):
+def test_each_kind_of_nodes_is_a_group_with_the_pods_that_its_stages_need(tmp_path: Path):
     cluster, policy = manifests(profile(tmp_path, RAY))
     main, rollout = cluster["spec"]["workerGroupSpecs"]
     assert (main["groupName"], main["minReplicas"], main["maxReplicas"]) == ("main", 3, 3)
@@ -165,7 +165,7 @@ def test_a_job_of_slurm_has_what_the_largest_stage_needs(tmp_path: Path):
     assert "export SRUN_CPUS_PER_TASK=6" in file.text
 
 
-def test_all_mistakes_of_a_profile_are_told_at_once(tmp_path: Path):
+def test_all_mistakes_of_a_profile_are_named_at_once(tmp_path: Path):
     wrong = RAY.replace('image = "mine:1"', "").replace("[launch.ray]", '[launch.ray]\naddress = "here:1"')
     wrong = wrong.replace("min_nodes = 0", "min_nodes = 9") + "[launch.kubernetes.stages.update]\nmin_nodes = 1\n"
     wrong += "[launch.slurm.stages.rolout]\npartition = 'l4'\ntime_limit_min = 4\n"

@@ -234,7 +234,7 @@ def test_weights_of_other_shapes_are_counted_and_not_measured(make_run: Make, tm
     assert math.isnan(found.apart)
 
 
-def test_other_seeds_are_said_and_prompts_are_still_paired(make_run: Make, tmp_path: Path):
+def test_other_seeds_are_named_and_prompts_are_still_paired(make_run: Make, tmp_path: Path):
     make_run("one", Moves(UP, ZERO))
     make_run("two", Moves(UP, ZERO), ("train.seed=5", "validation.seed=3"))
     found = compare("one", "two", str(tmp_path / STORE))

@@ -108,7 +108,7 @@ def test_answers_are_compared_conversation_by_conversation(recipe: str, tmp_path
     assert (correct.change.mean, correct.change.error) == (pytest.approx(0.25), pytest.approx(0.5 / 2))
 
 
-def test_other_conversations_are_independent(recipe: str, tmp_path: Path):
+def test_answers_to_different_conversations_are_compared_as_independent(recipe: str, tmp_path: Path):
     finish(recipe, tmp_path, "one", A)
     finish(recipe, tmp_path, "two", {f"other-{name}": told for name, told in A.items()})
     for one in scores(tmp_path).values():

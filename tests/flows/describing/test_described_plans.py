@@ -31,7 +31,7 @@ KL = ("timesteps_fraction = 1.0", "timesteps_fraction = 1.0\nkl_beta = 0.1")
     ],
     ids=["lora", "full"],
 )
-def test_every_copy_of_a_policy_says_what_it_costs(recipe, full: bool, elements: int, written: str):
+def test_a_plan_names_the_bytes_of_every_copy_of_a_policy(recipe, full: bool, elements: int, written: str):
     path = recipe(KL, *([FULL] if full else []))
     lines = printed(path, "train.ema_enable=true")
     table = table_of(lines)
@@ -46,7 +46,7 @@ def test_every_copy_of_a_policy_says_what_it_costs(recipe, full: bool, elements:
 
 
 @pytest.mark.parametrize(("param_dtype", "size", "said"), [("float32", 4, "1.176 MiB"), ("bfloat16", 2, "602 KiB")])
-def test_a_scorer_with_torch_counts_with_its_weights_on_each_rank_of_judge(
+def test_the_weights_of_a_scorer_with_torch_count_on_each_rank_of_judge(
     recipe, tmp_path, param_dtype: str, size: int, said: str
 ):
     folder = tmp_path / "clip"

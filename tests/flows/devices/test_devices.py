@@ -74,7 +74,7 @@ def is_free(*wanted: str) -> bool:
         return False
 
 
-def test_an_inherited_choice_is_respected(machine):
+def test_an_inherited_choice_of_devices_is_respected(machine):
     assert visible({}) == []
     assert visible({VISIBLE: "3, 1"}) == ["3", "1"]
     assert visible({VISIBLE: ""}) == visible({VISIBLE: "-1"}) == visible({VISIBLE: "NoDevFiles"}) == []
@@ -115,7 +115,7 @@ def test_a_stage_without_torch_is_shown_no_device_and_locks_none(two):
         assert is_free(*two)
 
 
-def test_who_cannot_have_all_holds_none_and_is_told_once_who_has_them(two, started):
+def test_a_stage_that_cannot_get_all_devices_holds_none_and_names_their_holders_once(two, started):
     told: list[str] = []
     rounds = iter(range(2))
 
@@ -151,7 +151,7 @@ def test_devices_that_a_run_keeps_are_taken_first_and_others_get_a_lock_each(two
         assert not is_free(two[1])
 
 
-def test_a_run_tells_that_it_waits_for_devices_and_gives_its_own_back_before_it_sleeps(two):
+def test_a_run_that_waits_for_devices_says_so_and_first_gives_its_own_back(two):
     said: list[object] = []
     waiting = Waiting(said.append, refuse, lambda: said.append("gives back"))
     assert locks.wanted(two) == []
@@ -167,7 +167,7 @@ def test_a_run_tells_that_it_waits_for_devices_and_gives_its_own_back_before_it_
     assert said[1:] == ["gives back", two[1:]]
 
 
-def test_more_devices_than_are_visible_are_a_mistake_that_lists_them(two):
+def test_asking_for_more_than_the_visible_devices_is_a_mistake_that_lists_them(two):
     seen = f"2 visible: {two[0]}, {two[1]}"
     with pytest.raises(ConfigError, match=f"update and rollout need 3 GPUs, one for each process; {seen}"):
         devices.require([Need("update", 1), Need("rollout", 2)], two)

@@ -57,13 +57,13 @@ def slurm(**settings: object) -> LaunchConfig:
         (["update", "rollout"], slurm(), None, [[0], [1]]),
     ],
 )
-def test_a_wave_is_made_in_turns_that_fit_in_its_order(
+def test_a_wave_is_made_in_its_order_in_turns_that_fit(
     stages: list[str], config: LaunchConfig, count: int | None, expected: list[list[int]]
 ):
     assert fitting.turns(stages, config, count) == expected
 
 
-def test_the_fewest_devices_that_anything_says_are_those_that_there_are():
+def test_the_smallest_number_of_devices_that_any_source_names_counts():
     assert fitting.most(launch(gpus=8), GPUS[:4]) == 4
     assert fitting.most(launch(gpus=2), GPUS, slots=4) == 2
     assert fitting.most(launch(gpu_limit="gpus"), [], slots=4) == 4
@@ -73,7 +73,7 @@ def test_the_fewest_devices_that_anything_says_are_those_that_there_are():
     assert fitting.most(launch(mode="warm", device="cpu", resident_gb=1), GPUS[:1]) == 1
 
 
-def test_all_stages_that_do_not_fit_are_told_at_once():
+def test_all_stages_that_do_not_fit_are_named_at_once():
     config = launch(processes=8, stage_processes={"update": 16}, stage_gpus={"encode": [0, 1, 2, 3, 4, 5, 6, 9]})
     found = fitting.misfits(["policy", "embed", "encode", "rollout", "reward", "update"], config, GPUS[:4])
     assert [line.split("; ")[0] for line in found] == [
@@ -90,7 +90,7 @@ def test_all_stages_that_do_not_fit_are_told_at_once():
     assert fitting.misfits(["rollout"], config, []) == []
 
 
-def test_a_machine_without_gpus_cannot_run_a_profile_of_gpus_but_rehearse_and_plan_it():
+def test_a_machine_without_gpus_can_rehearse_and_plan_a_profile_of_gpus_but_not_run_it():
     config = launch(device="cuda", gpus=8, processes=8)
     (mistake,) = fitting.misfits(["rollout"], config, [])
     assert mistake.startswith("launch.device = 'cuda', and this machine shows no GPU")
@@ -111,7 +111,7 @@ def test_a_machine_without_gpus_cannot_run_a_profile_of_gpus_but_rehearse_and_pl
         (launch(processes=2, device="cpu"), ["MIG-a", "MIG-b"], True),
     ],
 )
-def test_ranks_that_would_meet_on_parts_of_gpus_are_refused(config: LaunchConfig, devices: list[str], refused: bool):
+def test_several_ranks_on_parts_of_gpus_are_refused(config: LaunchConfig, devices: list[str], refused: bool):
     found = fitting.misfits(["policy", "rollout"], config, devices)
     assert [line.split(" (")[0] for line in found] == ["rollout: 2 processes on MIG devices"] * refused
 
@@ -143,7 +143,9 @@ def test_nodes_that_ask_for_fewer_gpus_than_they_start_processes_are_refused():
         (slurm(slurm={"nodes": 2}), GPUS, None),
     ],
 )
-def test_ranks_compute_on_gpus_wherever_some_are_named(config: LaunchConfig, devices: list[str], expected: str | None):
+def test_ranks_compute_on_gpus_if_the_profile_names_some(
+    config: LaunchConfig, devices: list[str], expected: str | None
+):
     assert device_of("rollout", config, devices) == expected
 
 
@@ -158,11 +160,11 @@ def test_ranks_compute_on_gpus_wherever_some_are_named(config: LaunchConfig, dev
         (launch(mode="warm", resident_gb=1, compile=True), "resident", "resident"),
     ],
 )
-def test_processes_stay_on_gpus_and_where_they_are_told_to(config: LaunchConfig, on_cpu: str, on_gpu: str):
+def test_a_profile_decides_whether_processes_stay_on_cpu_and_on_gpus(config: LaunchConfig, on_cpu: str, on_gpu: str):
     assert (config.ranks_on("cpu"), config.ranks_on("cuda")) == (on_cpu, on_gpu)
 
 
-def test_forks_use_no_gpu_and_one_machine_has_its_number_of_gpus():
+def test_gpus_of_warm_forks_and_of_other_launchers_are_refused():
     with pytest.raises(ValidationError, match="forks stages, which use no GPU"):
         launch(mode="warm", device="cpu", stage_gpus={"update": [0]})
     assert launch(mode="warm", device="cpu", stage_gpus={"update": [0]}, resident_gb=1).stage_gpus == {"update": (0,)}
@@ -170,7 +172,7 @@ def test_forks_use_no_gpu_and_one_machine_has_its_number_of_gpus():
         slurm(gpus=8)
 
 
-def test_a_limit_that_does_not_exist_stops_a_run_and_no_plan(monkeypatch: pytest.MonkeyPatch):
+def test_a_gpu_limit_that_does_not_exist_stops_a_run_but_no_plan(monkeypatch: pytest.MonkeyPatch):
     def slots(_: LaunchConfig) -> int | None:
         raise ConfigError("there is no limit")
 

@@ -33,7 +33,7 @@ def test_workers_share_the_devices_that_a_stage_was_given() -> None:
     assert shares_of("rollout", chosen) == [Need("rollout", 1, (0, 1, 2))] * 2
 
 
-def test_every_stage_of_the_default_has_units_and_others_are_refused_by_name() -> None:
+def test_default_elastic_stages_have_units_and_others_are_refused_by_name() -> None:
     assert all(STAGES[stage].elastic for stage in ELASTIC_STAGES)
     assert misplaced(launch()) == []
     (found,) = misplaced(launch(elastic={"max": 2, "stages": ["rollout", "update"]}))

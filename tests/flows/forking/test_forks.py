@@ -60,7 +60,7 @@ def faults(run: AnyRun) -> list[str]:
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_fork_without_changes_is_its_origin_and_makes_only_its_report(origin: Run, at: int) -> None:
+def test_a_fork_without_changes_equals_its_origin_and_makes_only_its_report(origin: Run, at: int) -> None:
     before = files(origin)
     fork = begun(origin, at)
     asked = make_all(fork)
@@ -95,7 +95,7 @@ def test_schedules_and_draws_go_on_where_the_origin_was(origin: Run) -> None:
     assert fork.plan.prompts_of(1) == origin.plan.prompts_of(1)
 
 
-def test_other_sizes_of_steps_go_on_after_the_steps_of_the_origin(origin: Run) -> None:
+def test_optimizer_steps_of_another_size_are_counted_on_from_the_origins(origin: Run) -> None:
     fork = begun(origin, 1, overrides=("train.train_policy.batch_size_per_optimize=2",))
     taken = make_all(fork)[fork.slots.policy(2)].config.identity()["steps"]
     assert (taken["first_step"], len(taken["lrs"])) == (2, 4)
@@ -150,7 +150,7 @@ def test_a_fork_may_train_by_another_algorithm_on_rewards(origin: Run) -> None:
         begun(origin, 1, overrides=("train.train_policy.type=sft",))
 
 
-def test_other_rewards_are_judged_from_the_fork_on(origin: Run, tmp_path: Path) -> None:
+def test_with_other_rewards_policies_are_judged_from_the_fork_on(origin: Run, tmp_path: Path) -> None:
     file = tmp_path / "rewards.toml"
     file.write_text('[[rewards]]\nfn = { name = "jpeg" }\n', encoding="utf-8")
     fork = begun(origin, 1, str(file), overrides=("early_warning.statistics=false",))
@@ -201,7 +201,7 @@ def test_a_tampered_reference_is_found(origin: Run) -> None:
 
 
 @pytest.mark.parametrize("written", [0, 1, 5])
-def test_a_fork_that_was_killed_while_it_was_made_is_made_by_the_next_command(
+def test_a_fork_that_was_killed_at_its_beginning_is_finished_by_the_next_command(
     origin: Run, written: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = contents(begun(origin, 1, run_id="whole"))
@@ -221,7 +221,7 @@ def test_a_fork_made_of_references_alone_has_all_its_numbers_and_heads(origin: R
     assert not [fault for fault in found if fault.file.startswith(f"runs/{fork.plan.run_id}/")]
 
 
-def test_numbers_of_what_a_fork_refers_to_are_written_before_it_makes_anything(origin: Run) -> None:
+def test_numbers_of_referenced_artifacts_are_written_before_a_fork_makes_any(origin: Run) -> None:
     fork = begun(origin, 1, overrides=FASTER)
     notes: list[str] = []
     with Tracker(fork, notes.append) as tracker, one_look():
@@ -245,7 +245,7 @@ def test_a_planned_fork_writes_nothing_and_says_what_it_makes(origin: Run, tmp_p
     assert (work.held_out, work.scored) == (16, 32)
 
 
-def test_mistakes_of_a_fork_are_told_together(origin: Run, tmp_path: Path) -> None:
+def test_all_mistakes_of_a_fork_are_named_at_once(origin: Run, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no policy version 7; it has 0 to 2") as error:
         begun(origin, 7, overrides=("train.optm_nam=1",))
     assert "did you mean 'optm_name'" in str(error.value)
@@ -260,12 +260,12 @@ def test_mistakes_of_a_fork_are_told_together(origin: Run, tmp_path: Path) -> No
         begun(origin, 1, str(file))
 
 
-def test_a_setting_without_effect_is_told_if_the_fork_names_it(origin: Run) -> None:
+def test_a_setting_without_effect_is_a_mistake_if_the_fork_names_it(origin: Run) -> None:
     with pytest.raises(ConfigError, match=r"train\.ema_decay"):
         begun(origin, 1, overrides=("train.ema_decay=0.5",))
 
 
-def test_a_fork_on_s3_refers_to_what_is_there(recipe: Any, s3_url: str) -> None:
+def test_a_fork_on_s3_refers_to_existing_artifacts(recipe: Any, s3_url: str) -> None:
     url = f"{s3_url}/forks"
     origin = Run(freeze(plan_of(Settings(recipe(), url, "hand")), url), url)
     make_all(origin)

@@ -13,7 +13,7 @@ from flows.planning.plan import Settings, freeze, plan_of, read_plan
 
 
 @pytest.mark.parametrize("name", shipped.files("recipe"))
-def test_a_recipe_written_down_is_the_same_and_has_nothing_without_effect(name: str) -> None:
+def test_a_written_recipe_is_the_same_and_has_no_settings_without_effect(name: str) -> None:
     values = read_values(f"{shipped.PREFIX}{name}")
     kind = kinds.claiming(values)
     check = checked if kind is None else kind.check
@@ -23,7 +23,7 @@ def test_a_recipe_written_down_is_the_same_and_has_nothing_without_effect(name: 
     assert not idle
 
 
-def test_a_plan_that_was_written_is_as_it_is_read(recipe: Any, tmp_path: Path) -> None:
+def test_a_frozen_plan_equals_the_plan_that_is_read_down_to_the_order_of_tables(recipe: Any, tmp_path: Path) -> None:
     """Also the order of its tables, which decides what stages are given."""
     plan = plan_of(Settings(recipe(), str(tmp_path / "store"), "hand"))
     odd = plan.prompts[0].model_copy(update={"metadata": {"z": [{"b": 1, "a": 2}], "a": 1}})

@@ -61,7 +61,7 @@ def foreign_of(update: Request) -> Foreign | None:
 
 
 @pytest.mark.parametrize("at", [0, 1])
-def test_without_changes_it_is_its_origin(origin: Run, at: int) -> None:
+def test_a_fork_on_stored_rollouts_without_changes_equals_its_origin(origin: Run, at: int) -> None:
     fork = begun(origin, at=at)
     own = [slot for slot in make_all(fork) if slot.startswith(fork.url) and made(slot).slot == slot]
     assert own == [fork.slots.report]
@@ -69,7 +69,7 @@ def test_without_changes_it_is_its_origin(origin: Run, at: int) -> None:
     assert faults(fork) == faults(origin)
 
 
-def test_it_makes_no_rollout_and_no_score(origin: Run) -> None:
+def test_a_fork_on_stored_rollouts_makes_no_rollout_and_no_score(origin: Run) -> None:
     fork = begun(origin, *LR)
     asked = make_all(fork)
     own = {slot.removeprefix(fork.url) for slot in asked if slot.startswith(fork.url) and made(slot).slot == slot}
@@ -80,7 +80,7 @@ def test_it_makes_no_rollout_and_no_score(origin: Run) -> None:
     assert faults(fork) == faults(origin)
 
 
-def test_the_first_update_is_one_on_own_rollouts_and_later_ones_are_not(origin: Run) -> None:
+def test_only_the_first_update_trains_on_rollouts_of_its_own_policy(origin: Run) -> None:
     first, second = updates(begun(origin, *LR))
     assert foreign_of(first) is None
     found = foreign_of(second)
@@ -92,7 +92,7 @@ def test_the_first_update_is_one_on_own_rollouts_and_later_ones_are_not(origin: 
     assert second.one("policy").url != origin.slots.policy(1)
 
 
-def test_another_rank_begins_with_a_policy_of_its_own(origin: Run) -> None:
+def test_a_fork_with_another_lora_rank_begins_with_its_own_policy(origin: Run) -> None:
     fork = begun(origin, "policy.lora.r=3")
     first, second = updates(fork)
     assert made(fork.slots.policy(0)).slot == fork.slots.policy(0)
@@ -107,7 +107,7 @@ def test_another_rank_begins_with_a_policy_of_its_own(origin: Run) -> None:
 @pytest.mark.parametrize(
     ("at", "changes", "referred"), [(0, (), True), (0, ("policy.lora.r=3",), False), (1, (), True)]
 )
-def test_it_refers_to_the_first_policy_of_its_origin_unless_its_own_differs(
+def test_a_fork_refers_to_its_origins_first_policy_unless_its_own_differs(
     origin: Run, at: int, changes: tuple[str, ...], referred: bool
 ) -> None:
     first = current_of(begun(origin, *changes, at=at).slots.policy(0))[1]
@@ -144,7 +144,7 @@ def test_a_named_anchor_is_taken(origin: Run, named: str) -> None:
         (("policy.lora.lora_alpha=3", "policy.diffusers.inference_size=[48, 48]"), "size or frames"),
     ],
 )
-def test_what_other_rollouts_would_need_is_refused_by_name(
+def test_settings_that_would_need_other_rollouts_are_refused_by_name(
     origin: Run, changes: tuple[str, ...], expected: str
 ) -> None:
     assert expected in refusal(origin, *changes)
@@ -159,14 +159,14 @@ def test_dropped_tensors_are_named(origin: Run) -> None:
     assert "the tensors of rollouts 1 were deleted" in refusal(origin, *LR)
 
 
-def test_dropped_behaviours_are_named_unless_nothing_changes(origin: Run) -> None:
+def test_deleted_behaviour_weights_are_named_unless_nothing_changes(origin: Run) -> None:
     drop(origin.slots.policy(1), OLD)
     assert "the weights that made rollouts 1 were deleted (train.ckpt.max_keep)" in refusal(origin, *LR)
     begun(origin)
     begun(origin, *LR, until=1)
 
 
-def test_retention_of_the_origin_leaves_what_it_will_read(origin: Run) -> None:
+def test_retention_of_the_origin_keeps_the_parts_that_a_fork_will_read(origin: Run) -> None:
     begun(origin, *LR)
     before = store.listed(origin.url)
     for slot in (origin.slots.iteration(0, "rollout"), origin.slots.iteration(1, "rollout"), origin.slots.policy(1)):
@@ -228,7 +228,7 @@ def test_recorded_steps_that_the_rollouts_lack_are_named(recipe: Any, tmp_path: 
     assert "grpo trains on recorded steps [0], the rollouts have none" in said
 
 
-def test_an_extension_leaves_what_the_fork_has_made_although_its_origin_has_others_by_now(origin: Run) -> None:
+def test_an_extended_fork_keeps_its_artifacts_although_its_origin_has_others_by_now(origin: Run) -> None:
     fork = begun(origin, *LR, until=1)
     make_all(fork)
     own = made(fork.slots.policy(1)).digest
@@ -246,7 +246,7 @@ def test_an_extension_leaves_what_the_fork_has_made_although_its_origin_has_othe
     assert not {EVERY} & {*record.holds}
 
 
-def test_an_extension_that_was_killed_is_made_by_the_next_command(origin: Run) -> None:
+def test_a_killed_extension_is_finished_by_the_next_command(origin: Run) -> None:
     fork = begun(origin, *LR, until=1)
     make_all(fork)
     (before,) = forks_of(origin.url)

@@ -72,14 +72,14 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "tmp"
 
 
-def test_a_clean_run_has_none(recipe, tmp_path):
+def test_a_clean_run_has_no_garbage(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     before = store.listed(run.url)
     assert collect(run, superseded=True) == [f"nothing to delete in {run.url}"]
     assert {name for name in store.listed(run.url) if not name.startswith("lease/")} == set(before)
 
 
-def test_files_of_dead_attempts_are_said_and_then_deleted(recipe, tmp_path):
+def test_files_of_dead_attempts_are_listed_and_then_deleted(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     before = set(store.listed(run.url))
     places = [litter(run.slots.policy(0)), litter(run.slots.iteration(1, "rollout"))]
@@ -102,7 +102,7 @@ def test_finished_shards_of_an_unfinished_generation_stay(recipe, tmp_path):
     assert retry.read("0.tar") == b"finished"
 
 
-def test_ended_generations_go_when_asked_for_and_their_manifests_stay(recipe, tmp_path):
+def test_files_of_ended_generations_go_on_request_and_their_manifests_stay(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     slot = run.slots.iteration(0, "reward-jpeg")
     (old,) = [name for name in store.listed(slot) if name.startswith("attempts/")]
@@ -115,7 +115,7 @@ def test_ended_generations_go_when_asked_for_and_their_manifests_stay(recipe, tm
     require_whole(run)
 
 
-def test_it_is_refused_while_a_process_works_on_the_run(recipe, tmp_path):
+def test_gc_is_refused_while_a_process_works_on_the_run(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     place = litter(run.slots.policy(0))
     with run.lease(), pytest.raises(LeaseError, match="another process works on"):
@@ -123,7 +123,7 @@ def test_it_is_refused_while_a_process_works_on_the_run(recipe, tmp_path):
     assert store.size(place) == len(LITTER)
 
 
-def test_an_attempt_that_wrote_something_lately_is_left_alone_with_all_its_files(recipe, tmp_path):
+def test_all_files_of_an_attempt_that_wrote_something_lately_stay(recipe, tmp_path):
     run = make_run(recipe(), tmp_path, iterations=1)
     attempt = begin(requests.rollout(run, 1), layout={"shards": 2})
     attempt.put("0.tar", LITTER)
@@ -204,7 +204,7 @@ def half_written(url: str) -> subprocess.Popen[str]:
     return process
 
 
-def test_what_was_being_written_goes_when_its_writer_is_gone(recipe, tmp_path):
+def test_half_written_files_go_once_their_writer_has_ended(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     places = ("policy/logs/a.log", "lease/9.json", "iterations/0001/rollout/shards/x/00001.json")
     writers = [half_written(f"{run.url}/{place}") for place in places]
@@ -284,7 +284,7 @@ def test_the_run_that_goes_on_removes_the_folders_of_its_killed_flow_and_no_othe
     assert json.loads((last / "request.json").read_text())["slot"] == slots[2]
 
 
-def test_a_folder_that_cannot_be_looked_at_ends_no_run(recipe, tmp_path, temporary, monkeypatch):
+def test_an_unreadable_folder_ends_no_run(recipe, tmp_path, temporary, monkeypatch):
     def fails(*_: object) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
 

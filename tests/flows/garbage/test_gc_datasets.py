@@ -55,7 +55,7 @@ def test_parts_of_the_newest_snapshots_stay_and_others_go(pictures: Path, store_
     assert collect(store_url, keep=2) == {"used index": (2, 16)}
 
 
-def test_a_removed_number_is_refused_and_never_used_again(pictures: Path, store_url: str):
+def test_the_number_of_a_removed_snapshot_is_refused_and_never_used_again(pictures: Path, store_url: str):
     four_snapshots(pictures, store_url)
     age(store_url)
     gc_datasets(store_url, keep=1)
@@ -76,7 +76,7 @@ def test_a_removed_number_is_refused_and_never_used_again(pictures: Path, store_
     assert read_items(store_url, 5) == ["0000", "0001", "0002"]
 
 
-def test_a_plan_keeps_what_it_pins_and_reads_until_its_folder_is_removed(pictures: Path, store_url: str):
+def test_a_plan_keeps_its_data_until_its_folder_is_removed(pictures: Path, store_url: str):
     four_snapshots(pictures, store_url)
     pinned, other = run_on(store_url, "pinned", number=2), run_on(store_url, "other", width=32)
     ours, theirs = make_prepared(pinned), make_prepared(other)
@@ -98,7 +98,7 @@ def test_a_plan_keeps_what_it_pins_and_reads_until_its_folder_is_removed(picture
         Snapshot.read(store_url, "clips", 1)
 
 
-def test_what_recipes_will_read_stays_when_they_are_named(pictures: Path, store_url: str, tmp_path: Path):
+def test_data_that_named_recipes_will_read_stay(pictures: Path, store_url: str, tmp_path: Path):
     prepare(pictures, store_url)
     planned = Run(plan_on(store_url, "planned"), store_url)
     make_prepared(planned)
@@ -118,7 +118,7 @@ def test_what_recipes_will_read_stays_when_they_are_named(pictures: Path, store_
     assert collect(store_url)["unused encode"] == (1, 3)
 
 
-def test_what_was_written_lately_stays(pictures: Path, store_url: str):
+def test_files_that_were_written_lately_stay(pictures: Path, store_url: str):
     prepare(pictures, store_url)
     (embed, encode) = make_prepared(Run(plan_on(store_url, "never-run"), store_url))
     age(store_url, GRACE_H + 1)
@@ -128,7 +128,7 @@ def test_what_was_written_lately_stays(pictures: Path, store_url: str):
     assert collect(store_url, older_than_h=0)["unused encode"] == (1, 4)
 
 
-def test_a_snapshot_that_was_the_newest_a_while_ago_stays(pictures: Path, store_url: str):
+def test_a_snapshot_that_was_the_newest_until_lately_stays(pictures: Path, store_url: str):
     """Somebody may be planning on it."""
     four_snapshots(pictures, store_url)
     age(store_url)
@@ -148,7 +148,7 @@ def test_an_artifact_that_is_erased_is_made_again_and_read(pictures: Path, store
     assert Artifact(input_of(slot)).read("a") == b"12345"
 
 
-def test_files_of_dead_attempts_at_what_stays_go(pictures: Path, store_url: str):
+def test_files_of_dead_attempts_at_kept_artifacts_go(pictures: Path, store_url: str):
     prepare(pictures, store_url)
     run = run_on(store_url, "run")
     (embed, encode) = run.prepared.steps().values()
@@ -193,7 +193,7 @@ def test_nothing_goes_while_a_plan_or_a_snapshot_cannot_be_read(pictures, store_
     assert files_of(store_url) == before
 
 
-def test_a_plan_whose_plugin_is_away_is_named(pictures: Path, store_url: str, tmp_path: Path):
+def test_a_plan_whose_plugin_is_missing_is_named(pictures: Path, store_url: str, tmp_path: Path):
     prepare(pictures, store_url)
     plugin = tmp_path / "mine.py"
     plugin.write_text(
@@ -212,7 +212,7 @@ def test_a_plan_whose_plugin_is_away_is_named(pictures: Path, store_url: str, tm
         gc_datasets(store_url)
 
 
-def test_a_run_of_other_stage_versions_keeps_what_its_artifacts_were_made_from(pictures: Path, store_url: str):
+def test_a_run_of_other_stage_versions_keeps_the_inputs_of_its_artifacts(pictures: Path, store_url: str):
     prepare(pictures, store_url)
     plan = plan_on(store_url, "run")
     run = Run(
@@ -228,7 +228,7 @@ def test_a_run_of_other_stage_versions_keeps_what_its_artifacts_were_made_from(p
     assert Artifact(input_of(foreign)).read("a") == b"1"
 
 
-def test_two_at_once_are_refused(pictures: Path, store_url: str):
+def test_a_second_deletion_at_the_same_time_is_refused(pictures: Path, store_url: str):
     prepare(pictures, store_url)
     with Lease(f"{store_url}/dataset/lease"), pytest.raises(LeaseError, match="another process works on"):
         gc_datasets(store_url)
@@ -241,7 +241,7 @@ def test_a_store_without_datasets_has_no_garbage(store_url: str):
 
 
 @pytest.mark.processes
-def test_on_s3(pictures: Path, seaweed: SeaweedFS):
+def test_unused_data_on_s3_is_deleted_like_in_a_folder(pictures: Path, seaweed: SeaweedFS):
     store_url = f"s3://{BUCKET}/{secrets.token_hex(8)}"
     four_snapshots(pictures, store_url)
     run = run_on(store_url, "run", number=2)
@@ -262,7 +262,7 @@ def test_on_s3(pictures: Path, seaweed: SeaweedFS):
     assert read_items(store_url, 2) == ["0000", "0001", "0002", "0003"]
 
 
-def test_the_command(pictures: Path, store_url: str, main):
+def test_the_command_lists_deletions_and_refuses_a_wrong_number(pictures: Path, store_url: str, main):
     four_snapshots(pictures, store_url)
     age(store_url)
     code, out, err = main("data", "gc", "--store", store_url, "--keep", "2", "--dry-run")

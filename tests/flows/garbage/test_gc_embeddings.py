@@ -64,13 +64,13 @@ def test_the_index_of_an_artifact_that_was_made_lately_counts_though_no_run_read
     assert pool_of(store_url) == {"ours", "shared", "theirs", "negative-1"}
 
 
-def test_what_an_unfinished_embedding_has_named_stays(other: Request, store_url: str):
+def test_files_that_an_unfinished_embedding_names_stay(other: Request, store_url: str):
     begin(embed_of(run_on(store_url, "begun", length=14)), layout={TEXTS: ["theirs", "missing"]})
     assert collect(store_url)["unused files of texts and references"] == (0, 1)
     assert pool_of(store_url) == {"ours", "shared", "theirs"}
 
 
-def test_what_an_embedding_names_just_before_the_sweep_stays(other: Request, store_url: str, monkeypatch):
+def test_files_that_an_embedding_names_just_before_the_sweep_stay(other: Request, store_url: str, monkeypatch):
     late = embed_of(Run(plan_on(store_url, "late", length=14), store_url))
     middle = During(monkeypatch, "write", f"{POOL}/sweep", lambda: begin(late, layout={TEXTS: ["negative-1"]}))
     assert collect(store_url)["unused files of texts and references"] == (0, 1)
@@ -78,9 +78,7 @@ def test_what_an_embedding_names_just_before_the_sweep_stays(other: Request, sto
     assert pool_of(store_url) == {"ours", "shared", "negative-1"}
 
 
-def test_an_embedding_during_the_sweep_is_to_be_tried_again(
-    pictures: Path, store_url: str, tmp_path: Path, monkeypatch
-):
+def test_an_embedding_during_the_sweep_must_be_tried_again(pictures: Path, store_url: str, tmp_path: Path, monkeypatch):
     prepare(pictures, store_url)
     first, second = (
         embed_of(Run(plan_on(store_url, name, width=width), store_url)) for name, width in (("a", 64), ("b", 32))
@@ -108,7 +106,7 @@ def test_an_embedding_during_the_sweep_is_to_be_tried_again(
     assert Embeddings([input_of(second.slot)], names - {name for name in names if name.startswith("negative")})
 
 
-def test_a_sweep_that_was_killed_is_ended_by_the_next(other: Request, store_url: str):
+def test_a_killed_sweep_is_finished_by_the_next_one(other: Request, store_url: str):
     collect(store_url)
     store.write(f"{store_url}/dataset/{POOL}/sweep", b"")
     collect(store_url, dry_run=True)
@@ -117,7 +115,7 @@ def test_a_sweep_that_was_killed_is_ended_by_the_next(other: Request, store_url:
     assert store.size(f"{store_url}/dataset/{POOL}/sweep") is None
 
 
-def test_nothing_goes_while_the_index_of_an_artifact_that_stays_is_damaged(other: Request, store_url: str):
+def test_nothing_goes_while_the_index_of_a_kept_artifact_is_damaged(other: Request, store_url: str):
     ours = embed_of(run_on(store_url, "run")).slot
     (index,) = (name for name in store.listed(ours) if name.endswith("index.json"))
     store.write(f"{ours}/{index}", b"{}")

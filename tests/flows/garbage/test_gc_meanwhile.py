@@ -107,7 +107,7 @@ def test_a_run_that_is_planned_meanwhile_keeps_the_files_of_its_latents(pictures
     assert current_of(encode) == (2, None)
 
 
-def test_a_run_that_is_planned_when_files_go_finds_that_they_have_ended(pictures, store_url, monkeypatch):
+def test_a_run_that_is_planned_while_files_go_finds_their_artifacts_ended(pictures, store_url, monkeypatch):
     prepare(pictures, store_url)
     plan = plan_on(store_url, "run")
     (embed, encode) = make_prepared(Run(plan, store_url))

@@ -72,13 +72,13 @@ def test_strange_files_next_to_heads_end_no_audit(forger: Forger):
     assert signers(str(forger.root)) == []
 
 
-def test_the_flow_leaves_out_what_is_no_run(forger: Forger):
+def test_the_flow_leaves_out_folders_that_are_no_runs(forger: Forger):
     (forger.root.parent / ".cache").mkdir()
     (forger.root.parent / "notes.txt").write_text("mine", encoding="utf-8")
     assert str(audit_flow.fn(store=str(forger.store)).message).startswith("nothing is wrong with 1 run")
 
 
-def test_iterations_without_news_have_no_new_head_and_the_end_names_other_files(forger: Forger):
+def test_iterations_without_new_records_write_no_head_and_the_end_names_the_rest(forger: Forger):
     run = read_run(str(forger.store), RUN_ID)
     heads, before = Heads(run), list(read_heads(run.url))
     (forger.root / "numerics" / "later.json").write_bytes(b"{}")

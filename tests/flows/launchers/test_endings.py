@@ -59,7 +59,7 @@ def ending(log: str, code: int = 1) -> str:
         "srun: error: n1: task 0: Out Of Memory",
     ],
 )
-def test_an_exhausted_memory_is_read_off_the_log(log: str):
+def test_exhausted_memory_is_recognised_in_the_log(log: str):
     assert ending(log) == ending(f"{log}\n{REPORT}") == ending(log, -6) == ending(log, -9) == "out_of_memory"
 
 
@@ -85,7 +85,7 @@ def test_an_exhausted_memory_is_read_off_the_log(log: str):
         "memory allocation of 7 bytes failed, says the sign",
     ],
 )
-def test_other_lines_with_such_words_say_nothing_of_the_memory(log: str):
+def test_other_lines_with_such_words_are_not_taken_for_exhausted_memory(log: str):
     assert ending(log) == ending(f"{log}\n{REPORT}") == "crash"
     assert ending(log, -9) == ending(f"{log}\n{REPORT.replace('-6', '-9')}") == ending(log, 137) == "killed"
     assert ending(log, 64) == "config"

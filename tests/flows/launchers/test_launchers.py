@@ -43,7 +43,7 @@ def test_profiles_that_cannot_work_are_refused(launch: dict[str, Any], words: st
         LaunchConfig.model_validate(launch)
 
 
-def test_a_stage_that_there_is_not_is_refused_by_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_stage_is_refused_by_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(CLUSTERS.parents[1])
     misspelt = ("launch.slurm.stages.rolout.nodes=2", "launch.stage_time_limits_s.updat=3")
     misspelt += ("launch.launcher=slurm", "launch.mode=cold", "launch.processes=2")
@@ -61,7 +61,7 @@ def test_every_shipped_profile_resolves(path: Path) -> None:
     assert launch.processes_of("update") % launch.nodes_of("update") == 0
 
 
-def test_on_this_machine_a_stage_has_a_time_limit_and_the_environment_that_is_asked_for(
+def test_a_local_stage_has_a_time_limit_and_the_environment_that_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = Work(tmp_path, monkeypatch)

@@ -97,7 +97,7 @@ def test_costs_add_up_by_stage_iteration_and_sample(recipe, tmp_path):
     assert (newest.totals.device_s, newest.totals.iterations_device_s, newest.totals.attempts) == (96.0, 80.0, 13)
 
 
-def test_a_sample_of_supervised_training_is_one_of_an_optimizer_step(tmp_path):
+def test_samples_of_supervised_training_are_counted_by_optimizer_steps(tmp_path):
     run = planned(SFT, tmp_path, run_id="hand", overrides=(*SMALL_SFT, "train.train_batch_per_replica=8"))
     written(run, SECONDS)
     said = open_run("hand", run.store_url).cost().as_json()
@@ -145,7 +145,7 @@ def test_the_command_reads_prices_and_names_a_wrong_field(recipe, tmp_path, main
     assert (code, "did you mean 'device_hour'?" in error) == (64, True)
 
 
-def test_what_a_killed_flow_had_begun_has_cost_its_seconds(recipe, tmp_path):
+def test_attempts_of_a_killed_flow_count_with_their_seconds(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
     page = Ledger(run.url, "", [].append).page("iteration-0000/rollout", time.monotonic() - 7.0)
     page.turn(lambda: [entry("rollout", "runs/hand/iterations/0000/rollout", 7.0, "open")])
@@ -250,7 +250,7 @@ def test_an_attempt_that_its_flow_stopped_says_what_stopped_the_flow(recipe, tmp
 
 
 @pytest.mark.processes
-def test_a_killed_stage_costs_and_its_next_attempt_too(tmp_path, monkeypatch):
+def test_a_killed_attempt_and_the_next_one_both_count(tmp_path, monkeypatch):
     work = Work(tmp_path, monkeypatch)
     ledger = Ledger(work.run_url, "", [].append)
     waves = Waves(work.run_url, LaunchConfig(), Display(), ledger=ledger)
@@ -278,7 +278,7 @@ def test_a_killed_stage_costs_and_its_next_attempt_too(tmp_path, monkeypatch):
 
 
 @pytest.mark.processes
-def test_a_stage_that_ends_with_its_flow_costs_and_says_what_ended_that(tmp_path, monkeypatch):
+def test_an_attempt_that_ends_with_its_flow_counts_and_names_the_cause(tmp_path, monkeypatch):
     work = Work(tmp_path, monkeypatch)
     waves = Waves(work.run_url, LaunchConfig(), Display(), ledger=Ledger(work.run_url, "", [].append))
 
@@ -313,14 +313,14 @@ def test_a_run_stops_before_the_iteration_that_would_exceed_its_device_hours(rec
     Budget(with_limit(run, 0.001), ledger).check("policy-0000/export", [rollout])
 
 
-def test_a_limit_says_nothing_of_what_an_iteration_takes_before_one_is_known(recipe, tmp_path):
+def test_a_limit_names_no_cost_of_an_iteration_before_one_is_known(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
     ledger = written(run, SECONDS, until="iteration-0000/rollout")
     with pytest.raises(BudgetError, match=r"iteration 0 would exceed .* device hours are spent; everything made stays"):
         Budget(with_limit(run, 0.0001), ledger).check("iteration-0000/rollout", [requests.policy(run)])
 
 
-def test_the_rest_of_an_iteration_that_had_begun_has_to_fit(recipe, tmp_path):
+def test_the_rest_of_a_begun_iteration_has_to_fit_into_the_limit(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
     ledger = written(run, SECONDS, until="iteration-0001/update+fragment")
     # 57 s are spent, 10 of them in iteration 1, whose other 30 have room in 87 s, but not in 86.
@@ -329,7 +329,7 @@ def test_the_rest_of_an_iteration_that_had_begun_has_to_fit(recipe, tmp_path):
         Budget(with_limit(run, 86.0 / HOUR_S), ledger).check("iteration-0001/update+fragment", [requests.policy(run)])
 
 
-def test_current_artifacts_need_no_room(recipe, tmp_path):
+def test_current_artifacts_need_no_device_hours(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
     asked = make_all(run)
     ledger = written(run, SECONDS)
@@ -337,7 +337,7 @@ def test_current_artifacts_need_no_room(recipe, tmp_path):
     Budget(with_limit(run, 0.001), ledger).check("iteration-0001/rollout", [current])
 
 
-def test_an_earlier_run_of_the_same_shape_says_what_a_run_will_take(recipe, tmp_path, main):
+def test_an_earlier_run_of_the_same_shape_predicts_the_time_and_cost_of_a_run(recipe, tmp_path, main):
     written(planned(recipe(), tmp_path, run_id="first"), SECONDS)
     words = ("--store", str(tmp_path / "store"))
     longer = planned(recipe(), tmp_path, run_id="longer", overrides=("train.num_iterations=4", "train.optm_lr=0.01"))
@@ -358,7 +358,7 @@ def test_an_earlier_run_of_the_same_shape_says_what_a_run_will_take(recipe, tmp_
         )
 
 
-def test_a_shape_follows_from_the_architecture_and_takes_no_process(recipe, tmp_path):
+def test_a_shape_follows_from_the_architecture_without_another_process(recipe, tmp_path):
     plan = planned(recipe(), tmp_path, run_id="hand").plan
     base = shutil.copytree(costs.base_path(plan.recipe), tmp_path / "base", ignore=shutil.ignore_patterns("*.safe*"))
     policy = plan.recipe.policy.model_copy(update={"model_name_or_path": str(base)})
@@ -374,7 +374,7 @@ def test_a_shape_follows_from_the_architecture_and_takes_no_process(recipe, tmp_
     assert counting.forward_flops.cache_info().misses == counted
 
 
-def test_heads_and_audit_hold_the_ledger(recipe, tmp_path):
+def test_heads_name_pages_of_the_ledger_and_an_audit_compares_them(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
     written(run, SECONDS)
     Heads(run).write(None)

@@ -38,7 +38,7 @@ def singly(run: Run) -> list[Page]:
 
 
 @pytest.mark.parametrize("first", [PAGES, 3, BOUND])
-def test_pages_are_copied_when_nobody_writes_them_again_also_by_a_process_that_goes_on(run: Run, first: int):
+def test_pages_that_nobody_writes_again_are_copied_also_by_a_process_that_goes_on(run: Run, first: int):
     write(run, first)
     write(run, PAGES - first)
     assert pages.copies(run.url) == [0, 1]
@@ -48,7 +48,7 @@ def test_pages_are_copied_when_nobody_writes_them_again_also_by_a_process_that_g
         assert store.read(pages.url_of_copy(run.url, number)) == copied
 
 
-def test_all_pages_are_read_from_copies_and_singly_where_those_are_missing_or_damaged(run: Run):
+def test_pages_are_read_from_copies_or_singly_if_copies_are_missing_or_damaged(run: Run):
     write(run, PAGES)
     every, url = singly(run), pages.url_of(run.url, 3)
     data, copy = store.read(url), pages.url_of_copy(run.url, 0)

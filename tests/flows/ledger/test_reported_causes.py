@@ -101,7 +101,7 @@ def test_an_attempt_without_an_artifact_has_its_recorded_cause(run: Run, outcome
     assert NONE not in page
 
 
-def test_causes_of_one_stage_are_told_apart_and_of_current_stages_too(run: Run):
+def test_causes_of_one_stage_are_told_apart_also_if_it_is_current(run: Run):
     update, rollout = run.slots.iteration(1, "update"), run.slots.iteration(0, "rollout")
     record(run, "iteration-0000/rollout", attempt(rollout, "open"))
     record(run, "iteration-0000/rollout", attempt(rollout, "made"))
@@ -121,7 +121,7 @@ def test_causes_of_one_stage_are_told_apart_and_of_current_stages_too(run: Run):
     assert left_in_all(page) == "5"
 
 
-def test_without_any_attempt_that_left_nothing_the_report_says_so(run: Run):
+def test_the_report_says_so_if_every_attempt_left_an_artifact(run: Run):
     page = on_demand(run)
     assert NONE in page
     assert fact(page, "attempts") == "1, of which 0 left no artifact"
@@ -173,7 +173,7 @@ def test_a_log_without_words_and_without_a_ledger_has_no_known_cause(run: Run):
     assert rows(on_demand(run)) == [("iteration-0001/update", "1", "not known: its log says nothing")]
 
 
-def test_a_damaged_ledger_is_told_and_hides_nothing_else(run: Run):
+def test_a_damaged_ledger_is_reported_and_hides_nothing_else(run: Run):
     store.write(pages.url_of(run.url, 0), b"{}")
     store.write(store.join(run.slots.iteration(1, "update"), "logs", "20250131T120000-aaaa.log"), LOG)
     page = on_demand(run)
@@ -181,7 +181,7 @@ def test_a_damaged_ledger_is_told_and_hides_nothing_else(run: Run):
     assert rows(page) == [("iteration-0001/update", "1", "out_of_memory: 80 GB")]
 
 
-def test_device_hours_tell_start_up_apart(run: Run):
+def test_device_hours_show_start_up_separately(run: Run):
     page = on_demand(run)
     # 0.875 of one second.
     assert fact(page, "device time") == "1 s, of which start-up 0.875 s"
@@ -222,7 +222,7 @@ def test_device_hours_tell_start_up_apart(run: Run):
         (StageError.of("crash", "iteration-0001/update ended"), "failed", "Failed", "iteration-0001/update ended"),
     ],
 )
-def test_how_a_run_ended_is_told_by_the_run_and_on_demand_alike(
+def test_a_run_and_a_page_on_demand_say_alike_how_the_run_ended(
     recipe, tmp_path: Path, error: BaseException, state: str, ending: str, told: str
 ):
     run = planned(validated(recipe, tmp_path), tmp_path, run_id="hand", iterations=2)
@@ -234,7 +234,7 @@ def test_how_a_run_ended_is_told_by_the_run_and_on_demand_alike(
         assert re.findall(r'<pre class="failed">(.*?)</pre>', page) == [told] * bool(told)
 
 
-def test_of_a_killed_flow_the_report_says_what_is_not_known(run: Run):
+def test_the_report_of_a_killed_flow_says_what_is_not_known(run: Run):
     work = (
         "import os, sys\nfrom cosmos_rl_core.storage.lease import Lease\nfrom flows.running.progress import Reporter\n"
         "Lease(sys.argv[1] + '/lease').__enter__()\nReporter(sys.argv[1]).__enter__()\nos.kill(os.getpid(), 9)"

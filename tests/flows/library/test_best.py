@@ -226,7 +226,7 @@ def test_best_names_its_figure_and_all_gives_every_version_by_optimizer_steps(tm
 @pytest.mark.parametrize(
     "options", [("--best", "--all"), ("--policy", "0", "--best"), ("--policy", "4", "--all"), ("--policy", "-1")]
 )
-def test_one_choice_at_a_time(tmp_path: Path, options: tuple[str, ...]):
+def test_choices_of_a_version_exclude_each_other(tmp_path: Path, options: tuple[str, ...]):
     run = run_of(tmp_path)
     make_with(run, {})
     assert command(run, tmp_path / "out", *options).exit_code in (2, 64)
@@ -247,7 +247,7 @@ def test_a_version_whose_number_is_not_current_could_be_the_best_so_none_is_give
     assert not (tmp_path / "out").exists()
 
 
-def test_of_a_run_at_work_the_best_so_far_is_given_and_what_is_to_come_is_said(tmp_path: Path):
+def test_a_run_at_work_gives_the_best_so_far_and_names_the_stages_to_come(tmp_path: Path):
     run = run_of(tmp_path, "validation.freq=2", HELD_OUT_MEDIA)
     with pytest.raises(KeyboardInterrupt):
         make_with(run, {0: 0.5, 2: 0.125}, until="iteration-0002/finetune")

@@ -25,7 +25,7 @@ from tests.little_room import little_room
 FILES = {"lora/model.safetensors": b"weights", "lora/adapter_config.json": b"{}"}
 
 
-def test_they_are_named_by_the_optimizer_steps_of_their_policy(recipe, tmp_path):
+def test_exports_are_named_by_the_optimizer_steps_of_their_policy(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     per_iteration = len(requests.update(run, 0).config.identity()["steps"]["lrs"])
     assert per_iteration > 0
@@ -33,7 +33,7 @@ def test_they_are_named_by_the_optimizer_steps_of_their_policy(recipe, tmp_path)
 
 
 @pytest.mark.parametrize("prefix", ["", "pipeline/"])
-def test_they_lie_below_their_step_and_a_pipeline_without_a_folder_of_its_own(recipe, tmp_path, prefix):
+def test_exports_lie_in_the_folder_of_their_step_and_a_pipeline_directly_in_it(recipe, tmp_path, prefix):
     run = planned(recipe(), tmp_path, run_id="hand")
     make_all(run)
     rerun(run.store_url, "hand", "export", 2)
@@ -50,7 +50,7 @@ def test_they_lie_below_their_step_and_a_pipeline_without_a_folder_of_its_own(re
         export(run.store_url, "hand", str(out))
 
 
-def test_a_damaged_file_leaves_nothing_there(recipe, tmp_path):
+def test_a_damaged_file_leaves_nothing_in_the_target(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     _, manifest = current_of(run.slots.version(2, "export"))
     assert manifest is not None
@@ -79,7 +79,7 @@ def held(folder):
     os.close(file)
 
 
-def test_what_a_killed_export_left_goes_and_what_another_one_copies_stays(recipe, tmp_path):
+def test_leftovers_of_a_killed_export_go_and_files_of_a_working_one_stay(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     folder = tmp_path / "out" / "safetensors"
     name = f".step_{optimizer_steps(run, 2)}"
@@ -105,7 +105,7 @@ def damage(slot, size=None):
 
 @pytest.mark.parametrize("size", [0, 500, None])
 @pytest.mark.parametrize("stage", ["export", "update", "reward", "policy"])
-def test_where_the_newest_is_damaged_no_older_one_is_given(recipe, tmp_path, stage, size):
+def test_an_older_export_never_replaces_a_damaged_newest_one(recipe, tmp_path, stage, size):
     run = whole_run(recipe, tmp_path)
     slots = {
         "export": run.slots.version(2, "export"),
@@ -122,7 +122,7 @@ def test_where_the_newest_is_damaged_no_older_one_is_given(recipe, tmp_path, sta
     assert not out.exists()
 
 
-def test_where_the_newest_is_to_be_made_again_no_older_one_is_given(recipe, tmp_path):
+def test_an_older_export_never_replaces_an_outdated_newest_one(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     rerun(run.store_url, "hand", "export", 2)
     with pytest.raises(ConfigError, match="policy-0002/export, the newest export, is invalidated; run the recipe"):
@@ -131,7 +131,7 @@ def test_where_the_newest_is_to_be_made_again_no_older_one_is_given(recipe, tmp_
     assert export(run.store_url, "hand", str(tmp_path / "out")).copied[0].policy == 2
 
 
-def test_of_a_run_at_work_the_newest_that_was_made_is_given(recipe, tmp_path):
+def test_a_run_at_work_gives_the_newest_export_that_was_made(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     shutil.rmtree(run.slots.version(2, "export"))
     said, to_come = export(run.store_url, "hand", str(tmp_path / "out")).lines()
@@ -175,7 +175,7 @@ def test_a_lora_for_comfyui_is_one_file_with_the_strength_of_each_module(recipe,
         ({"pipeline/model_index.json": b"{}"}, "hand trains all weights; leave out --format"),
     ],
 )
-def test_what_comfyui_does_not_read_is_refused(files, said, recipe, tmp_path):
+def test_exports_that_comfyui_cannot_read_are_refused(files, said, recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
     make_all(run)
     rerun(run.store_url, "hand", "export", 2)

@@ -69,7 +69,7 @@ def test_samples_have_the_scores_and_advantages_of_the_artifacts(run: Run, opene
     assert by_id["ocr.error"].tolist() == [""] * 8
 
 
-def test_pictures_are_the_rollouts(run: Run, opened: OpenedRun, tmp_path: Path):
+def test_pictures_equal_the_pixels_of_the_rollout(run: Run, opened: OpenedRun, tmp_path: Path):
     table = opened.samples(0)
     stored = list(read_samples(Artifact(input_of(run.slots.iteration(0, "rollout")))))
     assert [one.sample_id for one in stored] == table["sample_id"].tolist()
@@ -96,7 +96,7 @@ def test_a_policy_gives_its_tensors_and_its_export(opened: OpenedRun, tmp_path: 
         last.tensors("other")
 
 
-def test_what_is_not_there_is_said(run: Run, opened: OpenedRun, tmp_path: Path):
+def test_missing_iterations_versions_and_runs_are_named(run: Run, opened: OpenedRun, tmp_path: Path):
     for look in (opened.samples, lambda k: opened.held_out(k + 1), lambda k: opened.policy(k + 1)):
         with pytest.raises(ConfigError, match=r"run has no .* 1|run has no .* 2"):
             look(1)

@@ -87,7 +87,7 @@ def test_the_list_has_time_left_and_device_time(recipe, tmp_path, main):
     [(0.0, "0 s"), (0.8, "0.8 s"), (58.06, "58.1 s"), (119.6, "120 s"), (148, "2.47 min"), (7199, "120 min"),
      (7300, "2.03 h"), (10**6, "278 h"), (10**8, "27,778 h")],
 )  # fmt: skip
-def test_device_time_has_a_unit_of_its_size(seconds: float, words: str):
+def test_device_time_has_a_unit_that_fits_its_size(seconds: float, words: str):
     assert device_time(seconds) == words
 
 

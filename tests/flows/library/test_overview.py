@@ -104,7 +104,7 @@ def test_a_failed_stage_says_why_in_a_line(recipe, tmp_path):
     assert words(run)["iteration-0001/reward-ocr"] == "stands"
 
 
-def test_a_run_that_is_continued_goes_to_what_its_command_says_also_after_its_end(recipe, tmp_path):
+def test_a_continued_run_shows_the_iterations_of_its_command_also_after_its_end(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
 
     def work() -> None:
@@ -127,7 +127,7 @@ def test_a_run_that_is_continued_goes_to_what_its_command_says_also_after_its_en
     assert open_run("hand", run.store_url).collected().run.recipe.train.num_iterations == 4
 
 
-def test_what_ends_without_an_error_of_its_own_was_stopped(recipe, tmp_path):
+def test_a_run_that_ended_without_an_error_of_its_own_was_stopped(recipe, tmp_path):
     run = begun(recipe, tmp_path)
     end_with(run, "iteration-0000/rollout", KeyboardInterrupt())
     assert open_run("hand", run.store_url).now().life == "stopped"
@@ -170,7 +170,7 @@ def test_another_look_reads_only_what_its_process_has_passed(recipe, tmp_path, m
         assert looked == []
 
 
-def test_of_iterations_that_are_far_away_nothing_is_asked(recipe, tmp_path, monkeypatch):
+def test_slots_of_distant_iterations_are_not_asked_for(recipe, tmp_path, monkeypatch):
     run = planned(recipe(), tmp_path, run_id="hand", iterations=50)
     looked: list[str] = []
     whole = states.state_of
@@ -179,7 +179,7 @@ def test_of_iterations_that_are_far_away_nothing_is_asked(recipe, tmp_path, monk
     assert not [name for name in looked if name.startswith("iteration-0002")]
 
 
-def test_it_is_watched_to_its_end_and_told_in_lines_where_there_is_no_terminal(recipe, tmp_path, monkeypatch):
+def test_a_run_is_watched_to_its_end_and_printed_in_lines_without_a_terminal(recipe, tmp_path, monkeypatch):
     run = begun(recipe, tmp_path)
     monkeypatch.setattr(status_table, "LOOK_S", 0.02)
     ready, seen = threading.Event(), threading.Event()
@@ -221,7 +221,7 @@ def test_watching_a_run_at_rest_ends_at_once_and_its_exit_code_says_whether_it_i
     assert CliRunner().invoke(cli.app, command).exit_code == 0
 
 
-def test_progress_in_other_words_is_none(recipe, tmp_path):
+def test_damaged_progress_counts_as_none(recipe, tmp_path):
     run = begun(recipe, tmp_path)
     assert read_progress(run.url) is None
     said = seal("progress", {"end": "done"})
@@ -251,7 +251,7 @@ def test_a_stage_that_is_made_alone_leaves_the_run_as_it_was(recipe, tmp_path):
     assert (line.state, line.iterations) == ("stopped", 2)
 
 
-def test_what_an_earlier_version_called_done_is_not_before_its_last_wave_was_made(recipe, tmp_path):
+def test_a_run_recorded_as_done_is_finished_only_if_its_last_wave_was_made(recipe, tmp_path):
     run = begun(recipe, tmp_path)
     store.write(store.join(run.url, "progress.json"), seal("progress", {"end": "done"}))
     assert open_run("hand", run.store_url).now().life == "idle"

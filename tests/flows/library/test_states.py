@@ -93,7 +93,7 @@ def test_a_finished_run_shows_times_and_rewards(recipe, tmp_path):
     )
 
 
-def test_what_reads_changed_bytes_is_stale_and_what_is_below_waits(recipe, tmp_path):
+def test_a_stage_that_reads_changed_bytes_is_stale_and_the_stages_after_it_wait(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     reward = rewards(run, run.slots.iteration(0, "rollout"), 0)[1]
     invalidate(reward.slot, 1, "test")
@@ -120,7 +120,7 @@ def test_what_reads_changed_bytes_is_stale_and_what_is_below_waits(recipe, tmp_p
     }
 
 
-def test_below_an_ended_generation_everything_waits_until_equal_bytes_come(recipe, tmp_path):
+def test_stages_after_an_ended_generation_wait_until_equal_bytes_are_made(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     request = requests.rollout(run, 1)
     invalidate(request.slot, 1, "test")
@@ -149,7 +149,7 @@ def test_a_monitored_reward_that_is_to_be_made_keeps_only_the_report_waiting(rec
     assert len(of_word(run, "stands")) == 20
 
 
-def test_a_lost_file_makes_stale(recipe, tmp_path):
+def test_a_lost_file_makes_its_stage_stale(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     _, manifest = current_of(run.slots.version(2, "export"))
     assert manifest is not None
@@ -163,7 +163,7 @@ def test_a_lost_file_makes_stale(recipe, tmp_path):
     assert of_word(run, "waits") == waiting
 
 
-def test_another_seed_makes_stale(recipe, tmp_path):
+def test_another_seed_makes_stages_stale(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     url = store.join(run.url, "plan.json")
     body = unseal(store.read(url), "plan", url)

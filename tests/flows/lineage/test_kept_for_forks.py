@@ -41,7 +41,7 @@ def whole(slot: str) -> bool:
     return all(artifact.read(name) for name in artifact.names())
 
 
-def test_retention_leaves_what_a_fork_reads(origin: Run) -> None:
+def test_retention_keeps_the_parts_that_a_fork_reads(origin: Run) -> None:
     fork = begun(origin, 2, overrides=FASTER)
     make_all(origin)
     assert whole(fork.slots.policy(2))
@@ -52,7 +52,7 @@ def test_retention_leaves_what_a_fork_reads(origin: Run) -> None:
     assert made(fork.slots.policy(4)).slot == fork.slots.policy(4)
 
 
-def test_a_fork_of_a_policy_without_its_state_is_refused_with_those_that_have_it(origin: Run) -> None:
+def test_a_fork_of_a_policy_without_state_is_refused_and_usable_ones_are_named(origin: Run) -> None:
     make_all(origin)
     with pytest.raises(ConfigError, match=r"policy version 2 has lost old .*versions that have all: 0, 4"):
         begun(origin, 2)
@@ -65,7 +65,7 @@ def test_retention_of_a_fork_deletes_nothing_of_its_origin(origin: Run) -> None:
     assert not store.names(fork.slots.policy(2)) - {"manifest.1.json"}
 
 
-def test_a_drop_that_meets_a_fork_takes_itself_back(origin: Run) -> None:
+def test_a_deletion_by_retention_that_meets_a_new_fork_is_taken_back(origin: Run) -> None:
     slot, asked = origin.slots.policy(2), [False, True]
     drop(slot, "old", held=lambda: asked.pop(0))
     assert store.read_if_exists(Dropped.url(slot, 1, "old")) is None
@@ -96,7 +96,7 @@ def test_a_run_with_forks_is_not_deleted(origin: Run) -> None:
     assert delete.found(origin.store_url, "hand").files
 
 
-def test_a_damaged_record_of_a_fork_is_told(origin: Run) -> None:
+def test_a_damaged_record_of_a_fork_is_reported(origin: Run) -> None:
     note(origin.url, Fork(run="some", at=0, references={}, holds=()))
     url = store.join(origin.url, "forks", "some.json")
     store.write(url, store.read(url)[:-3])

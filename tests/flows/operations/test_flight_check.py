@@ -16,7 +16,7 @@ from flows.operations import flight_check
 
 
 @pytest.mark.slow
-def test_ranks_that_cannot_hear_each_other_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_cannot_reach_each_other_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere")
     found = flight_check.find("ring", "", LaunchConfig())
     assert found.word == "failed"
@@ -68,7 +68,7 @@ def elsewhere() -> Iterator[str]:
         thread.join()
 
 
-def test_the_address_of_something_else_is_named_and_doubted(elsewhere: str) -> None:
+def test_an_address_that_answers_like_another_server_is_named_and_questioned(elsewhere: str) -> None:
     with temporary_settings({PREFECT_API_URL: elsewhere, PREFECT_CLIENT_MAX_RETRIES: 0}):
         found = flight_check.find("server", "", LaunchConfig())
     assert found.word == "failed"

@@ -126,7 +126,7 @@ def test_items_without_a_caption_get_one_and_another_captioner_indexes_nothing(c
     assert found == (expected, tuple(text.replace("another", "a") for text in expected))
 
 
-def test_under_other_settings_captions_are_kept_without_a_call(clips: Path, tmp_path: Path):
+def test_captions_are_kept_under_other_settings_without_asking_the_captioner(clips: Path, tmp_path: Path):
     (clips / "0001.json").unlink()
     with serving() as server:
         caption = {"by": "endpoint", "url": server.url, "model": "vlm", "instruction": "?"}
@@ -168,7 +168,7 @@ def test_a_merge_counts_what_changed_since_the_snapshot_before(clips: Path, tmp_
     assert prepare(config_of(clips), tmp_path, merge=True) == "clips: snapshot 3: 2 new, 1 removed, 0 left out"
 
 
-def test_a_token_that_is_not_there_is_named_before_anything_starts(clips: Path, tmp_path: Path):
+def test_a_missing_token_is_named_before_anything_starts(clips: Path, tmp_path: Path):
     service = {"by": "endpoint", "url": "http://host/v1", "model": "vlm", "instruction": "?"}
     config = config_of(clips, caption=service | {"token_variable": "CAPTION_NO_TOKEN"})
     made = list[str]()
@@ -222,7 +222,7 @@ def test_a_verification_finds_edits_that_stamps_do_not_show(clips: Path, tmp_pat
     assert names_of(tmp_path, 1) == ["0000", "0001", "0002"]
 
 
-def test_a_disk_that_is_not_mounted_removes_nothing(clips: Path, tmp_path: Path):
+def test_a_disk_that_is_not_mounted_removes_no_items(clips: Path, tmp_path: Path):
     prepare(config_of(clips), tmp_path)
     clips.rename(tmp_path / "away")
     clips.mkdir()
@@ -254,7 +254,7 @@ def test_files_and_store_may_be_in_s3(clips: Path, s3_url: str, tmp_path: Path):
     assert len(made) == 2
 
 
-def test_two_at_once_write_one_snapshot(clips: Path, tmp_path: Path):
+def test_two_preparations_at_once_write_one_snapshot(clips: Path, tmp_path: Path):
     with ThreadPoolExecutor() as pool:
         said = [*pool.map(lambda _: prepare(config_of(clips), tmp_path), range(2))]
     assert "clips: snapshot 1: 3 new, 0 removed, 0 left out" in said

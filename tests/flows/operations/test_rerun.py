@@ -56,7 +56,9 @@ def mistake_of(run: Run, stage: str, iteration: int | None = None) -> str:
         ("report", None, []),
     ],
 )
-def test_what_may_become_stale_is_what_was_made_from_it(recipe, tmp_path, stage, iteration, expected):
+def test_rerun_lists_the_artifacts_that_were_made_from_the_invalidated_one(
+    recipe, tmp_path, stage, iteration, expected
+):
     run = whole_run(recipe, tmp_path)
     before = {state.step.name: state for state in states(run)}
     lines = rerun(run.store_url, "hand", stage, iteration)
@@ -74,7 +76,7 @@ def test_what_may_become_stale_is_what_was_made_from_it(recipe, tmp_path, stage,
     assert end.reason.startswith("asked for by")
 
 
-def test_supervised_iterations_follow_one_another(tmp_path):
+def test_a_rerun_of_a_supervised_iteration_lists_the_iterations_after_it(tmp_path):
     run = planned(SFT, tmp_path, run_id="hand", overrides=SMALL_SFT)
     make_all(run)
     final = [f"policy-0002/{stage}" for stage in ("export", "evaluate", "evaluate-ocr", "fragment")]
@@ -82,7 +84,7 @@ def test_supervised_iterations_follow_one_another(tmp_path):
     assert mistake_of(run, "rollout", 0).startswith("unknown stage 'rollout'; known: policy, embed, encode, export, ")
 
 
-def test_the_cost_is_what_it_took_last_time(recipe, tmp_path):
+def test_the_cost_of_a_rerun_is_what_the_stages_took_last_time(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     assert rerun(run.store_url, "hand", "evaluate", 2)[:-1] == [
         "stale if policy-0002/evaluate comes out differently: 4 artifacts, 11 s to make again",
@@ -94,7 +96,7 @@ def test_the_cost_is_what_it_took_last_time(recipe, tmp_path):
     assert rerun(run.store_url, "hand", "report")[:-1] == ["nothing was made from report"]
 
 
-def test_an_unknown_cost_is_not_called_nothing(recipe, tmp_path):
+def test_an_unknown_cost_is_not_shown_as_zero(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     request = rewards(run, run.slots.version(2, "evaluate"), 2)[1]
     rerun(run.store_url, "hand", "evaluate-ocr", 2)
@@ -119,7 +121,7 @@ def test_embeddings_are_said_to_be_shared(recipe, tmp_path):
     assert not any(line.startswith("other runs") for line in rerun(run.store_url, "hand", "policy"))
 
 
-def test_what_is_made_of_an_artifact_stays_current_only_with_its_bytes(recipe, tmp_path):
+def test_artifacts_stay_current_only_if_a_remade_input_has_equal_bytes(recipe, tmp_path):
     run = whole_run(recipe, tmp_path)
     request = rewards(run, run.slots.iteration(0, "rollout"), 0)[1]
     _, update = current_of(run.slots.iteration(0, "update"))
@@ -225,7 +227,7 @@ def test_an_iteration_must_be_named_where_there_are_several(recipe, tmp_path, st
     assert {state.word for state in states(run)} == {"missing"}
 
 
-def test_what_was_never_made_has_nothing_to_invalidate(recipe, tmp_path):
+def test_a_stage_that_was_never_made_has_nothing_to_invalidate(recipe, tmp_path):
     run = planned(recipe(), tmp_path, run_id="hand")
     assert mistake_of(run, "policy") == "policy of hand has no artifact and no unfinished one; just run it"
     assert current_of(run.slots.policy(0)) == (1, None)

@@ -86,7 +86,7 @@ def test_a_finished_run_is_not_made_again_by_a_newer_version_but_refused_with_th
     assert newest(finished.url, "hand") is None
 
 
-def test_what_the_pinned_versions_made_is_current_for_everybody_who_looks(finished, upgrade, tmp_path):
+def test_artifacts_of_the_pinned_versions_are_current_for_every_command(finished, upgrade, tmp_path):
     for stage in (contracts.Update, contracts.Embed, Report):
         upgrade(stage)
     assert {state.word for state in states(read_run(finished.store_url, "hand"))} == {"stands"}
@@ -116,7 +116,7 @@ def test_a_remake_that_was_killed_goes_on_without_being_asked_again(finished, up
     assert len(ended(finished)) == 2
 
 
-def test_rerun_of_all_that_a_changed_stage_made_is_another_way_to_ask(finished, upgrade):
+def test_rerun_of_all_artifacts_of_a_changed_stage_works_like_remake(finished, upgrade):
     upgrade(contracts.Update)
     rerun(finished.store_url, "hand", "update", 1)
     with pytest.raises(ConfigError, match="of another version: 1 artifact, 30 s"):
@@ -126,7 +126,7 @@ def test_rerun_of_all_that_a_changed_stage_made_is_another_way_to_ask(finished, 
     assert len(ended(finished)) == 2
 
 
-def test_a_stage_that_has_made_nothing_yet_is_of_the_new_version(recipe, tmp_path, upgrade):
+def test_a_stage_without_artifacts_takes_the_new_version(recipe, tmp_path, upgrade):
     run = planned_run(recipe, tmp_path)
     upgrade(contracts.Update)
     found = settled(resumed(run), remake=False)
@@ -148,7 +148,7 @@ def test_shared_embeddings_of_a_newer_version_are_not_made_unasked(finished, upg
     assert again.prepared.embed.slot != before
 
 
-def test_older_code_is_refused_like_newer(finished, monkeypatch):
+def test_older_code_is_refused_like_newer_code(finished, monkeypatch):
     monkeypatch.setattr(Report, "version", Report.version - 1)
     with pytest.raises(ConfigError, match=rf"report {Report.version + 1} -> {Report.version}"):
         settled(resumed(finished), remake=False)
@@ -189,7 +189,7 @@ def test_a_plan_of_a_newer_form_is_refused_in_plain_words(finished):
     assert "a setting of tomorrow" in asked.stderr
 
 
-def test_a_run_of_the_launchers_that_are_gone_is_read_and_shown(finished):
+def test_a_run_of_a_removed_launcher_is_read_and_shown(finished):
     """Its plan has fields that this version has not: machines decide no result."""
     url = store.join(finished.url, PLAN_FILE)
     body = unseal(store.read(url), PLAN, url)

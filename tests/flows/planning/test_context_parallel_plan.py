@@ -38,7 +38,7 @@ def mistakes_of(path: str, *overrides: str) -> list[str]:
     return str(caught.value).splitlines()[1:]
 
 
-def test_who_cannot_share_a_video_is_told_why_and_of_dropout_too(recipe, wan):
+def test_recipes_that_cannot_share_a_video_get_the_reason_and_dropout_is_named_too(recipe, wan):
     heads = "launch.cp_size = 4: 2 attention heads cannot be shared by 4 context-parallel peers; at most 2"
     assert mistakes_of(wan, *FOUR) == [f"  {heads}"]
     # One token: 1 x 1 patches of one frame.
@@ -62,7 +62,7 @@ def test_only_as_many_as_the_stages_have_can_share(wan):
     )
 
 
-def test_ranks_of_stages_that_run_our_own_transformer_are_told(wan, tmp_path):
+def test_ranks_of_stages_with_our_own_transformer_know_their_parallelism(wan, tmp_path):
     plan = plan_of(Settings(wan, overrides=(*TWO, "launch.compile=true", "launch.dp_shard_size=2")))
     run = Run(freeze(plan, str(tmp_path)), str(tmp_path))
     launcher = Waves(str(tmp_path), plan.recipe.launch, Display())

@@ -39,7 +39,7 @@ def cosmos(recipe, base):
 VIDEO = 'inference_size = [32, 64], train_frames = 9, guardrail = "off"'
 
 
-def test_off_is_planned_and_pinned_only_where_it_changes_something(cosmos):
+def test_guardrail_off_is_planned_and_pinned_only_if_it_changes_something(cosmos):
     plan = cosmos(VIDEO)
     assert (plan.model.adapter, plan.model.guardrail) == ("cosmos_predict2_5", ())
     assert plan.model.identity()["guardrail"] == []
@@ -92,7 +92,7 @@ def test_other_kinds_of_checkpoints_are_refused(cosmos, base, tmp_path, file, va
         ("inference_size = [32, 64], train_frames = 33", r"are \[9, 2, 4\] tokens"),
     ],
 )
-def test_sizes_that_it_cannot_do_are_refused(cosmos, settings, said):
+def test_sizes_that_the_model_cannot_do_are_refused(cosmos, settings, said):
     with pytest.raises(ConfigError, match=said):
         cosmos(f'{settings}, guardrail = "off"')
 
@@ -171,7 +171,7 @@ def test_embeddings_of_more_than_the_budget_are_refused(cosmos, lora, megabytes)
         cosmos(settings, adapters, ("[rollout]", f"[rollout]\nstore_budget_gb = {0.99 * budget}"))
 
 
-def test_precision_is_nothing_to_what_is_stored_and_other_models_have_no_such_projection(cosmos, recipe):
+def test_precision_changes_no_stored_embedding_and_other_models_have_no_projection(cosmos, recipe):
     exact, coarse = (
         Run(cosmos(VIDEO, ("[train]", f'[train]\nparam_dtype = "{dtype}"')), "store")
         for dtype in ("float32", "bfloat16")
@@ -181,7 +181,7 @@ def test_precision_is_nothing_to_what_is_stored_and_other_models_have_no_such_pr
     assert not plan_of(Settings(recipe())).prefixed
 
 
-def test_a_run_that_began_with_embeddings_as_they_are_goes_on_with_them(cosmos, tmp_path):
+def test_a_run_that_began_with_unprojected_embeddings_goes_on_with_them(cosmos, tmp_path):
     plan = cosmos(VIDEO)
     before = freeze(plan.model_copy(update={"prefixed": False}), str(tmp_path))
     assert (plan.prefixed, before.prefixed, freeze(plan, str(tmp_path)).prefixed) == (True, False, False)
@@ -235,7 +235,7 @@ DATA = 'data = { name = "rendered_text", num_items = 2 }\n'
         (VIDEO, given(2, 1), "min_num_conditional_frames = 2 is more than max_num_conditional_frames = 1"),
     ],
 )
-def test_given_frames_that_cannot_be_are_mistakes_of_the_recipe(cosmos, size, replacements, said):
+def test_impossible_numbers_of_given_frames_are_mistakes_of_the_recipe(cosmos, size, replacements, said):
     with pytest.raises(ConfigError, match=said):
         cosmos(f"{size}, {SAMPLED}", *replacements)
 
@@ -255,7 +255,7 @@ def supervised(folder: Path, model: Path | str, most: int) -> Plan:
 
 
 @pytest.mark.parametrize("algorithm", [GRPO, NFT, SFT], ids=["grpo", "nft", "sft"])
-def test_other_models_are_given_no_frames(recipe, tmp_path, algorithm):
+def test_given_frames_are_refused_for_other_models(recipe, tmp_path, algorithm):
     rewarded = algorithm != SFT and recipe(*given(1, 1, DATA, algorithm))
     with pytest.raises(ConfigError, match="= 1: StableDiffusion3Pipeline takes no given latent frames"):
         _ = plan_of(Settings(rewarded)) if rewarded else supervised(tmp_path, "package:tiny-sd3", 1)

@@ -61,7 +61,7 @@ def split(base: Path, file: str) -> Path:
 
 
 @pytest.mark.parametrize("file", WEIGHTS)
-def test_weights_that_are_cut_short_end_a_plan_with_65_and_the_bytes_that_lack(file: str, base: Path, recipe):
+def test_truncated_weights_end_a_plan_with_65_and_the_number_of_missing_bytes(file: str, base: Path, recipe):
     size = (base / file).stat().st_size
     os.truncate(base / file, size - 1000)
     said = CliRunner().invoke(cli.app, ["plan", recipe(), "--set", f"policy.model_name_or_path={base}"])
@@ -108,7 +108,7 @@ def test_all_damaged_files_are_named_at_once(base: Path):
 
 
 @pytest.mark.parametrize("file", [WEIGHTS[0], WEIGHTS[4]])
-def test_an_index_and_its_shards_belong_together(file: str, base: Path):
+def test_an_index_that_does_not_match_its_shards_is_damage(file: str, base: Path):
     index = split(base, file)
     assert damages(str(base)) == []
     places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
@@ -236,7 +236,7 @@ def test_a_link_that_leads_nowhere_is_a_missing_file(base: Path):
     assert notes == f"{base / 'tokenizer_3/notes.txt'} is missing (a link to ../../blobs/123, which is not there)"
 
 
-def test_what_is_absent_on_purpose_or_not_loaded_is_no_damage(base: Path):
+def test_files_that_are_absent_on_purpose_or_not_loaded_are_no_damage(base: Path):
     index = json.loads((base / directories.INDEX).read_text(encoding="utf-8"))
     assert index["image_encoder"] == [None, None]
     shutil.rmtree(base / "text_encoder_3")
@@ -272,7 +272,7 @@ def load_whole_stock(base: Path) -> None:
 
 
 @pytest.mark.parametrize("name", plugins.known("models"))
-def test_weights_that_a_whole_file_lacks_are_never_made_up(name: str, tmp_path: Path):
+def test_weights_that_an_intact_file_lacks_are_an_error_and_never_made_up(name: str, tmp_path: Path):
     base = tiny_pipelines.save(name, tmp_path / "base")
     for load in (load_all, load_whole_stock):
         load(base)

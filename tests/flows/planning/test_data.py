@@ -194,7 +194,7 @@ def test_held_out_media_are_media_of_the_trained_size_that_are_not_trained_on(tm
     assert mistake in str(caught.value)
 
 
-def test_held_out_files_are_not_the_trained_ones(pictures, tmp_path):
+def test_held_out_media_that_are_trained_on_are_refused(pictures, tmp_path):
     path = tmp_path / "sft.toml"
     validation = f"[validation]\ndataset = {{ name = 'ocr', split = 'test' }}\ndata = {folder_toml(pictures)}\n"
     path.write_text(SFT.replace("DATASET", folder_toml(pictures)) + validation, encoding="utf-8")

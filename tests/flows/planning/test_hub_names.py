@@ -51,13 +51,13 @@ def test_a_name_is_the_directory_of_its_commit(cache: Path, name: str):
          "hf download nvidia/Cosmos-Predict2.5-2B --revision diffusers/base/post-trained"),
     ],
 )  # fmt: skip
-def test_what_is_not_in_the_cache_is_a_mistake_with_the_command_that_downloads_it(cache: Path, name: str, command: str):
+def test_a_model_that_is_not_cached_is_a_mistake_with_the_command_to_download_it(cache: Path, name: str, command: str):
     with pytest.raises(ConfigError) as caught:
         directories.resolve_path(name)
     assert str(caught.value).endswith(f": {command}")
 
 
-def test_a_cached_repository_with_other_weights_is_told_how_they_become_a_pipeline(cache: Path):
+def test_cached_weights_of_another_layout_get_the_command_that_converts_them(cache: Path):
     snapshot = cache / "snapshots" / COMMIT
     (snapshot / directories.INDEX).unlink()
     (snapshot / "model.pt").write_bytes(b"")
@@ -66,7 +66,7 @@ def test_a_cached_repository_with_other_weights_is_told_how_they_become_a_pipeli
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "a/b/c", "tiny", "owner/"])
-def test_what_is_no_name_of_a_hub_is_asked_for_as_a_directory(cache: Path, name: str):
+def test_a_path_that_is_no_name_of_a_hub_is_looked_for_as_a_directory(cache: Path, name: str):
     with pytest.raises(ConfigError, match="is not a directory here: pass"):
         directories.resolve_path(name)
 

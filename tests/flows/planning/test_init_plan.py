@@ -48,7 +48,7 @@ def refused(recipe, store: str, *overrides: str) -> str:
     return str(caught.value)
 
 
-def test_a_run_without_a_version_is_its_newest_finished_one(recipe, store: str):
+def test_an_init_from_a_run_without_a_version_takes_the_newest_finished_one(recipe, store: str):
     assert init_of(plan_with(recipe, store, SOURCE)).source == "hand@2"
     found = plan_with(recipe, store, f"{SOURCE}@1")
     assert init_of(found).source == "hand@1"
@@ -58,7 +58,7 @@ def test_a_run_without_a_version_is_its_newest_finished_one(recipe, store: str):
     assert requests.policy(Run(found, store)).inputs["init"] == (policy,)
 
 
-def test_the_average_is_taken_where_the_run_has_one(recipe, store: str):
+def test_an_init_takes_the_average_if_the_run_has_one(recipe, store: str):
     path = recipe(("[train]", "[train]\nema_enable = true"))
     run = Run(freeze(plan_of(Settings(path, store, run_id="averaged")), store), store)
     make(requests.policy(run), {"current/w": b"start"})
@@ -140,7 +140,7 @@ def test_the_frozen_adapter_is_counted(recipe, store: str):
         ((SOURCE, "policy.from_scratch=true"), "policy.from_scratch draws all weights anew, policy.init_from names"),
     ],
 )
-def test_what_cannot_be_begun_with_is_refused_with_its_reason(recipe, store: str, overrides, expected: str):
+def test_weights_that_a_run_cannot_begin_with_are_refused_with_the_reason(recipe, store: str, overrides, expected: str):
     assert expected in refused(recipe, store, *overrides)
 
 

@@ -15,7 +15,7 @@ def mistakes_of(path: str, *overrides: str) -> str:
     return str(caught.value)
 
 
-def test_every_option_that_cannot_be_had_is_named_with_its_reason_and_all_at_once(recipe):
+def test_all_unsupported_options_are_named_at_once_each_with_its_reason(recipe):
     lora = """lora = { r = 2, lora_names = ["default", "old"], primary_adapter = "old", lora_path = "x",
         modules_to_save = ["proj_out"], rank_pattern = { to_q = 4 }, r_pattern = { "to_(" = 4 }, lora_dropout = 1.0,
         init_lora_weights = "pissa_niter_4", target_modules = "to_q" }""".replace("\n", " ")
@@ -50,7 +50,7 @@ def test_every_option_that_cannot_be_had_is_named_with_its_reason_and_all_at_onc
         ("train.ema_rate=0.1", "train.ema_rate without effect: ema_enable is not true"),
     ],
 )
-def test_options_that_say_nothing_or_too_much_are_refused(recipe, override, expected):
+def test_options_without_effect_or_with_two_meanings_are_refused(recipe, override, expected):
     assert expected in mistakes_of(recipe(), override)
 
 
@@ -74,15 +74,15 @@ def test_options_that_say_nothing_or_too_much_are_refused(recipe, override, expe
         ),
     ],
 )
-def test_a_rank_above_what_a_matrix_has_is_refused(recipe, overrides, expected):
+def test_a_rank_above_the_size_of_a_matrix_is_refused(recipe, overrides, expected):
     assert expected in mistakes_of(recipe(), *overrides)
 
 
-def test_the_largest_rank_that_a_matrix_has_is_taken(recipe):
+def test_a_rank_equal_to_the_size_of_a_matrix_is_accepted(recipe):
     assert plan_of(Settings(recipe(), overrides=("policy.lora.r=128",)))
 
 
-def test_dropout_is_refused_where_it_would_be_in_one_of_two_densities(recipe):
+def test_dropout_is_refused_if_it_would_be_in_only_one_of_two_densities(recipe):
     flow_sde = ("policy.diffusers.sample.solver=flow_sde", "train.train_policy.train_on=[0]")
     grpo = recipe(('type = "nft"', 'type = "grpo"'), ("timesteps_fraction = 1.0\n", ""))
     plan_of(Settings(grpo, overrides=flow_sde))
@@ -91,7 +91,7 @@ def test_dropout_is_refused_where_it_would_be_in_one_of_two_densities(recipe):
     plan_of(Settings(recipe(), overrides=("policy.lora.lora_dropout=0.1",)))
 
 
-def test_what_is_taken_is_frozen_read_back_and_counted(recipe, tmp_path):
+def test_supported_options_are_frozen_read_back_and_counted(recipe, tmp_path):
     overrides = (
         "policy.lora.target_modules=all-linear",
         "policy.lora.r_pattern.to_q=5",

@@ -33,7 +33,7 @@ def counts(k: int, seed: int = 0) -> list[int]:
     return [found[number] for number in range(len(SETS))]
 
 
-def test_each_set_has_its_share_of_every_iteration_up_to_one_and_exactly_on_average():
+def test_each_set_has_its_share_of_every_iteration_within_one_prompt_exact_on_average():
     drawn = np.array([counts(k) for k in range(400)])
     expected = WANTED * np.array([weight for weight, _ in SETS])
     assert (drawn.sum(1) == WANTED).all()
@@ -143,7 +143,7 @@ def test_sets_that_are_too_small_and_sets_without_prompts_of_their_own_are_named
         ('[{ dataset = { name = "mixture", sets = [{ dataset = { name = "ocr" } }] } }]', "a mixture in a mixture"),
     ],
 )
-def test_what_is_no_mixture_is_named(recipe, tmp_path: Path, sets: str, says: str):
+def test_settings_that_are_no_mixture_are_named(recipe, tmp_path: Path, sets: str, says: str):
     old = f'name = "ocr"\nlocal_dir = "{tmp_path / "words"}"'
     with pytest.raises(ConfigError, match=says):
         plan_of(Settings(recipe((old, f'name = "mixture"\nsets = {sets}')), str(tmp_path / "store")))

@@ -21,7 +21,7 @@ SLURM = ("[early_warning]\n", '[launch]\nlauncher = "slurm"\n\n[early_warning]\n
 Recipe = Callable[..., str]
 
 
-def test_overlap_changes_no_digest_and_asks_for_what_the_stage_is_asked_for(recipe: Recipe, tmp_path: Path):
+def test_overlap_changes_no_digest_and_no_request(recipe: Recipe, tmp_path: Path):
     without = plan_of(Settings(recipe()))
     path = recipe(OVERLAP)
     plan = plan_of(Settings(path))
@@ -65,7 +65,7 @@ def test_rewards_of_supervised_training_overlap_with_no_rollout():
         ({"stage_gpus": {"rollout": [0, 1], "judge": [2]}}, ""),
     ],
 )
-def test_a_reward_with_torch_overlaps_where_devices_are_left(launch: dict[str, object], says: str):
+def test_a_reward_with_torch_overlaps_if_devices_are_left(launch: dict[str, object], says: str):
     config = LaunchConfig.model_validate({"stage_processes": {"rollout": 2}} | launch)
     why = why_not_together(["rollout", "judge"], config, most(config, None))
     assert re.match(says, why) if says else why == ""

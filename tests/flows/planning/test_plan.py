@@ -155,14 +155,14 @@ def test_settings_that_the_solver_does_not_read_are_refused_even_at_their_defaul
         ("cps", ["noise_level=0.7"]),
     ],
 )
-def test_settings_that_it_reads_plan_and_the_frozen_plan_is_read_back(recipe, tmp_path, solver, given):
+def test_settings_that_the_solver_reads_are_planned_and_read_back(recipe, tmp_path, solver, given):
     overrides = tuple(f"{SAMPLE}.{entry}" for entry in [f"solver={solver}", *given])
     first = planned(recipe(), tmp_path, run_id="mine", overrides=overrides)
     assert planned(recipe(), tmp_path, run_id="mine", overrides=overrides).plan == first.plan
     assert read_plan(first.store_url, "mine") == first.plan
 
 
-def test_a_valid_recipe_is_checked_against_the_world_at_once(recipe, words):
+def test_all_mistakes_outside_of_a_valid_recipe_are_named_at_once(recipe, words):
     words("no quotes")
     without_effect = ("optm_lr = 1e-3", "optm_lr = 1e-3\nema_decay = 0.9")
     message = mistakes_of(recipe(('"package:tiny-sd3"', '"package:tiny"'), without_effect))
@@ -201,11 +201,11 @@ def test_a_mistake_is_named_where_it_is(recipe, replacement, expected):
     assert expected in mistakes_of(recipe(replacement))
 
 
-def test_a_recipe_that_is_not_there_is_said_to_be_missing(tmp_path):
+def test_a_missing_recipe_is_said_to_be_missing(tmp_path):
     assert mistakes_of(str(tmp_path / "nope.toml")).startswith("no file at ")
 
 
-def test_a_prompt_that_a_file_says_twice_is_one_prompt(recipe, words):
+def test_a_prompt_that_a_file_has_twice_is_one_prompt(recipe, words):
     words('say "K7"', 'say "AB"', '  say "K7"  ')
     assert [prompt.text for prompt in plan_of(Settings(recipe())).prompts] == ['say "K7"', 'say "AB"']
 
@@ -224,7 +224,7 @@ def test_a_prompt_that_a_file_says_twice_is_one_prompt(recipe, words):
         ),
     ],
 )
-def test_what_the_models_files_tell_is_checked_before_anything_starts(recipe, words, replacement, expected):
+def test_facts_of_the_models_files_are_checked_before_anything_starts(recipe, words, replacement, expected):
     words('say "K7"', 'say "AB"')
     assert expected in mistakes_of(recipe(replacement))
 
@@ -249,7 +249,7 @@ def test_overrides_are_read_as_toml_and_checked_as_the_file_is(recipe):
 
 
 @pytest.mark.parametrize("command", ["plan", "run"])
-def test_the_command_line_exits_with_64_and_writes_nothing(recipe, tmp_path, command):
+def test_a_refused_recipe_exits_with_64_and_writes_nothing(recipe, tmp_path, command):
     place = tmp_path / "store"
     place.mkdir()
     path = recipe(("n_generation = 4", "n_generation = 1"))
@@ -278,7 +278,7 @@ def test_a_frozen_plan_refuses_a_changed_recipe_and_names_the_field(recipe, tmp_
     assert store.read(store.join(run_url(str(tmp_path / "store"), "mine"), "plan.json")) == data
 
 
-def test_plan_refuses_what_run_would_refuse_of_a_run_that_was_planned_otherwise(recipe, tmp_path, main):
+def test_plan_refuses_a_changed_recipe_of_a_planned_run_as_run_would(recipe, tmp_path, main):
     planned(recipe(), tmp_path, run_id="mine")
     words = ("--store", str(tmp_path / "store"), "--run-id", "mine")
     code, _, error = main("plan", recipe(), *words, "--set", "rollout.n_generation=2")
@@ -301,7 +301,7 @@ def test_more_iterations_and_another_launch_go_on_with_the_same_run(recipe, tmp_
     assert read_plan(again.store_url, "mine").recipe.train.num_iterations == 2
 
 
-def test_a_plan_survives_the_way_through_the_store(recipe, store_url):
+def test_a_plan_is_equal_after_it_was_stored_and_read(recipe, store_url):
     plan = plan_of(Settings(recipe(), run_id="mine"))
     frozen = freeze(plan, store_url)
     assert frozen == plan
@@ -354,7 +354,7 @@ def test_a_command_line_that_cannot_be_read_is_a_wrong_setting(arguments, code, 
     assert end.value.code == code
 
 
-def test_an_error_nobody_thought_of_ends_with_70_and_its_traceback(monkeypatch, capsys):
+def test_an_unexpected_error_ends_with_70_and_its_traceback(monkeypatch, capsys):
     def fail(*_, **__):
         raise LookupError("nobody thought of it")
 
@@ -366,7 +366,7 @@ def test_an_error_nobody_thought_of_ends_with_70_and_its_traceback(monkeypatch, 
     assert "nobody thought of it" in capsys.readouterr().err
 
 
-def test_weights_that_would_not_count_are_refused(recipe):
+def test_weights_of_rewards_without_effect_are_refused(recipe):
     reward = 'fn = { name = "ocr", line_width = 96 }\n'
     another = (reward, f'{reward}weight = 0.9\n\n[[rewards]]\nfn = {{ name = "jpeg" }}\nweight = -0.1\n')
     steps = (('type = "nft"', 'type = "grpo"\ntrain_on = [0]'), ("timesteps_fraction = 1.0\n", ""))

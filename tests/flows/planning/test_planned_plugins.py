@@ -117,7 +117,7 @@ def test_a_stage_does_not_run_a_plugin_that_it_cannot_verify(source: str | None,
     assert f"{file}: found {'no file' if source is None else 'sha256'}" in failure.message
 
 
-def test_what_runs_share_depends_on_the_plugins_that_made_it(recipe: str, folder: Path):
+def test_shared_artifacts_depend_on_the_plugins_that_made_them(recipe: str, folder: Path):
     before = Run(*frozen(recipe)).prepared.embed
     with (folder / "tiny2" / "model.py").open("a", encoding="utf-8") as file:
         file.write("# edited\n")
@@ -207,7 +207,7 @@ WRONG_NEEDS = {
 
 
 @pytest.mark.parametrize("old", WRONG_NEEDS)
-def test_needs_that_cannot_be_are_told_with_the_plugin(recipe: str, folder: Path, old: str):
+def test_impossible_needs_are_reported_with_the_plugin(recipe: str, folder: Path, old: str):
     file, (new, expected) = folder / "nft2.py", WRONG_NEEDS[old]
     source = file.read_text(encoding="utf-8")
     assert source.count(old) == 1
@@ -218,7 +218,7 @@ def test_needs_that_cannot_be_are_told_with_the_plugin(recipe: str, folder: Path
 
 
 @pytest.mark.parametrize("method", ["loss", "advantages"])
-def test_an_algorithm_without_a_method_is_told_with_the_plugin(recipe: str, folder: Path, method: str):
+def test_an_algorithm_without_a_method_is_reported_with_the_plugin(recipe: str, folder: Path, method: str):
     file = folder / "nft2.py"
     file.write_text(file.read_text(encoding="utf-8").replace(f"def {method}(", f"def my_{method}("), encoding="utf-8")
     assert f"algorithm plugin {file}: TypeError: Algorithm has no method {method}" in refused(recipe)
@@ -235,7 +235,7 @@ WRONG_PROMPTS = {
 
 
 @pytest.mark.parametrize("wrong", WRONG_PROMPTS)
-def test_prompts_that_cannot_be_are_told_with_the_plugin(recipe: str, folder: Path, wrong: str):
+def test_impossible_prompts_are_reported_with_the_plugin(recipe: str, folder: Path, wrong: str):
     file = folder / "signs.py"
     source = file.read_text(encoding="utf-8")
     assert source.count(OF_EACH) == 1
@@ -277,7 +277,7 @@ WRONG_OPTIONS = {
 
 
 @pytest.mark.parametrize("wrong", WRONG_OPTIONS)
-def test_options_that_no_plan_can_hold_are_told_with_the_plugin(recipe: str, folder: Path, wrong: str):
+def test_options_that_no_plan_can_hold_are_reported_with_the_plugin(recipe: str, folder: Path, wrong: str):
     file = folder / "bright.py"
     source, first = file.read_text(encoding="utf-8"), '    name: Literal["bright"]\n'
     assert source.count(first) == 1

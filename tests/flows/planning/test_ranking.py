@@ -72,7 +72,7 @@ def test_a_record_from_before_it_held_the_ranking_leaves_the_plans(recipe: Any, 
     assert best(read_run(run.store_url, "by-ocr")) == best(run)
 
 
-def test_what_nothing_measures_cannot_rank(recipe: Any, tmp_path: Path):
+def test_a_number_that_nothing_measures_cannot_rank(recipe: Any, tmp_path: Path):
     known = "known: reward, ocr, jpeg, pixel_statistics"
     with pytest.raises(ConfigError, match=f"validation.best_by = 'loss' is not measured by this recipe; {known}"):
         judged_by(recipe, tmp_path, "loss")

@@ -46,7 +46,9 @@ def refusal(main: Main, *words: str) -> str:
 
 
 @pytest.mark.parametrize("place", ["train.train_policy", "validation"])
-def test_prompts_that_a_dataset_has_not_are_refused_with_those_that_have_some(recipe: Recipe, main: Main, place: str):
+def test_a_dataset_without_prompts_is_refused_and_datasets_with_prompts_are_named(
+    recipe: Recipe, main: Main, place: str
+):
     said = refusal(main, recipe(), "--set", f'{place}.dataset={{name = "snapshot", dataset = "nope"}}')
     assert f"{place}.dataset: the dataset 'snapshot' has media and no prompts; with prompts: hf, local, " in said
 
@@ -86,7 +88,7 @@ def test_tables_nested_without_end_are_refused(main: Main, recipe: Recipe, tmp_p
         service.read(file, {})
 
 
-def test_what_one_may_write_is_read():
+def test_values_at_the_limits_are_read():
     depth = toml.MAX_DEPTH - 1
     assert toml.loads(f"a = {'[' * depth}{']' * depth}")["a"]
     assert toml.loads(f"a = {2**63 - 1}\nb = {-(2**63)}\nc = '{'x' * toml.MAX_TEXT}'")["a"] == 2**63 - 1
@@ -144,7 +146,7 @@ def test_values_beyond_limits_hide_no_other_mistake(recipe: Recipe, main: Main, 
     assert "validation.dataset" not in said
 
 
-def test_a_prompt_of_a_book_is_refused_by_its_beginning(recipe: Recipe, main: Main, tmp_path: Path):
+def test_a_prompt_as_long_as_a_book_is_refused_and_quoted_by_its_beginning(recipe: Recipe, main: Main, tmp_path: Path):
     (tmp_path / "p.txt").write_text(f'{"a" * 10_000_000}\nsay "K7"\nsay "AB"\n', encoding="utf-8")
     words = ("--set", f'train.train_policy.dataset={{name = "prompts", path = "{tmp_path}/p.txt"}}')
     said = refusal(main, recipe(), *words)
@@ -153,7 +155,7 @@ def test_a_prompt_of_a_book_is_refused_by_its_beginning(recipe: Recipe, main: Ma
     assert said.rstrip().endswith("'...; shorten or remove it")
 
 
-def test_a_service_that_is_away_hides_no_mistake_and_is_none(recipe: Recipe, tmp_path: Path):
+def test_a_service_that_does_not_answer_is_no_mistake_and_hides_none(recipe: Recipe, tmp_path: Path):
     (tmp_path / "away.py").write_text(AWAY, encoding="utf-8")
     words = (f'plugins=["{tmp_path}/away.py"]', 'train.train_policy.dataset={name = "away"}')
     with pytest.raises(UnavailableError, match="nobody answers") as alone:

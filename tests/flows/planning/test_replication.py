@@ -52,7 +52,7 @@ def test_every_arm_is_a_recipe_and_changes_what_it_says(tmp_path):
     assert not {p.id for p in plans["ddrl"].data_prompts} & {p.id for p in plans["ddrl"].held_out_prompts}
 
 
-def test_the_table_has_a_row_an_arm_and_the_error_of_the_mean_over_seeds(tmp_path, monkeypatch):
+def test_the_table_has_a_row_for_each_arm_with_the_error_of_its_mean_over_seeds(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "data_statistics", lambda: {"ink": 0.5, "edges": 0.1, "diversity": 0.2})
     rows = [
         {"arm": arm, "seed": seed, "version": version} | dict.fromkeys(MEASURES, seed + 10.0 * version)

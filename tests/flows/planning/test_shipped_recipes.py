@@ -82,13 +82,13 @@ def settings(values: Any, name: str = "") -> dict[str, Any]:
 
 
 @by_name
-def test_its_settings_are_valid(path: Path):
+def test_the_settings_of_a_shipped_recipe_are_valid(path: Path):
     recipe = check(read_values(str(path)), str(path))
     assert recipe.train.train_policy.type == path.parent.name
 
 
 @pytest.mark.parametrize("path", [path for path in HUB_RECIPES if name_of(path) in SOURCES], ids=name_of)
-def test_it_has_the_values_of_cosmos_rls(path: Path):
+def test_a_shipped_recipe_has_the_values_of_cosmos_rls(path: Path):
     ours = settings(tomllib.loads(path.read_text(encoding="utf-8")))
     theirs = settings(
         translation.translate(tomllib.loads((UPSTREAM / f"{SOURCES[name_of(path)]}.toml").read_text())).values
@@ -101,7 +101,7 @@ def test_it_has_the_values_of_cosmos_rls(path: Path):
 
 
 @by_name
-def test_it_plans_as_deployed_on_a_tiny_model_of_the_same_class(path: Path, inputs: Inputs):
+def test_a_shipped_recipe_plans_as_deployed_on_a_tiny_model_of_the_same_class(path: Path, inputs: Inputs):
     (deployed,) = (found for found in shrinking.profiled().values() if found["recipe"] == f"package:{name_of(path)}")
     plan = planned(path, inputs, deployed["cluster"])
     assert plan.recipe.launch.gpu_limit == GPUS
@@ -111,7 +111,9 @@ def test_it_plans_as_deployed_on_a_tiny_model_of_the_same_class(path: Path, inpu
 
 
 @by_name
-def test_its_waves_fit_the_devices_of_every_profile_that_it_is_valid_for(path: Path, inputs: Inputs, tmp_path):
+def test_the_waves_of_a_recipe_fit_the_devices_of_every_profile_for_which_it_is_valid(
+    path: Path, inputs: Inputs, tmp_path
+):
     valid: list[str] = []
     for profile in sorted((ROOT / "deployments/clusters").glob("*.toml")):
         try:

@@ -58,7 +58,7 @@ def on_this_machine(path: Path, here: dict[str, str]) -> tuple[str, ...]:
 
 
 @by_name
-def test_its_settings_are_valid_and_all_have_an_effect(path: Path):
+def test_the_settings_of_a_shipped_recipe_are_valid_and_all_have_an_effect(path: Path):
     recipe, idle = checked(read_values(str(path)), str(path))
     assert (recipe.train.train_policy.type, idle) == (path.parent.name, [])
     assert recipe.policy.model_name_or_path == f"nvidia/Cosmos-Reason2-{'8B' if '8b' in path.stem else '2B'}"
@@ -66,7 +66,7 @@ def test_its_settings_are_valid_and_all_have_an_effect(path: Path):
 
 
 @by_name
-def test_its_waves_fit_the_devices_of_every_profile_that_it_is_valid_for(path: Path, here, tmp_path: Path):
+def test_the_waves_of_a_recipe_fit_the_devices_of_every_profile_for_which_it_is_valid(path: Path, here, tmp_path: Path):
     valid: list[str] = []
     for profile in sorted((ROOT / "deployments/clusters").glob("*.toml")):
         try:
@@ -85,7 +85,7 @@ def test_its_waves_fit_the_devices_of_every_profile_that_it_is_valid_for(path: P
 
 @by_name
 @pytest.mark.parametrize("cluster", ["four-gpus-sharded", "eight-gpus-sharded"])
-def test_it_plans_on_four_and_eight_gpus(path: Path, cluster: str, here):
+def test_a_shipped_recipe_plans_on_four_and_eight_gpus(path: Path, cluster: str, here):
     settings = Settings(str(path), overrides=on_this_machine(path, here), cluster=f"package:{cluster}")
     plan = plan_of(settings)
     assert isinstance(plan, VlmPlan)
@@ -100,7 +100,7 @@ def test_it_plans_on_four_and_eight_gpus(path: Path, cluster: str, here):
     assert fitting.misfits(planned, launch, None) == []
 
 
-def test_each_has_one_deployment_that_shares_the_weights():
+def test_each_recipe_has_one_deployment_that_shares_the_weights():
     found = {given["recipe"]: given["cluster"] for given in profiled().values() if f":{VLM_SFT}/" in given["recipe"]}
     assert found == {f"package:{VLM_SFT}/{path.stem}": "package:eight-gpus-sharded" for path in VLM_RECIPES}
 

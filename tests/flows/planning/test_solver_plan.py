@@ -78,7 +78,7 @@ def test_a_recipe_that_names_no_solver_means_the_pipelines_own_and_its_plan_name
         ("FlowMatchHeunDiscreteScheduler", FLOW, "lays out each level twice"),
     ],
 )  # fmt: skip
-def test_a_scheduler_that_would_sample_something_else_in_silence_is_a_mistake(
+def test_a_scheduler_that_no_solver_reproduces_is_a_mistake(
     plan_with, scheduler: str, settings: dict[str, Any], said: str
 ):
     with pytest.raises(ConfigError, match=said):
@@ -93,7 +93,7 @@ def test_a_scheduler_that_would_sample_something_else_in_silence_is_a_mistake(
         ("FlowMatchLCMScheduler", {}),
     ],
 )
-def test_who_names_another_solver_samples_by_that(plan_with, scheduler: str, settings: dict[str, Any]):
+def test_a_recipe_that_names_another_solver_samples_by_it(plan_with, scheduler: str, settings: dict[str, Any]):
     plan = plan_with(scheduler, settings, f"{SOLVER}=dpm2")
     assert plan.recipe.policy.diffusers.sample.solver == "dpm2"
 
@@ -105,7 +105,7 @@ def test_policy_gradients_need_a_named_solver_with_noise(plan_with):
     plan_with(UNIPC, FLOW, f"{SOLVER}=flow_sde", **grpo)
 
 
-def test_training_on_data_makes_no_rollouts_and_minds_no_scheduler(plan_with):
+def test_training_on_data_makes_no_rollouts_and_accepts_any_flow_scheduler(plan_with):
     sft = {
         'type = "nft"': 'type = "sft"\nsteps_per_iteration = 2',
         "timesteps_fraction = 1.0": "",

@@ -225,7 +225,7 @@ def test_the_model_of_the_page_passes_the_whole_suite(folder: Path):
     assert found["passed"] > 70
 
 
-def test_everything_that_a_check_lacks_is_said_at_once(folder: Path):
+def test_everything_that_a_check_lacks_is_named_at_once(folder: Path):
     needy = changed(folder, "redness.py", ("Field(default=1.0, ", "Field("))
     (folder / "aura_flow" / "tiny.py").unlink()
     ended = check_plugin(folder, needy, "aura_flow", "--set", "no_such=1", expect=64)
@@ -235,7 +235,7 @@ def test_everything_that_a_check_lacks_is_said_at_once(folder: Path):
     assert "--set no_such: no plugin has such a setting" in ended.stderr
 
 
-def test_what_is_no_plugin_is_refused(folder: Path):
+def test_a_path_that_is_no_plugin_is_refused(folder: Path):
     (folder / "other.py").write_text("x = 1\n", encoding="utf-8")
     said = check_plugin(folder, "signs.py", "other.py", expect=64).stderr
     assert "other.py defines the members of no plugin; expected" in said
@@ -247,7 +247,7 @@ def test_a_plugin_that_imports_torch_is_refused(folder: Path):
     assert f"{heavy} imports torch, and so would every plan" in said
 
 
-def test_words_that_no_check_has_are_an_error(folder: Path):
+def test_words_that_match_no_check_are_an_error(folder: Path):
     said = check_plugin(folder, "signs.py", "--only", "no such words", expect=64).stderr
     assert "no check has 'no such words' in its sentence" in said
 

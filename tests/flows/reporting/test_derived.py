@@ -123,7 +123,7 @@ CHANGES = (
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_whatever_is_not_as_it_was_is_seen_and_both_are_made_again(finished, change: Callable[[Resumed], None]):
+def test_any_changed_source_is_seen_and_page_and_numbers_are_made_again(finished, change: Callable[[Resumed], None]):
     whole = finished.metrics.read_bytes()
     change(finished)
     assert not finished.go()
@@ -153,7 +153,7 @@ def test_a_table_with_another_byte_is_named_though_the_page_was_current(finished
         finished.go()
 
 
-def test_a_page_without_what_is_damaged_is_never_taken_for_current(finished):
+def test_a_page_without_damaged_artifacts_is_never_taken_for_current(finished):
     path = finished.file(finished.run.slots.iteration(1, "fragment"), "fragment.json")
     data = path.read_bytes()
     path.write_bytes(data[:9] + bytes([data[9] ^ 1]) + data[10:])

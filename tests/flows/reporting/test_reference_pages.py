@@ -135,7 +135,7 @@ def test_the_report_shows_references_before_the_results_of_their_prompts(run: Ru
     assert str(run.store_url) not in artifact
 
 
-def test_a_warning_and_two_runs_side_by_side_show_them(run: Run, tmp_path: Path):
+def test_warnings_and_comparisons_of_runs_show_references(run: Run, tmp_path: Path):
     warning = Artifact(input_of(run.slots.iteration(1, "warn"))).read(Warn.PAGE).decode()
     require_cards(warning, expected(run))
     both = compare("one", "other", run.store_url)
@@ -145,20 +145,20 @@ def test_a_warning_and_two_runs_side_by_side_show_them(run: Run, tmp_path: Path)
         assert [*pair["references"]] == next(found for name, found in digests.items() if name in pair["sample"])
 
 
-def test_a_re_score_shows_them(run: Run, tmp_path: Path):
+def test_a_re_score_shows_references(run: Run, tmp_path: Path):
     other = rewards_file(tmp_path, '[[rewards]]\nfn = { name = "jpeg" }\n')
     report = Store(tmp_path).rescore(wanted(run, other))
     require_cards(store.read(report.page).decode(), expected(run))
 
 
-def test_the_reader_of_a_run_gives_the_digests(run: Run):
+def test_the_reader_of_a_run_gives_digests_of_references(run: Run):
     opened = open_run("one", run.store_url)
     known = {one.id: [r.digest for r in one.references] for one in run.plan.validation_prompts}
     table = opened.held_out(2)
     assert [*table["references"]] == [known[one] for one in table["prompt_id"]]
 
 
-def test_prefect_gets_them_above_the_results(run: Run):
+def test_prefect_shows_references_above_the_results(run: Run):
     grid = contents.pictures(open_run("one", run.store_url).collected())
     tables = [part.splitlines() for part in grid.split("**policy ")[1:]]
     assert len(tables) == 2

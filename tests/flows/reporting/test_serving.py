@@ -54,7 +54,7 @@ def test_a_report_is_the_page_of_the_run_as_it_is_now(client: TestClient, runs: 
     assert "finished" in served
 
 
-def test_what_a_report_links_is_served(client: TestClient, runs: Run):
+def test_files_that_a_report_links_are_served(client: TestClient, runs: Run):
     assert client.get("/runs/hand/plan.json").content == Path(runs.url, "plan.json").read_bytes()
     lines = client.get("/runs/hand/metrics.jsonl")
     assert (lines.content, lines.headers["content-type"]) == (
@@ -105,7 +105,7 @@ REFUSED = {
 }
 
 
-def test_what_is_not_there_or_outside_of_the_runs_is_refused(client: TestClient):
+def test_missing_files_and_files_outside_of_runs_are_refused(client: TestClient):
     assert {address: client.get(address).status_code for address in REFUSED} == REFUSED
 
 

@@ -170,7 +170,7 @@ def test_the_page_on_demand_is_the_one_that_the_run_wrote(run: Run, tmp_path: Pa
     assert re.sub(state, "", written) == re.sub(state, "", before)
 
 
-def test_what_was_made_again_is_told_and_fragments_are_made_from_it(run: Run, tmp_path: Path):
+def test_remade_artifacts_are_named_and_fragments_are_made_from_them(run: Run, tmp_path: Path):
     go(run, tmp_path)
     invalidate(run.slots.iteration(1, "reward-ocr"), 1, "scored by mistake")
     go(run, tmp_path)

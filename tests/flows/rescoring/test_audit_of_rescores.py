@@ -84,7 +84,7 @@ def test_scores_under_another_record_are_found(rescored: tuple[Run, Store, str],
     assert any("iterations/0001/reward-jpeg" in place for place in faults(run))
 
 
-def test_a_re_score_without_its_record_is_told(rescored: tuple[Run, Store, str]) -> None:
+def test_a_re_score_without_its_record_is_reported(rescored: tuple[Run, Store, str]) -> None:
     run, _, url = rescored
     store.remove(store.join(url, "rescore.json"))
     assert [place.rpartition("/")[2] for place in faults(run)] == ["rescore.json: record"]

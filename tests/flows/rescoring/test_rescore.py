@@ -73,7 +73,7 @@ def test_the_reward_of_the_run_is_not_scored_again_and_agrees_with_itself(recipe
     assert manifests(run) == set()
 
 
-def test_other_weights_cost_nothing_and_turn_every_order_round(recipe: Any, tmp_path: Path) -> None:
+def test_negative_weights_cost_no_scoring_and_reverse_every_ranking(recipe: Any, tmp_path: Path) -> None:
     run, hand = stored_run(recipe, tmp_path)
     plan = wanted(run, rewards_file(tmp_path, WEIGHTED), "1")
     assert cost_of(plan).scored == {"jpeg": 0}
@@ -83,7 +83,7 @@ def test_other_weights_cost_nothing_and_turn_every_order_round(recipe: Any, tmp_
     assert {(one.old_rank, one.new_rank) for one in part.apart[:2]} <= {(1.0, 4.0), (4.0, 1.0)}
 
 
-def test_a_later_command_scores_what_came_since_in_the_same_folder(recipe: Any, tmp_path: Path) -> None:
+def test_a_later_command_scores_new_samples_in_the_same_folder(recipe: Any, tmp_path: Path) -> None:
     run, hand = stored_run(recipe, tmp_path)
     file = rewards_file(tmp_path, OTHER)
     first = wanted(run, file, "0")
@@ -160,7 +160,7 @@ def test_deleted_pictures_are_decoded_again_from_their_latents(recipe: Any, tmp_
     assert again.apart == expected.apart
 
 
-def test_what_is_left_of_nothing_is_refused_by_number(recipe: Any, tmp_path: Path) -> None:
+def test_samples_with_nothing_left_to_score_are_refused_with_their_number(recipe: Any, tmp_path: Path) -> None:
     run, _ = stored_run(recipe, tmp_path)
     drop(run.slots.iteration(0, "rollout"), MEDIA, TENSORS)
     with pytest.raises(
@@ -181,7 +181,9 @@ def test_what_is_left_of_nothing_is_refused_by_number(recipe: Any, tmp_path: Pat
         ("geneval", None, "re-score of hand"),
     ],
 )
-def test_mistakes_are_told(recipe: Any, tmp_path: Path, reward: str, iterations: str | None, told: str) -> None:
+def test_mistakes_in_a_re_score_are_named(
+    recipe: Any, tmp_path: Path, reward: str, iterations: str | None, told: str
+) -> None:
     run, _ = stored_run(recipe, tmp_path)
     with pytest.raises(ConfigError) as error:
         wanted(run, reward, iterations)

@@ -147,7 +147,7 @@ def test_manifests_cannot_be_swapped_between_slots_and_generations(finished):
         finished.refuses(f"{update}.{one}.json", (finished.store / f"{update}.{other}.json").read_bytes(), "of another")
 
 
-def test_an_end_that_is_lost_is_found(finished):
+def test_the_lost_end_of_a_generation_is_found(finished):
     finished.refuses("runs/hand/iterations/0001/update/invalidated.1.json", None, "lost")
 
 
@@ -164,7 +164,7 @@ def test_the_records_of_another_run_are_refused(finished):
         finished.resume()
 
 
-def test_what_is_derived_or_transient_is_made_again(finished):
+def test_derived_and_transient_files_are_made_again(finished):
     for name in ("metrics.jsonl", "progress.json", "lease/1.json", "lease/1.count"):
         path = finished.root / name
         data = path.read_bytes()

@@ -110,14 +110,14 @@ def test_a_finished_run_is_one_block_and_nothing_is_written(run):
     assert Counted.store.keys() == before.keys()
 
 
-def test_a_look_at_a_finished_run_asks_for_less_than_two_things_an_artifact(run):
+def test_a_look_at_a_finished_run_makes_fewer_than_two_requests_an_artifact(run):
     found = states(run)
     assert {state.word for state in found} == {"stands"}
     assert asked["get"] <= len(found) + 3
     assert asked.total() < 2 * len(found), asked
 
 
-def test_a_run_that_goes_on_asks_for_less_than_two_things_an_artifact(run):
+def test_a_run_that_goes_on_makes_fewer_than_two_requests_an_artifact(run):
     gone_on(run)
     assert asked.total() < 2 * len(states(run)), asked
 
@@ -164,7 +164,7 @@ def test_a_missing_file_is_found_and_a_file_of_another_size_is_refused(run):
     assert len(blocks) == 1
 
 
-def test_what_is_written_inside_a_look_is_seen(run):
+def test_writes_inside_a_look_are_seen(run):
     slot = run.slots.iteration(1, "rollout")
     with one_look():
         url = store.join(slot, "logs", "a.log")

@@ -169,7 +169,7 @@ def test_the_report_is_a_link_wherever_it_is():
     assert "`/a b/index.html`" in local
 
 
-def test_keys_are_what_prefect_takes():
+def test_keys_have_only_characters_that_prefect_takes():
     assert contents.key_of("My_run.7", "progress") == "my-run-7-progress"
 
 
@@ -217,7 +217,7 @@ def children() -> set[int]:
     return {process.pid for process in psutil.Process().children()}
 
 
-def test_what_cannot_be_shown_ends_no_run(recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failure_to_show_artifacts_ends_no_run(recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run = planned(recipe(), tmp_path, run_id="hand", iterations=1)
     said: list[str] = []
 
@@ -230,7 +230,7 @@ def test_what_cannot_be_shown_ends_no_run(recipe, tmp_path: Path, monkeypatch: p
     assert said == ["the artifacts in Prefect are not up to date (ArtifactError: it is damaged)"]
 
 
-def test_a_server_that_is_not_there_is_told_of_once_and_not_waited_for():
+def test_a_missing_server_is_noted_once_and_not_waited_for():
     said: list[str] = []
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:1/api"}):
         began_s = time.monotonic()

@@ -44,7 +44,7 @@ def plan(recipe: Any, folder: Path, klein: str, *overrides: str, references: boo
     return plan_of(Settings(path, overrides=overrides))
 
 
-def test_the_largest_and_the_middle_one_of_all_prompts_are_found(klein: str):
+def test_the_largest_and_the_typical_references_of_all_prompts_are_found(klein: str):
     prompts = [prompt(f"x{number}", size) for number, size in enumerate(SIZES)]
     assert largest(klein, prompts) == ((128, 64),)
     assert typical(klein, prompts) == ((64, 64),)
@@ -53,7 +53,7 @@ def test_the_largest_and_the_middle_one_of_all_prompts_are_found(klein: str):
     assert largest(klein, [prompt("a"), prompt("b")]) == typical(klein, [prompt("a")]) == ()
 
 
-def test_a_plan_counts_their_tokens(recipe, tmp_path: Path, klein: str):
+def test_a_plan_counts_the_tokens_of_references(recipe, tmp_path: Path, klein: str):
     path = str(tmp_path)
     own, without = plan(recipe, tmp_path, klein), plan(recipe, tmp_path, klein, references=False)
     assert (own.basis.pictures, without.basis.pictures) == (((128, 64),), ())
@@ -69,7 +69,7 @@ def test_a_plan_counts_their_tokens(recipe, tmp_path: Path, klein: str):
     assert embeds[0].device - embeds[1].device == 4 * vae
 
 
-def test_references_fill_forward_passes(recipe, tmp_path: Path, klein: str):
+def test_tokens_of_references_leave_room_for_fewer_rows_in_a_forward_pass(recipe, tmp_path: Path, klein: str):
     size = plan(recipe, tmp_path, klein).media.size
     tokens = sizes.num_tokens(klein, size, 1)
     setting = f"train.train_policy.tokens_per_forward={4 * tokens}"

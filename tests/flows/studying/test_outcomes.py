@@ -118,7 +118,7 @@ def test_settings_are_paired_by_seed_at_the_newest_version_that_both_have() -> N
     assert found.error == pytest.approx(0.25)
 
 
-def test_settings_that_share_no_version_but_the_begin_are_not_compared() -> None:
+def test_settings_that_share_only_the_first_version_are_not_compared() -> None:
     assert paired([outcome(figures={0: 0.0, 4: 1.0})], [outcome(figures={0: 0.0, 2: 1.0})]).n == 0
 
 
@@ -155,7 +155,7 @@ def test_a_report_says_what_was_compared_and_what_ended() -> None:
     assert report.as_json()["settings"][1]["above_controls"] == {"mean": -1.5, "error": 0.5}
 
 
-def test_every_two_settings_that_compare_have_a_difference() -> None:
+def test_every_two_comparable_settings_have_a_difference() -> None:
     low, high = (outcome(seed, values=[v, v, v + 1, v + 1]) for seed, v in ((0, 1.0), (1, 1.5)))
     unlike = outcome(2, values=[0.0] * 4, judged_by="y")
     rows = tuple(row(name, [one], Estimate.missing()) for name, one in (("a", low), ("b", high), ("c", unlike)))

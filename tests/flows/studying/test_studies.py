@@ -165,7 +165,7 @@ def test_iterations_with_gaps_are_refused(origin: Run, iterations: str) -> None:
         what_if(origin, iterations=iterations)
 
 
-def test_all_mistakes_of_all_settings_are_told_at_once(origin: Run) -> None:
+def test_all_mistakes_of_all_settings_are_named_at_once(origin: Run) -> None:
     with pytest.raises(ConfigError) as refused:
         what_if(origin, sweeps=["train.train_policy.type=nft,grpo,unknown"], controls=0)
     assert "grpo" in str(refused.value)
@@ -208,7 +208,7 @@ def test_another_record_under_the_same_name_is_refused(origin: Run) -> None:
         what_if(origin, "train.optm_lr=3e-3", controls=0, name="mine")[0].write(origin.store_url)
 
 
-def test_a_damaged_record_is_told(origin: Run) -> None:
+def test_a_damaged_record_of_a_study_is_reported(origin: Run) -> None:
     study, _ = what_if(origin, controls=0, name="mine")
     study.write(origin.store_url)
     url = store.join(study.url(origin.store_url), "study.json")
@@ -217,7 +217,7 @@ def test_a_damaged_record_is_told(origin: Run) -> None:
         read(origin.store_url, "mine")
 
 
-def test_no_such_study_names_those_that_there_are(origin: Run) -> None:
+def test_an_unknown_study_is_refused_with_the_names_of_known_ones(origin: Run) -> None:
     what_if(origin, controls=0, name="mine")[0].write(origin.store_url)
     with pytest.raises(ConfigError, match=r"no study 'other' here; known: mine"):
         read(origin.store_url, "other")
@@ -246,7 +246,7 @@ def test_every_seed_has_every_setting(recipe: Any, tmp_path: Path) -> None:
         (LR, [16, 8], [16 + 2 * 64, 8 + 64]),
     ],
 )
-def test_what_a_setting_changes_is_not_shared(
+def test_artifacts_that_a_setting_changes_are_not_shared(
     recipe: Any, tmp_path: Path, sweep: str, generated: list[int], scored: list[int]
 ) -> None:
     study, planned = over_seeds(recipe, tmp_path, seeds="0", sweeps=[sweep])
@@ -275,7 +275,7 @@ def test_a_setting_of_the_policy_begins_anew(recipe: Any, tmp_path: Path) -> Non
     assert [one.begins for one in planned] == [None] * 4
 
 
-def test_what_judges_runs_is_a_digest_without_the_number_of_evaluations(origin: Run) -> None:
+def test_the_digest_of_how_runs_are_judged_leaves_out_the_number_of_evaluations(origin: Run) -> None:
     _, planned = what_if(origin, "train.optm_lr=2e-3", controls=0)
     one, other = (digest(judged_by(each.plan)) for each in planned)
     assert one == other == digest(judged_by(origin.plan))

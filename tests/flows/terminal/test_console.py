@@ -119,11 +119,11 @@ def test_cells_titles_and_lines_of_a_run_are_escaped(capsys):
         assert text in shown
 
 
-def test_what_ships_is_found_by_its_nearest_name():
+def test_a_misspelt_shipped_name_gets_the_nearest_one():
     ended = CliRunner().invoke(cli.app, ["shipped", "tiny/ntf"])
     assert (ended.exit_code, "did you mean 'tiny/nft'?" in ended.stderr) == (64, True)
 
 
-def test_a_file_that_is_not_there_is_named_before_its_prompt_is_looked_at():
+def test_a_missing_file_is_named_before_its_prompt_is_looked_at():
     ended = CliRunner().invoke(cli.app, ["score", "nofile.png", "--reward", "ocr"])
     assert (ended.exit_code, "there is no file nofile.png" in ended.stdout) == (65, True)

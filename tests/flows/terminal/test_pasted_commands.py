@@ -55,7 +55,7 @@ def shown_in_the_report(loop: Loop) -> str:
     return commands.to_go_on(run, Collected(run, tripped=[loop.warning]).decided)
 
 
-def test_what_a_limit_stopped_goes_on_with_the_printed_command(recipe, tmp_path, monkeypatch):
+def test_a_run_that_a_limit_stopped_goes_on_with_the_printed_command(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     loop = Loop(Path(limited(recipe, "stop")).name, tmp_path)
     loop.store = "store"
@@ -76,7 +76,7 @@ def test_what_a_limit_stopped_goes_on_with_the_printed_command(recipe, tmp_path,
     assert loop.made[-1] == "report"
 
 
-def test_what_waits_for_approval_is_approved_and_goes_on_with_the_printed_command(recipe, tmp_path, monkeypatch):
+def test_a_suspended_run_is_approved_and_goes_on_with_the_printed_command(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     loop = Loop(limited(recipe, "suspend"), tmp_path)
     loop.store = "store"
@@ -193,7 +193,7 @@ def test_a_page_that_cannot_be_written_names_its_run_and_store(recipe, tmp_path,
     assert words_of(said[-1]) == ["report", "hand", "--store", run.store_url]
 
 
-def test_the_command_to_go_on_keeps_that_changed_stages_are_made_again(recipe, tmp_path):
+def test_the_command_to_go_on_keeps_the_option_remake(recipe, tmp_path):
     remaking_them = Settings(recipe(), str(tmp_path / "store"), remake=True)
     assert "--remake" in words_of(commands.to_run(remaking_them, "hand"))
     assert "--remake" not in commands.to_run(Settings(recipe(), "store"), "hand")

@@ -141,7 +141,7 @@ def test_every_mistake_is_found_at_once(tmp_path: Path, values):
         assert said in text
 
 
-def test_a_service_that_is_away_hides_no_mistake_and_is_none(tmp_path: Path, values):
+def test_a_service_that_does_not_answer_is_no_mistake_and_hides_none(tmp_path: Path, values):
     (tmp_path / "away.py").write_text(AWAY, encoding="utf-8")
     values["plugins"] = [str(tmp_path / "away.py")]
     values["train"]["train_policy"]["datasets"] = {
@@ -251,7 +251,9 @@ def test_policies_are_ranked_by_the_loss_or_by_the_correct_answers_to_a_dataset(
     ("best_by", "most_tokens", "known"),
     [("yours", 4, "loss, mine, other"), ("reward", 4, "loss, mine, other"), ("mine", 0, "loss")],
 )
-def test_what_no_evaluation_measures_cannot_rank(tmp_path: Path, values, best_by: str, most_tokens: int, known: str):
+def test_a_number_that_no_evaluation_measures_cannot_rank(
+    tmp_path: Path, values, best_by: str, most_tokens: int, known: str
+):
     said = f"validation.best_by = '{best_by}' is not measured by this recipe; known: {known}"
     with pytest.raises(ConfigError, match=said) as caught:
         judged_by(tmp_path, values, best_by=best_by, max_new_tokens=most_tokens)

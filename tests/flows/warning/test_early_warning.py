@@ -214,7 +214,7 @@ def test_another_number_with_equal_scores_asks_again(loop, main, monkeypatch: py
     assert [current_generation(slot) for slot in slots] == [1, 2]
 
 
-def test_what_was_marked_is_asked_about_before_its_update_if_the_recipe_now_suspends(loop, main):
+def test_a_marked_iteration_is_suspended_before_its_update_if_the_recipe_now_suspends(loop, main):
     marked = loop("mark")
     marked.stop_before = "iteration-0001/update+fragment"
     with pytest.raises(KeyboardInterrupt):
@@ -229,7 +229,7 @@ def test_what_was_marked_is_asked_about_before_its_update_if_the_recipe_now_susp
 
 
 @pytest.mark.parametrize("on_trip", ["suspend", "stop"])
-def test_what_was_marked_stays_decided_for_an_update_that_was_made_then(loop, on_trip: str):
+def test_a_marked_iteration_stays_decided_if_its_update_was_made(loop, on_trip: str):
     marked = loop("mark")
     marked.run()
     marked.run(f"early_warning.on_trip={on_trip}")
@@ -259,7 +259,7 @@ def test_a_stopped_run_is_failed_until_its_recipe_says_otherwise(loop, main):
     assert stopped.made[-1] == "report"
 
 
-def test_an_approval_is_of_one_iteration_and_a_suspended_one_may_be_marked(loop, main):
+def test_an_approval_counts_for_one_iteration_and_a_suspended_one_may_be_marked(loop, main):
     suspended, longer = loop("suspend"), "train.num_iterations=3"
     suspended.scores[2] = HIGH
 

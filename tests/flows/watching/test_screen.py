@@ -153,7 +153,7 @@ def test_a_failed_run_says_why_and_with_which_command_it_goes_on(begun, width, h
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
-def test_a_finished_run_says_so_with_what_came_of_it(begun, width, height):
+def test_a_finished_run_says_so_and_shows_its_results(begun, width, height):
     lines = shown(ended(begun(""), end="done"), width, height)
     assert lines[0] == "run      ddrl-tiny-be4e1a9f: finished"
     assert answer(lines, "now") == "all 60 stages are finished, 8 of 8 iterations"

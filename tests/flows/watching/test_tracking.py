@@ -164,7 +164,7 @@ def test_the_own_scores_of_a_gated_sample_are_published_nowhere(recipe, tmp_path
         ("nft", {"mixing": "gdpo", "global_std": False}),
     ],
 )
-def test_a_reward_whose_advantages_are_lost_to_the_floor_is_told(recipe, tmp_path, type_: str, settings):
+def test_a_reward_whose_advantages_are_lost_to_the_floor_is_named(recipe, tmp_path, type_: str, settings):
     large, small = [0.0, 1.0, 2.0, 3.0], [0.0, 1e-4, 2e-4, 3e-4]
     deviation = 1.25**0.5 * 1e-4
     table = scored(a=large, b=small)
@@ -179,7 +179,7 @@ def test_one_sum_of_rewards_hides_the_small_one_from_the_floor(recipe, tmp_path)
     assert "train/lost_to_floor" not in published(recipe, tmp_path, "grpo", table, reward_average=False)
 
 
-def test_a_number_that_there_is_none_of_is_null(recipe, tmp_path):
+def test_a_missing_number_is_null(recipe, tmp_path):
     run = make_run(recipe(), tmp_path, iterations=1)
     (reward,) = rewards(run, run.slots.iteration(0, "rollout"), 0)
     manifest = current_manifest(reward)
@@ -282,7 +282,7 @@ def test_a_store_that_does_not_take_the_file_is_a_warning(recipe, tmp_path):
     assert all(note.startswith(f"warning: {METRICS_FILE} is not complete") for note in notes)
 
 
-def test_the_console_has_what_is_new(recipe, tmp_path):
+def test_the_console_prints_only_new_lines(recipe, tmp_path):
     run = planned(logging_to(recipe, "console"), tmp_path, run_id="hand")
     go_until(run, "iteration-0001/rollout")
     notes: list[str] = []

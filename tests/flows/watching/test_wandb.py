@@ -124,7 +124,7 @@ def test_wandb_gets_the_fixed_pictures_of_each_judged_version_once(recipe, tmp_p
         assert video[4:8] == b"ftyp"
 
 
-def test_the_wandb_run_is_the_stores_and_the_runs_own(recipe, tmp_path, wandb_stand_in):
+def test_each_run_of_each_store_has_its_own_wandb_run(recipe, tmp_path, wandb_stand_in):
     stand_in = wandb_stand_in()
     for folder, run_id in (("a", "one"), ("a", "two"), ("b", "one")):
         with Tracker(planned(logging_to(recipe, "wandb"), tmp_path / folder, run_id=run_id), [].append):

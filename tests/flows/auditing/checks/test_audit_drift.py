@@ -86,7 +86,7 @@ def test_the_effective_sample_size_follows_from_the_log_ratios(forger: Forger):
     assert line.endswith(f"{contracts.METRICS} says 0.5")
 
 
-def test_transitions_are_of_samples_and_optimizer_steps_that_trained(forger: Forger):
+def test_transitions_belong_to_samples_and_optimizer_steps_that_trained(forger: Forger):
     forger.table(UPDATE, TRANSITIONS, changed("sample_id", "i0001-other-000"))
     forger.seal()
     (line,) = told(forger)

@@ -91,7 +91,7 @@ def test_samples_that_do_not_follow_from_the_plan_are_found(forger: Forger, kept
     assert unknown(kept) in found
 
 
-def test_a_rollout_of_smaller_groups_is_found_although_its_settings_say_so_too(forger: Forger):
+def test_smaller_groups_than_planned_are_found_even_if_the_rollouts_settings_agree(forger: Forger):
     """All groups lack their last sample, and settings, scores, advantages and metrics agree with that."""
 
     def three(rows: list[dict[str, Any]]) -> None:
@@ -166,7 +166,7 @@ FAILURES: dict[str, tuple[tuple[Callable[[Forger], None], ...], str]] = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_failure_of_a_reward_that_is_not_accounted_for_is_found(forger: Forger, kept: str, name: str):
+def test_failed_scores_that_do_not_add_up_are_found(forger: Forger, kept: str, name: str):
     edits, expected = FAILURES[name]
     for edit in edits:
         edit(forger)
@@ -226,7 +226,7 @@ def test_metrics_that_do_not_follow_from_the_artifacts_are_found(forger: Forger,
     assert told(forger) == [f"metrics.jsonl {expected}"]
 
 
-def test_an_index_of_embeddings_nested_deep_is_other_bytes(forger: Forger):
+def test_a_deeply_nested_index_of_embeddings_is_reported_as_wrong_bytes(forger: Forger):
     (slot,) = (path.parent for path in forger.store.rglob("manifest.1.json") if body_of(path)["stage"] == "embed")
     files = body_of(slot / "manifest.1.json")["files"]
     index = next(slot / entry["path"] for entry in files.values()).parent.parent / INDEX
@@ -239,7 +239,7 @@ def test_an_index_of_embeddings_nested_deep_is_other_bytes(forger: Forger):
     assert [line.partition(" bytes: ")[2] for line in told(forger)] == ["200000 bytes, expected 2"]
 
 
-def test_what_retention_deleted_is_listed_as_no_longer_provable(finished: Proved):
+def test_parts_that_retention_deleted_are_listed_as_not_provable(finished: Proved):
     found = audit(str(finished.store), RUN_ID)
     gone = [line.removeprefix(f"runs/{RUN_ID}/iterations/") for line in found.gone]
     assert gone == [
@@ -277,7 +277,7 @@ def test_an_edited_tombstone_is_found(forger: Forger, kept: str):
 
 
 @pytest.mark.parametrize(("slot", "part"), [(UPDATE, "current"), (ROLLOUT, "index"), (ROLLOUT, "audio")])
-def test_a_tombstone_of_what_retention_never_deletes_is_found(forger: Forger, slot: str, part: str):
+def test_a_tombstone_of_a_part_that_retention_never_deletes_is_found(forger: Forger, slot: str, part: str):
     """Otherwise whoever wants a file unseen could delete it and write a tombstone."""
     other = body_of(forger.root / OLD / "dropped.1.media.json")
     path = forger.root / slot / f"dropped.1.{part}.json"
@@ -288,7 +288,7 @@ def test_a_tombstone_of_what_retention_never_deletes_is_found(forger: Forger, sl
     assert any(line.startswith(f"{slot}/dropped.1.{part}.json part: retention deletes ") for line in told(forger))
 
 
-def test_a_file_that_a_tombstone_says_is_gone_is_compared_while_it_is_there(forger: Forger):
+def test_a_file_with_a_tombstone_is_compared_while_it_still_exists(forger: Forger):
     """A kill between the tombstone and the deletion leaves files: they are looked at, and may be missing."""
     path = forger.file(OLD, "media/00000.tar")
     path.parent.mkdir(exist_ok=True)
@@ -301,7 +301,7 @@ def _size(forger: Forger, slot: str) -> int:
     return body_of(forger.root / slot / "manifest.1.json")["files"]["media/00000.tar"]["size"]
 
 
-def test_an_artifact_in_another_place_counts_for_none_of_the_run(forger: Forger):
+def test_a_reference_in_the_place_of_an_own_artifact_is_found(forger: Forger):
     """A record in the place of a manifest that names it is no manifest."""
     path = forger.root / ROLLOUT / "manifest.1.json"
     made = body_of(path)
@@ -317,7 +317,7 @@ def test_an_artifact_in_another_place_counts_for_none_of_the_run(forger: Forger)
     assert any(line.startswith(f"{ROLLOUT}/manifest.1.json manifest: ") for line in found), found
 
 
-def test_wrong_questions_are_answered_with_64_and_what_there_is(finished: Proved, tmp_path: Path):
+def test_wrong_arguments_exit_with_64_and_name_what_exists(finished: Proved, tmp_path: Path):
     def asked(*words: str) -> tuple[int, str]:
         ended = CliRunner().invoke(app, ["audit", *words])
         return ended.exit_code, " ".join(ended.output.split())
@@ -341,7 +341,7 @@ def test_wrong_questions_are_answered_with_64_and_what_there_is(finished: Proved
     assert (code, "1 fault in " in output) == (65, True)
 
 
-def test_what_a_report_shows_follows_from_scores(forger: Forger):
+def test_a_fragment_that_does_not_follow_from_the_scores_is_found(forger: Forger):
     def better(data: bytes) -> bytes:
         excerpt = json.loads(data)
         excerpt["scores"][0]["mean"] += 0.25
@@ -360,7 +360,7 @@ def test_the_numbers_of_an_update_agree_with_its_last_step(forger: Forger):
     assert told(forger) == [f"{UPDATE}/manifest.1.json summary.loss: 0.001, its last optimizer step gives 0.375"]
 
 
-def test_names_of_files_are_printed_whole(forger: Forger):
+def test_names_of_files_are_printed_in_full(forger: Forger):
     path = forger.file(ROLLOUT, "media/00000.tar")
     path.write_bytes(b"")
     output = CliRunner().invoke(app, ["audit", RUN_ID, "--store", str(forger.store), "--quick"]).output

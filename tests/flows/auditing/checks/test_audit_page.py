@@ -103,7 +103,7 @@ def test_a_page_that_is_missing_is_a_fault_of_a_run_by_its_command(run: Run):
     assert told(run) == ([f"page: missing; {anew}"], [])
 
 
-def test_numbers_and_words_about_attempts_and_costs_are_told_apart(run: Run):
+def test_other_numbers_of_attempts_and_costs_are_faults_and_other_words_are_not(run: Run):
     """Other code than today's may have told them in other words, but not other numbers."""
     written = store.read(writing.address(run))
     change(run, "What it cost", "Its costs")
@@ -137,7 +137,7 @@ def test_a_page_that_is_older_than_what_it_shows_is_said_not_to_be_compared(run:
     assert told(run) == ([], ["runs/hand/report/index.html: written before the newest attempt ended"])
 
 
-def test_a_page_of_what_waits_to_be_made_again_is_said_not_to_be_compared(run: Run):
+def test_a_page_of_artifacts_to_be_made_again_is_said_not_to_be_compared(run: Run):
     invalidate(run.slots.iteration(1, "reward-ocr"), 1, "scored by mistake")
     assert told(run)[0] == []
     assert len(told(run)[1]) == 1
@@ -169,7 +169,7 @@ def test_settings_that_decide_no_result_may_come_from_another_command(run: Run):
     assert len(told(run)[0]) == 1
 
 
-def test_damage_of_what_the_page_shows_is_found_where_it_is(run: Run):
+def test_damage_of_artifacts_on_the_page_is_reported_at_the_artifacts(run: Run):
     _, made = current_of(run.slots.iteration(1, "update"))
     assert made is not None
     store.write(store.join(made.slot, made.files[METRICS].path), b"no table")

@@ -91,7 +91,7 @@ FORGED: dict[str, tuple[Callable[[Forger], None], str]] = {
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_what_contradicts_plan_and_settings_is_found(forger: Forger, name: str):
+def test_samples_that_contradict_plan_and_settings_are_found(forger: Forger, name: str):
     forge, expected = FORGED[name]
     forge(forger)
     forger.seal()
@@ -105,7 +105,7 @@ def test_a_changed_size_of_samples_is_found(forger: Forger):
     assert any(line.startswith(f"{ROLLOUT}/manifest.1.json summary.kb_per_sample: 1.5, ") for line in told(forger))
 
 
-def test_noise_levels_of_all_samples_of_a_rollout_equal_other_rollouts(forger: Forger):
+def test_a_rollout_whose_noise_levels_differ_from_other_rollouts_is_found(forger: Forger):
     for unit in range(len(list((forger.root / ROLLOUT).glob("attempts/*/index/*.json")))):
         forger.rows(ROLLOUT, lambda rows: [row.update(sigmas=[0.95, *row["sigmas"][1:]]) for row in rows], unit)
         forger.rows(ROLLOUT, lambda rows: [row.update(t=[0.95, *row["t"][1:]]) for row in rows], unit)
@@ -113,7 +113,7 @@ def test_noise_levels_of_all_samples_of_a_rollout_equal_other_rollouts(forger: F
     assert any("other rollouts of the run have" in line for line in told(forger))
 
 
-def test_numerics_are_the_pinned_ones_or_a_change_that_is_said(forger: Forger, finished: Path, tmp_path: Path):
+def test_numerics_equal_the_pinned_ones_or_the_summary_names_the_change(forger: Forger, finished: Path, tmp_path: Path):
     forger.manifest(ROLLOUT, lambda body: body["numerics"].update(threads=8))
     forger.seal()
     said = f"{ROLLOUT}/manifest.1.json numerics: threads: 1 -> 8 since the pinned ones, its summary says none"

@@ -32,14 +32,14 @@ def test_completion_imports_little():
     assert not imported("flows.cli.app") & {*LITTLE, "pydantic", "rich.markdown"}
 
 
-def test_no_command_imports_at_its_start_what_takes_seconds():
+def test_no_command_imports_slow_modules_at_its_start():
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (ROOT / "flows/cli").glob("*/*.py")]
     assert len(modules) > len(LEAVES)
     heavy = {"torch", "prefect", "pandas", "pyarrow", "matplotlib", "fastapi", "transformers", "huggingface_hub.hf_api"}
     assert not imported(*modules) & heavy
 
 
-def test_status_imports_neither_torch_nor_what_takes_long():
+def test_status_imports_neither_torch_nor_slow_modules():
     """pandas and the client of the hub took half of its time."""
     plugins = ("cosmos_rl_core.algorithms.nft", "cosmos_rl_core.algorithms.ddrl")
     found = imported("flows.cli.looking.status", *plugins)

@@ -24,7 +24,7 @@ def shown(tmp_path: Path, name: str = "clips", first: int = 100, *, all_pages: b
     return (output / "1.html").read_text(encoding="utf-8"), lines
 
 
-def test_a_page_shows_media_captions_sizes_and_what_was_left_out(tmp_path: Path):
+def test_a_page_shows_media_captions_sizes_and_left_out_files(tmp_path: Path):
     clips = tmp_path / "clips"
     for number in range(3):
         add(clips, number)
@@ -62,7 +62,7 @@ def test_pages_have_a_bounded_number_of_items(tmp_path: Path):
     assert lines[-1] == "3 pages of 2 items"
 
 
-def test_media_that_have_changed_or_gone_are_said_to_be(tmp_path: Path):
+def test_changed_and_missing_media_are_marked(tmp_path: Path):
     clips = tmp_path / "clips"
     for number in range(3):
         add(clips, number)
@@ -77,7 +77,7 @@ def test_media_that_have_changed_or_gone_are_said_to_be(tmp_path: Path):
     assert page.count("no folder at") == 3
 
 
-def test_a_source_of_another_machine_is_said_to_be_unknown(tmp_path: Path):
+def test_a_source_that_this_machine_does_not_know_is_named(tmp_path: Path):
     add(tmp_path / "clips", 0)
     prepare(config_of(tmp_path / "clips"), tmp_path)
     snapshot = snapshots.newest(str(tmp_path / "store"), "clips")
@@ -97,14 +97,14 @@ def test_a_source_of_another_machine_is_said_to_be_unknown(tmp_path: Path):
         ("clips@0", "names no snapshot"),
     ],
 )
-def test_a_snapshot_that_is_not_there_is_named(name: str, said: str, tmp_path: Path, main):
+def test_a_missing_snapshot_is_named(name: str, said: str, tmp_path: Path, main):
     add(tmp_path / "clips", 0)
     prepare(config_of(tmp_path / "clips"), tmp_path)
     code, _, words = main("data", "show", name, "--store", str(tmp_path / "store"))
     assert (code, said in words) == (64, True)
 
 
-def test_captions_go_into_files_where_there_are_none_byte_for_byte(tmp_path: Path, main):
+def test_captions_are_written_byte_for_byte_where_there_are_none(tmp_path: Path, main):
     for name in ("b.mp4", "a.mp4", "c.mkv", "c.MP4"):
         (tmp_path / "videos").mkdir(exist_ok=True)
         (tmp_path / "videos" / name).touch()
@@ -122,7 +122,7 @@ def test_captions_go_into_files_where_there_are_none_byte_for_byte(tmp_path: Pat
     assert write_captions(str(tmp_path), PROMPT, is_image=False).created == 0
 
 
-def test_a_disk_that_is_full_leaves_no_caption_that_is_cut_short(tmp_path: Path):
+def test_a_full_disk_leaves_no_truncated_caption(tmp_path: Path):
     (tmp_path / "videos").mkdir()
     (tmp_path / "videos/a.mp4").touch()
     with little_room(4), pytest.raises(NoSpaceError):

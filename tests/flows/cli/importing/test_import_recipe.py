@@ -46,7 +46,7 @@ def small(tmp_path: Path, words) -> Path:
     return path
 
 
-def test_the_report_names_every_key_and_what_became_of_it(run):
+def test_the_report_names_every_key_and_its_translation(run):
     result: Result = run("import-recipe", SD3)
     assert result.exit_code == 0, result.output
     for expected in ("policy.diffusers.timestep_fraction = 0.99", "train.train_policy.timesteps_fraction = 0.99",
@@ -54,7 +54,7 @@ def test_the_report_names_every_key_and_what_became_of_it(run):
         assert expected in result.output
 
 
-def test_an_upstream_file_is_planned_as_it_is_with_one_line_about_it(run, small, tmp_path, monkeypatch):
+def test_a_file_of_cosmos_rl_is_planned_directly_with_a_note_of_one_line(run, small, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     result = run("plan", small)
     assert result.exit_code == 0, result.output
@@ -73,7 +73,7 @@ def test_an_upstream_file_is_planned_as_it_is_with_one_line_about_it(run, small,
     assert (again.exit_code, "exists; name another" in again.stderr) == (64, True)
 
 
-def test_a_recipe_that_a_full_disk_cut_short_is_not_there(run, small, tmp_path):
+def test_a_full_disk_leaves_no_truncated_recipe(run, small, tmp_path):
     output = tmp_path / "ours.toml"
     with little_room(100):
         full = run("import-recipe", small, "--output", output)
@@ -92,13 +92,13 @@ def test_unknown_keys_end_every_command_with_64_and_are_all_named(run, small, tm
     assert not output.exists()
 
 
-def test_overrides_are_of_our_settings(run, small, tmp_path, monkeypatch):
+def test_overrides_use_the_names_of_our_settings(run, small, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     result = run("plan", small, "--iterations", 3, "--set", "train.train_policy.nft_beta=0.1")
     assert (result.exit_code, "nft, 3 iterations" in result.stdout) == (0, True)
 
 
-def test_a_recipe_of_ours_is_no_file_to_import(run):
+def test_a_recipe_of_our_own_cannot_be_imported(run):
     result = run("import-recipe", "configs/tiny/nft.toml")
     assert result.exit_code == 64
     assert "neither of cosmos-rl's schemas" in result.stderr
@@ -122,7 +122,7 @@ def vlm(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["reason2-llava-sft", "reason2-hf-sft"])
-def test_a_recipe_of_reason2_plans_as_it_is_and_translated(run, vlm, tmp_path: Path, name: str):
+def test_a_recipe_of_reason2_plans_directly_and_after_translation(run, vlm, tmp_path: Path, name: str):
     text = (VLMS / f"{name}.toml").read_text(encoding="utf-8")
     for old, new in vlm.items():
         text = text.replace(old, new)

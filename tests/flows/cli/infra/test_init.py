@@ -12,7 +12,7 @@ from tests.flows.cli.test_app import ROOT, invoke
 NO_SERVER = "http://127.0.0.1:9/api"
 
 
-def test_no_server_is_named(monkeypatch, tmp_path):
+def test_init_without_a_named_server_says_how_to_start_one(monkeypatch, tmp_path):
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     ended = invoke("infra", "init")
@@ -20,7 +20,7 @@ def test_no_server_is_named(monkeypatch, tmp_path):
     assert "no Prefect server is named: start one with `prefect server start`" in ended.stderr
 
 
-def test_an_error_that_comes_of_no_answer_is_told_from_others():
+def test_an_error_of_a_silent_server_is_told_from_other_errors():
     error = RuntimeError("as Prefect says it")
     error.__cause__ = httpx.ConnectError("Connection refused")
     found = not_answering(error)
@@ -30,7 +30,7 @@ def test_an_error_that_comes_of_no_answer_is_told_from_others():
 
 
 @pytest.mark.slow
-def test_a_server_that_does_not_answer_is_said_so():
+def test_a_server_that_does_not_answer_is_reported():
     # A process of its own, because Prefect reads its settings once.
     ended = subprocess.run(
         [sys.executable, "-m", "flows", "infra", "init"],

@@ -28,7 +28,7 @@ def test_files_are_printed_or_written(tmp_path: Path):
     assert "exists already" in again.stderr
 
 
-def test_manifests_are_a_stream_that_has_the_words_after_two_dashes():
+def test_manifests_are_one_stream_with_the_command_after_two_dashes():
     *_, job = yaml.safe_load_all(
         asked("kuberay", "package:ray", "--", "prefect", "worker", "start", "--pool", "cosmos")
     )
@@ -36,7 +36,7 @@ def test_manifests_are_a_stream_that_has_the_words_after_two_dashes():
     assert flow["args"] == ["prefect", "worker", "start", "--pool", "cosmos"]
 
 
-def test_json_has_the_keys_of_the_page(tmp_path: Path):
+def test_json_has_the_documented_keys(tmp_path: Path):
     (found,) = json.loads(asked("kuberay", "package:ray", "--json"))
     require_keys(found, "cluster render")
     assert (found["name"], found["path"]) == ("cosmos-flows.yaml", None)

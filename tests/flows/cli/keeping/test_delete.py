@@ -19,7 +19,7 @@ def run(recipe, tmp_path: Path) -> Run:
     return whole_run(recipe, tmp_path)
 
 
-def test_a_deletion_is_asked_for_says_its_bytes_and_leaves_nothing(run):
+def test_a_deletion_asks_first_says_its_bytes_and_leaves_nothing(run):
     folder = Path(run.url)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     refused = invoke("delete", "hand", "--store", run.store_url)
@@ -41,7 +41,7 @@ def test_a_run_at_work_is_not_deleted(run):
     assert open_run("hand", run.store_url).now().current == 23
 
 
-def test_what_another_run_reads_is_not_deleted(run, recipe, tmp_path):
+def test_a_run_that_another_run_reads_is_not_deleted(run, recipe, tmp_path):
     planned(recipe(), tmp_path, run_id="later", overrides=("policy.init_from=hand@0",))
     ended = invoke("delete", "hand", "--yes", "--store", run.store_url)
     assert (ended.exit_code, "later read artifacts of hand" in ended.stderr) == (64, True)

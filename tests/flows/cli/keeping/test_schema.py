@@ -42,7 +42,7 @@ def test_every_recipe_is_valid(schema: dict[str, Any], path: Path):
     assert mistakes(schema, tomllib.loads(path.read_text(encoding="utf-8"))) == []
 
 
-def test_it_is_a_schema_that_says_what_each_field_means(schema: dict[str, Any]):
+def test_the_schema_says_what_each_field_means(schema: dict[str, Any]):
     jsonschema.Draft7Validator.check_schema(schema)
     tables = [schema, *(table for table in schema["$defs"].values() if "properties" in table)]
     names = {"type", "name", "policy", "train", "rollout", "rewards", "validation", "launch", "logging"}
@@ -74,13 +74,13 @@ def test_mistakes_are_found(schema: dict[str, Any], path: tuple[str, ...], value
 
 
 @pytest.mark.parametrize("value", ["all-linear", ["to_q"]])
-def test_what_a_field_takes_besides_its_type_is_valid(schema: dict[str, Any], value: Any):
+def test_the_schema_accepts_every_form_of_target_modules(schema: dict[str, Any], value: Any):
     recipe = tomllib.loads((ROOT / "configs/tiny/nft.toml").read_text(encoding="utf-8"))
     recipe["policy"]["lora"] |= {"target_modules": value, "init_lora_weights": True}
     assert mistakes(schema, recipe) == []
 
 
-def test_the_options_of_every_plugin_and_of_a_recipe_are_in_it(schema: dict[str, Any], tmp_path: Path):
+def test_the_schema_has_the_options_of_shipped_plugins_and_of_a_recipes_own(schema: dict[str, Any], tmp_path: Path):
     text = json.dumps(schema)
     assert all(f'"const": "{name}"' in text for kind in plugins.KINDS[1:4] for name in plugins.own(kind))
     write_examples(tmp_path)

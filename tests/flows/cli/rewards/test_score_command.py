@@ -102,7 +102,7 @@ def test_unknown_names_list_the_known_ones(pictures: list[Path], tmp_path: Path)
         assert (ended.exit_code, reason in ended.stderr) == (64, True), ended.stderr
 
 
-def test_a_reward_of_ones_own_scores_files(tmp_path: Path):
+def test_a_users_own_reward_scores_files(tmp_path: Path):
     (tmp_path / "bright.py").write_text(REWARD, encoding="utf-8")
     Image.new("RGB", (4, 4), (51,) * 3).save(tmp_path / "grey.png")
     own = ("--reward", "bright", "--plugin", tmp_path / "bright.py", "--set", "factor=2")
@@ -127,7 +127,7 @@ def test_published_weights_are_prepared_once(tmp_path: Path):
     assert "weights of jpeg need no preparation; only aesthetic, hpsv2" in other.stderr
 
 
-def test_files_of_a_prompt_are_never_compared_in_parts(pictures: list[Path], tmp_path: Path):
+def test_if_one_file_of_a_group_fails_the_whole_group_fails(pictures: list[Path], tmp_path: Path):
     (tmp_path / "prompts.txt").write_text("a\nraise\n")
     given = [*pictures[:2], "--reward", "probe_group", "--prompts", tmp_path / "prompts.txt"]
     ended = run("score", *given, "--plugin", PROBE.replace("probe.py", "probe_group.py"))
