@@ -62,7 +62,7 @@ def test_numbers_take_their_fields_type_before_they_are_digested():
     assert digest(1) != digest(1.0)
 
 
-def test_an_identity_survives_the_way_through_json():
+def test_an_identity_is_equal_after_json():
     outer = Outer(rate=3, by_name={"x": Inner(scale=0.1)})
     assert digest(Outer.model_validate_json(outer.model_dump_json()).identity()) == digest(outer.identity())
 
@@ -73,7 +73,7 @@ def test_the_place_of_something_is_no_part_of_its_identity():
     assert moved.identity() == {"rate": 1.0, "inner": {"scale": 1.0}, "by_name": {"x": {"scale": 1.0}}}
 
 
-def test_a_field_added_later_is_left_out_while_it_means_as_before():
+def test_a_field_that_was_added_later_is_left_out_at_its_default():
     assert OuterLater().identity() == Outer().identity()
     assert OuterLater(added_section=Inner(place="there")).identity() == Outer().identity()
     assert OuterLater(added=0.5).identity() == Outer().identity() | {"added": 0.5}
@@ -134,7 +134,7 @@ def test_a_fingerprint_ignores_paths_urls_and_generations():
     assert request().fingerprint != request(iteration=1).fingerprint
 
 
-def test_a_fingerprint_is_the_same_after_the_way_through_json():
+def test_a_fingerprint_is_equal_after_json():
     asked = request(rate=3)
     assert Request.model_validate_json(asked.model_dump_json()).fingerprint == asked.fingerprint
 
@@ -176,7 +176,7 @@ class Kind(StrEnum):
         ({"a", "b"}, "value: set"),
     ],
 )
-def test_ranks_do_not_exchange_what_json_would_change(value: Any, place: str):
+def test_ranks_do_not_exchange_values_that_json_would_change(value: Any, place: str):
     with pytest.raises(TypeError, match=place):
         require_exchangeable(value)
 

@@ -57,7 +57,7 @@ def test_full_shared_memory_names_the_setting_that_enlarges_it(error: BaseExcept
     )
 
 
-def test_what_people_can_see_stays():
+def test_visible_characters_stay_as_they_are():
     assert visible("Ä中 ± é\n\tb") == "Ä中 ± é\n\tb"
     assert visible("\ud800") == r"\ud800"
 

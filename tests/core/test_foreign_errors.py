@@ -80,7 +80,7 @@ def test_an_exhausted_memory_is_recognised_whatever_library_found_it(error: Base
     assert (failure.kind, failure.retryable, failure.collective) == ("out_of_memory", True, False)
 
 
-def test_libraries_that_are_here_raise_what_is_recognised():
+def test_installed_libraries_raise_errors_that_are_recognised():
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator") as torchs:
         torch.empty(2**55, dtype=torch.uint8, device="cpu")
     with pytest.raises(MemoryError, match="Unable to allocate") as numpys:

@@ -66,7 +66,7 @@ def read(name: str, size: int) -> bytearray:
     return bytearray(name.encode() * size)
 
 
-def test_what_a_process_loads_itself_is_told_as_a_call_with_its_bytes():
+def test_loads_of_a_process_are_recorded_as_calls_with_their_bytes():
     size = 2**26
     assert loaded(read, "a", size) == read("a", size)
     load = loads()[-1]
@@ -74,7 +74,7 @@ def test_what_a_process_loads_itself_is_told_as_a_call_with_its_bytes():
     assert size <= load.num_bytes < 2 * size
 
 
-def test_what_is_ready_is_given_once_and_to_an_equal_call_alone():
+def test_an_object_that_is_ready_is_given_once_and_only_to_an_equal_call():
     load, found = Load(__name__, "read", ["b", 3], 0), bytearray(b"ready")
     assert not is_ready(load)
     make_ready(load, found)

@@ -19,7 +19,7 @@ def test_a_module_is_of_the_kinds_whose_members_it_defines():
     assert plugins.kinds_of(plugins.load("rewards", "jpeg")) == ["rewards"]
 
 
-def test_errors_are_told_with_the_file_of_a_plugin_from_outside_alone():
+def test_only_errors_of_plugins_from_outside_name_the_file():
     module = ModuleType("mine")
     module.__file__ = "/here/mine.py"
     plugins.register("rewards", "mine", module)
@@ -38,7 +38,7 @@ def test_errors_are_told_with_the_file_of_a_plugin_from_outside_alone():
     assert "mine" not in plugins.known("rewards")
 
 
-def test_an_unknown_name_lists_those_from_outside(recipe: str):
+def test_an_unknown_name_lists_plugins_from_outside_too(recipe: str):
     said = refused(recipe, "train.train_policy.type=nft3", 'rewards=[{ fn = { name = "brigth" } }]')
     assert "unknown algorithm 'nft3'; did you mean 'nft" in said
     assert "known: ddrl, dpo, grpo, nft, nft2, rft, sft" in said

@@ -13,7 +13,7 @@ from cosmos_rl_core.processes import Traffic, age_s
 PAUSE_S = 0.02
 
 
-def test_a_process_that_begins_again_is_as_old_as_its_request(monkeypatch: pytest.MonkeyPatch):
+def test_the_age_of_a_process_that_begins_again_counts_from_its_request(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(processes.BEGAN, raising=False)
     whole_s = age_s()
     monkeypatch.setenv(processes.BEGAN, "")

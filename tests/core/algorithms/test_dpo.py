@@ -96,7 +96,7 @@ def test_metrics_say_how_both_errors_changed():
     assert 0 < float(metrics["accuracy"].mean()) < 1
 
 
-def test_no_margin_is_too_large():
+def test_loss_and_gradient_are_finite_at_any_margin():
     batch, reference = pairs_of(torch.float32), torch.zeros(2 * NUM_PAIRS, DIM, device=CPU)
     for sign in (1, -1):
         target = batch.noise - batch.x_0
@@ -134,7 +134,7 @@ def test_best_and_worst_of_each_prompt_are_a_pair():
     assert table["advantage"].fillna(9).tolist() == [9, 1, 9, -1, -1, 1]
 
 
-def test_all_pairs_are_every_two_samples_and_advantages_the_shares_that_are_won():
+def test_all_pairs_has_every_two_samples_and_advantages_are_shares_of_pairs_won():
     pairs, dropped, table = paired(scored({"a": [1, 3, 2], "b": [7, 6]}), pairs="all")
     assert (sorted(pairs), dropped) == (["a1>a0", "a1>a2", "a2>a0", "b0>b1"], {})
     assert table["advantage"].tolist() == [-1, 1, 0, 1, -1]
@@ -240,7 +240,7 @@ def test_a_file_that_changed_since_it_was_planned_is_refused(tmp_path: Path):
         ("p.csv", "winner,loser\n", "it is empty"),
     ],
 )
-def test_what_is_no_preference_is_refused_when_a_run_is_planned(name: str, text: str, says: str, tmp_path: Path):
+def test_invalid_preferences_are_refused_when_a_run_is_planned(name: str, text: str, says: str, tmp_path: Path):
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=says):
         dpo(pairs="file", preferences=str(tmp_path / name)).options.pinned()

@@ -320,13 +320,13 @@ def test_a_prompt_with_too_few_scores_is_dropped_and_still_counts_in_the_global_
     assert table["advantage"].tolist()[3:] == pytest.approx([-1 / deviation, 0, 1 / deviation])
 
 
-def test_where_everything_failed_nothing_is_used():
+def test_if_every_sample_failed_none_is_used():
     table = nft().advantages(scored({"a": [None, None]}))
     assert table["used"].tolist() == [False, False]
     assert table["advantage"].isna().tolist() == [True, True]
 
 
-def test_rows_and_columns_come_back_as_they_went_in():
+def test_advantages_are_added_without_a_change_of_rows_and_columns():
     samples = scored({"a": [1, 3], "b": [5, 2]}).sample(frac=1, random_state=3).assign(member=[3, 1, 0, 2])
     table = nft(global_std=False).advantages(samples)
     pd.testing.assert_frame_equal(table.drop(columns=["advantage", "used"]), samples)
@@ -363,7 +363,7 @@ def test_the_share_of_noise_levels_is_rounded_down(num_steps: int, fraction: flo
     assert nft(timesteps_fraction=fraction).needs.num_times(num_steps) == count
 
 
-def test_no_noise_level_at_all_is_refused():
+def test_a_share_that_leaves_no_noise_level_is_refused():
     with pytest.raises(ConfigError, match=r"timesteps_fraction = 0.2 of num_steps = 4"):
         nft(timesteps_fraction=0.2).needs.num_times(4)
 

@@ -90,7 +90,7 @@ def test_the_weights_of_the_rollout_have_a_ratio_of_exactly_1(mode: str):
         assert loss.metrics[name].tolist() == [0, 0, 0]
 
 
-def test_the_whole_loss_there_is_the_scale_times_minus_the_advantage_plus_the_data_term():
+def test_at_ratio_1_the_loss_is_the_scaled_negative_advantage_plus_the_data_term():
     algorithm, velocity = policy(data_beta=0.01, loss_scale=10.0), normal(5, 1, 2, 3, 3)
     media = Batch(normal(6, 1, 2, 3, 3), normal(7, 1, 2, 3, 3), torch.full((1,), 0.25, device=CPU), None)
     data = algorithm.loss(lambda _: velocity, media)
@@ -182,7 +182,9 @@ SCALAR = {"keep": 0.0, "push": 1.0, "recall": 0.0, "std": 1.0}
         (0.0, 0.5, 0.6, 0.0, False),
     ],
 )
-def test_the_clip_of_a_scalar_step(advantage: float, old: float, new: float, loss: float, is_clipped: bool):
+def test_a_clipped_ratio_of_a_scalar_step_has_no_gradient(
+    advantage: float, old: float, new: float, loss: float, is_clipped: bool
+):
     """x' = 1 from .5 to .6: the log ratio is .25 - .16. Where the ratio is clipped there is no gradient at all."""
     fields = {name: numbers(value) for name, value in SCALAR.items()}
     batch = steps_of([advantage], 1, x_next=torch.ones(1, 1, device=CPU), **fields)
@@ -195,7 +197,7 @@ def test_the_clip_of_a_scalar_step(advantage: float, old: float, new: float, los
 
 
 @pytest.mark.parametrize("advantage", [1.0, 0.0])
-def test_a_ratio_beyond_any_number_is_clipped_without_a_trace(advantage: float):
+def test_an_infinite_ratio_is_clipped_and_has_no_gradient(advantage: float):
     fields = {name: numbers(value) for name, value in (SCALAR | {"std": 1e-3}).items()}
     batch = steps_of([advantage], 1, x_next=torch.ones(1, 1, device=CPU), **fields)
     loss, gradient = gradient_of(policy(), batch, numbers(1.0).view(1, 1), numbers(0.0).view(1, 1))
@@ -279,7 +281,7 @@ def test_the_size_of_the_micro_batch_does_not_change_the_total_gradient(mini_bat
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("logp_old", ["recompute", "stored"])
-def test_given_dimensions_count_in_no_sum_and_in_no_number_of_dimensions(mode: str, logp_old: str):
+def test_given_dimensions_are_left_out_of_sums_and_of_their_number(mode: str, logp_old: str):
     """The last 2 of 3 frames alone have the loss of all 3 with the first masked out."""
     whole = steps_of([1.0, -2.0], 2, 3, 4)
     parts = [normal(seed, 2, 2, 3, 4) for seed in (5, 6, 7)]

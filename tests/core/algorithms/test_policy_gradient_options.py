@@ -42,7 +42,7 @@ def advantages_of(rewards: Rewards, **options: Any) -> list[float]:
 # ---- advantages
 
 
-def test_the_known_vectors():
+def test_advantages_equal_the_known_vectors():
     assert advantages_of({"a": [1, 2, 3, 4]}) == pytest.approx(FOUR, abs=1e-6)
     filled = advantages_of({"a": [1, 2, 3, None]}, parity_advantages=True)
     assert filled == pytest.approx([-1.224595, 0, 1.224595, 0], abs=1e-6)
@@ -82,7 +82,7 @@ def test_equal_rewards_have_exactly_no_advantage(global_std: bool, parity: bool)
     assert np.nan_to_num(found).tolist() == [0] * 7
 
 
-def test_equal_rewards_say_nothing_under_the_exponential_either_except_in_parity():
+def test_equal_rewards_have_no_advantage_under_the_exponential_except_in_parity():
     rewards: Rewards = {"a": [0.1, 0.1], "b": [1, 3]}
     assert advantages_of(rewards, exp_reward=True)[:2] == [0, 0]
     assert advantages_of(rewards, exp_reward=True, parity_advantages=True)[:2] == [-1, -1]
@@ -118,7 +118,7 @@ def test_advantages_of_several_rewards_are_averaged_or_taken_of_their_sum():
     assert summed == advantages_of(sums)
 
 
-def test_rows_and_columns_come_back_as_they_went_in():
+def test_advantages_are_added_without_a_change_of_rows_and_columns():
     samples = scored({"a": [1, 3], "b": [5, 2]}, one=[1, 3, 5, 2]).sample(frac=1, random_state=3)
     table = policy(exp_reward=True).advantages(samples)
     pd.testing.assert_frame_equal(table.drop(columns=["advantage", "used"]), samples)
@@ -166,7 +166,7 @@ def test_each_listed_step_is_trained_once():
 # ---- options
 
 
-def test_the_defaults_are_the_recipes():
+def test_the_defaults_have_the_values_of_the_recipes():
     one, other = ddrl.Options(type="ddrl", dataset=DATASET), grpo.Options(type="grpo", dataset=DATASET)
     assert (one.kl_beta, one.data_beta, one.train_on) == (0, 0.01, tuple(range(0, 19, 2)))
     assert (other.kl_beta, other.data_beta, other.train_on) == (0.01, 0, tuple(range(8)))
@@ -215,7 +215,7 @@ def test_options_out_of_bounds_misspelt_or_without_effect_are_refused(field: str
         policy(**{field: value})
 
 
-def test_a_loss_of_nothing_is_refused():
+def test_a_loss_without_any_term_is_refused():
     with pytest.raises(ValueError, match="there is no loss"):
         policy(policy_weight=0.0, data_beta=0.0)
     assert policy(policy_weight=0.0).needs.data_term is not None
@@ -235,13 +235,13 @@ def test_settings_of_an_absent_data_term_have_no_effect_even_at_their_defaults(g
     assert not [*policy(**({"data": {"name": "rendered_text"}} | given)).options.without_effect()]
 
 
-def test_the_kind_of_a_distance_that_is_not_there_is_without_effect():
+def test_the_kind_of_an_absent_distance_is_a_setting_without_effect():
     (sentence,) = policy(kl_mode="exact").options.without_effect()
     assert sentence == "kl_mode without effect: kl_beta = 0 leaves out the distance to the reference"
     assert not [*policy(kl_mode="exact", kl_beta=0.1).options.without_effect()]
 
 
-def test_no_data_and_no_data_term_are_no_mistake():
+def test_a_recipe_without_data_and_without_a_data_term_is_valid():
     assert not [*policy(data_beta=0.0).options.without_effect()]
     assert not [*policy(data_beta=0.0, data=None).options.without_effect()]
 
@@ -276,7 +276,7 @@ def test_a_reference_that_is_read_may_be_renewed(given: dict[str, Any]):
 
 
 @pytest.mark.parametrize("train_on", [(), (0, 0), (-2,)])
-def test_steps_that_name_none_or_one_twice_are_refused(train_on: tuple[int, ...]):
+def test_steps_that_are_empty_or_have_one_twice_are_refused(train_on: tuple[int, ...]):
     with pytest.raises(ValueError, match="each once and from 0"):
         policy(train_on=train_on)
 
@@ -288,7 +288,7 @@ def test_given_frames_need_an_order():
         policy(min_num_conditional_frames=1)
 
 
-def test_media_may_be_there_for_given_frames_alone():
+def test_media_may_serve_given_frames_alone():
     given = policy(
         min_num_conditional_frames=1, max_num_conditional_frames=2, data_beta=0.0, data={"name": "rendered_text"}
     )

@@ -49,7 +49,7 @@ def test_samples_without_a_score_and_small_groups_do_not_train() -> None:
     assert used(table, keep=1.0) == "xx.."
 
 
-def test_of_equal_rewards_those_that_gates_hold_back_come_last() -> None:
+def test_among_equal_rewards_samples_that_gates_hold_back_come_last() -> None:
     table = samples([1.0, 1.0, 0.0, 1.0], "pppp", held=[True, False, False, False])
     assert used(table, keep=0.5) == ".x.x"
 

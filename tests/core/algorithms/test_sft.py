@@ -122,6 +122,6 @@ def test_there_are_no_advantages_without_rewards():
         SFT.advantages(pd.DataFrame())
 
 
-def test_it_trains_the_current_policy_on_one_level_a_sample_and_keeps_no_old_copy():
+def test_sft_trains_the_current_policy_on_one_level_a_sample_and_keeps_no_old_copy():
     assert (SFT.needs.behaviour, Options.rewarded) == ("current", False)
     assert SFT.needs.old_decay is None

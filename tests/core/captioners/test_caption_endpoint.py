@@ -53,7 +53,7 @@ def test_large_pictures_are_scaled_down(server: CaptionServer):
     assert captions(server, image(300, 600), max_side=100) == ["1 of 50 x 100"]
 
 
-def test_of_a_video_evenly_spaced_frames_are_sent(server: CaptionServer, tmp_path: Path):
+def test_evenly_spaced_frames_of_a_video_are_sent(server: CaptionServer, tmp_path: Path):
     video(tmp_path / "a.mp4", 0, 10)
 
     def opened() -> BinaryIO:
@@ -105,7 +105,7 @@ def test_mistakes_of_the_settings_are_refused(settings: dict[str, Any], expected
         options_of(CaptionServer(url="http://host/v1"), **settings)
 
 
-def test_where_and_how_it_is_asked_is_no_part_of_the_identity():
+def test_address_and_pace_of_requests_are_no_part_of_the_identity():
     one, other = CaptionServer(url="http://a/v1"), CaptionServer(url="https://b/v1")
     place = {"concurrency": 2, "timeout_s": 1.0, "tries": 2, "token_variable": "CAPTION_TOKEN"}
     ours, theirs = options_of(one), options_of(other, **place)

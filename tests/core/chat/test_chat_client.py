@@ -27,7 +27,7 @@ def test_a_service_that_is_busy_or_away_is_asked_again(server: CaptionServer, st
     assert len(server.asked) == 4
 
 
-def test_it_counts_as_unavailable_after_the_last_try(server: CaptionServer):
+def test_a_service_counts_as_unavailable_after_the_last_try(server: CaptionServer):
     server.replies = [Reply(503, "overloaded")] * 3
     with pytest.raises(UnavailableError, match=r"no answer on 0000 in 3 tries: 503 .overloaded"):
         captions(server, image(), tries=3)
@@ -52,7 +52,7 @@ def test_a_service_that_asks_for_an_hour_is_unavailable(server: CaptionServer, a
 
 
 @pytest.mark.parametrize("asked", ["soon", "-1", "nan", "1e9", "\x00"])
-def test_a_pause_that_is_none_is_ignored(server: CaptionServer, asked: str):
+def test_an_invalid_pause_is_ignored(server: CaptionServer, asked: str):
     server.replies = [Reply(429, "", {"Retry-After": asked})]
     assert captions(server, image()) == ["1 of 30 x 40"]
 
@@ -65,7 +65,7 @@ def test_an_answer_that_never_ends_is_given_up(server: CaptionServer):
         captions(server, image(), timeout_s=0.1, tries=2)
 
 
-def test_nobody_at_the_address_is_unavailable():
+def test_an_address_without_a_service_is_unavailable():
     with serving() as server:
         pass
     with pytest.raises(UnavailableError, match="in 2 tries: ConnectError"):
@@ -91,7 +91,7 @@ def test_nobody_at_the_address_is_unavailable():
         (Reply(200, {"choices": [{"message": {"content": ["a"]}}]}), "the model answered nothing", True),
     ],
 )
-def test_no_caption_is_made_up(server: CaptionServer, reply: Reply, reason: str, final: bool):
+def test_an_answer_without_a_caption_never_becomes_one(server: CaptionServer, reply: Reply, reason: str, final: bool):
     found = refusal(server, reply)
     with pytest.raises(RefusedError, match=reason):
         raise found
@@ -100,7 +100,7 @@ def test_no_caption_is_made_up(server: CaptionServer, reply: Reply, reason: str,
 
 
 @pytest.mark.parametrize("status", [301, 403, 404, 405, 501])
-def test_what_every_medium_would_meet_ends_the_stage(server: CaptionServer, status: int):
+def test_an_error_that_every_medium_would_meet_ends_the_stage(server: CaptionServer, status: int):
     server.replies = [Reply(status, "no", {"Location": "http://127.0.0.1:9/"})]
     with pytest.raises(ConfigError, match=f"answered {status}"):
         captions(server, *[image()] * 20, concurrency=1)

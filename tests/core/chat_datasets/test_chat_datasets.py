@@ -95,7 +95,7 @@ def test_a_mistake_is_the_reason_of_its_row(tmp_path: Path, row: Any, why: str):
 
 
 @pytest.mark.parametrize(("content", "why"), [("{", "is not JSON"), ("{}", "is dict, expected a list")])
-def test_another_file_is_refused(tmp_path: Path, content: str, why: str):
+def test_a_file_without_such_rows_is_refused(tmp_path: Path, content: str, why: str):
     (tmp_path / "rows.json").write_text(content, encoding="utf-8")
     options = llava.Options(annotation_path=str(tmp_path / "rows.json"))
     with pytest.raises(ConfigError, match=why):

@@ -10,13 +10,13 @@ from cosmos_rl_core.config.parallelism import ALONE, Parallelism
 from cosmos_rl_core.errors import ConfigError
 
 
-def test_ranks_are_cut_twice_each_time_by_all_of_them():
+def test_weights_are_cut_over_all_ranks_and_samples_over_groups_that_share_them():
     shared = Parallelism(world_size=12, dp_shard_size=4, cp_size=3)
     assert (shared.dp_replicate_size, shared.data_world_size) == (3, 4)
     assert (ALONE.dp_replicate_size, ALONE.data_world_size) == (1, 1)
 
 
-def test_everything_that_does_not_fit_is_said_at_once():
+def test_everything_that_does_not_fit_is_named_at_once():
     with pytest.raises(ConfigError) as error:
         Parallelism(world_size=3, dp_shard_size=2, cp_size=0)
     assert str(error.value) == (
@@ -26,7 +26,7 @@ def test_everything_that_does_not_fit_is_said_at_once():
         Parallelism(world_size=2, fsdp_offload=True)
 
 
-def test_a_stage_of_fewer_ranks_shares_among_those_it_has():
+def test_a_stage_of_fewer_ranks_shares_among_its_own_ranks():
     launch = LaunchConfig(
         processes=8, stage_processes={"rollout": 2, "validate": 1}, dp_shard_size=4, cp_size=1, fsdp_offload=True
     )

@@ -78,7 +78,7 @@ def test_answers_of_all_turns_are_labelled_with_their_ends(folder: str):
     assert cut == (0, 0, 0)
 
 
-def test_of_the_last_turn_alone(folder: str):
+def test_answers_of_the_last_turn_alone_are_labelled_if_asked_for(folder: str):
     made = encoder(folder, turns="last")
     assert labelled(made, made.encode(TALK, 1000)[0]) == "It moves.<|im_end|>"
 
@@ -150,7 +150,7 @@ def test_a_medium_is_never_cut(folder: str):
         made.encode(TALK, whole.places[0][1])
 
 
-def test_of_clips_without_markers_around_them_the_cut_keeps_those_before(folder: str):
+def test_a_cut_between_clips_without_markers_keeps_the_clips_before_it(folder: str):
     made = Encoder(Prompts(folder, {"video": {"fps": 2.0, "clip_markers": False}}))
     clips = [pixels(4, 16, 16), pixels(6, 16, 16)]
     talk = [said("user", "One?"), said("assistant", "Yes."), said("user", "Two?", *clips), said("assistant", "No.")]

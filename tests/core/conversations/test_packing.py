@@ -89,7 +89,7 @@ def test_gradients_of_a_row_are_the_sum_of_its_conversations_gradients(model: An
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-3, msg=name)
 
 
-def test_another_conversation_leaves_the_logits_of_the_others(model: Any, encoded: list[Encoded], folder: str):
+def test_another_conversation_does_not_change_the_logits_of_the_others(model: Any, encoded: list[Encoded], folder: str):
     encoder = Encoder(Prompts(folder, {"video": {"fps": 2.0}}))
     other, _ = encoder.encode(answered([(16, 8), (6, 12, 12, 4)], 7), 1000)
     before, after = (logits_of(model, [first, *encoded[1:]]) for first in (encoded[0], other))
@@ -117,7 +117,7 @@ def test_a_row_without_labels_has_gradients_of_zero(model: Any, folder: str):
     assert all(not gradient.any() for gradient in found.values())
 
 
-def test_fillers_leave_the_logits_of_the_others(model: Any, encoded: list[Encoded], folder: str):
+def test_fillers_do_not_change_the_logits_of_conversations(model: Any, encoded: list[Encoded], folder: str):
     filled = logits_of(model, [*encoded[:2], *fillers(Prompts(folder), ["image", "video"])])[:-2]
     torch.testing.assert_close(filled, logits_of(model, encoded[:2]), atol=2e-6, rtol=2e-5)
 
@@ -129,7 +129,7 @@ def test_rows_are_filled_from_the_longest_on():
         bins([1, 5], 4)
 
 
-def test_a_row_is_what_a_mask_makes_of_it(model: Any, stock: Any, encoded: list[Encoded]):
+def test_a_packed_row_computes_like_a_row_with_a_mask(model: Any, stock: Any, encoded: list[Encoded]):
     """Logits and gradients, in float32, where transformers computes the whole row and masks the others."""
     inputs = arguments(model, encoded)
     weights = torch.randn(stock.config.text_config.vocab_size, generator=torch.Generator().manual_seed(0))
@@ -167,7 +167,9 @@ def numbers_asked(model: Any, inputs: dict[str, Any], monkeypatch: pytest.Monkey
     return counting.found
 
 
-def test_layers_ask_for_no_numbers(folder: str, encoded: list[Encoded], monkeypatch: pytest.MonkeyPatch):
+def test_layers_read_no_numbers_back_from_the_device(
+    folder: str, encoded: list[Encoded], monkeypatch: pytest.MonkeyPatch
+):
     """A GPU waits for each: lengths are found once a forward, where the stock model asks in every layer of vision."""
     config = transformers.AutoConfig.from_pretrained(folder)
     assert config.architectures

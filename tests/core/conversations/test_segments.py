@@ -138,7 +138,9 @@ def lengths_in(calls: list[tuple[Any, ...]]) -> list[int]:
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (7, 5)])
-def test_half_types_on_a_gpu_are_one_call(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch):
+def test_half_precision_takes_one_call_of_the_kernel_on_gpus_that_have_it(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     calls, found = on_gpu(torch.bfloat16, 64)
     assert (found.dtype, found.shape) == (torch.bfloat16, (1, 16, 4, 64))
@@ -151,7 +153,7 @@ def test_half_types_on_a_gpu_are_one_call(capability: tuple[int, int], monkeypat
     assert (longest, causal, scaling, window, grouped) == (5, True, 0.5, [-1, 0], True)
 
 
-def test_the_kernel_is_given_what_autocast_computes_in(monkeypatch: pytest.MonkeyPatch):
+def test_the_kernel_gets_the_dtype_of_autocast(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     # Not the context, which looks for a GPU.
     torch.set_autocast_enabled("cuda", True)
@@ -164,7 +166,7 @@ def test_the_kernel_is_given_what_autocast_computes_in(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 64), (torch.bfloat16, 20)])
-def test_what_the_kernel_does_not_take_is_attended_in_blocks(
+def test_inputs_that_the_kernel_does_not_take_are_attended_in_blocks(
     dtype: torch.dtype, width: int, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))

@@ -111,7 +111,7 @@ def test_rows_without_bytes_or_caption_are_told_apart_from_damage(tmp_path: Path
 
 
 @pytest.mark.parametrize("values", [[b"", b""], [None, None], []])
-def test_batches_without_bytes_or_rows_are_whole(tmp_path: Path, values: list[bytes | None]):
+def test_batches_without_bytes_or_rows_are_not_damaged(tmp_path: Path, values: list[bytes | None]):
     save(tmp_path, {"image": media(values), "text": pa.array(["a"] * len(values), pa.string())}, IMAGE)
     if not values:
         schema = pa.schema([("image", MEDIUM), ("text", pa.string())])
@@ -267,7 +267,7 @@ def test_folders_in_another_layout_are_refused(tmp_path: Path, name: str, data: 
         source(folder)
 
 
-def test_what_is_not_such_a_folder_is_named(tmp_path: Path):
+def test_a_folder_that_holds_no_complete_dataset_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match="has neither; expected a folder that save_to_disk"):
         source(tmp_path)
     with pytest.raises(ConfigError, match="no folder at"):
@@ -318,7 +318,7 @@ def test_compressed_files_and_other_columns_are_refused(tmp_path: Path):
         found.items("data-00001-of-00002.arrow")
 
 
-def test_where_the_folder_lies_is_no_part_of_what_a_run_is():
+def test_the_path_of_the_folder_is_no_part_of_a_runs_identity():
     assert hf.Options(local_dir="a").identity() == hf.Options(local_dir="b").identity()
     assert json.dumps(hf.Options(local_dir="a").identity()) != json.dumps(
         hf.Options(local_dir="a", split="x").identity()

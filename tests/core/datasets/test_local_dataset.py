@@ -116,7 +116,7 @@ def test_other_and_hidden_files_do_not_count(tmp_path):
         ((5, 6), (5, 6), (0, 5), (0, 6)),
     ],
 )
-def test_what_needs_no_scaling_keeps_its_pixels(shape, size, rows, columns):
+def test_media_that_need_no_scaling_keep_their_pixels(shape, size, rows, columns):
     pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
     cut = _clips.fit(Image.fromarray(pixels), size)
     np.testing.assert_array_equal(cut, pixels[rows[0] : rows[1], columns[0] : columns[1]])
@@ -305,7 +305,7 @@ def test_every_mistake_of_folders_is_reported_at_once(tmp_path):
     assert deep == "deep.png: cannot be read: mode I;16, expected 8 bits a channel"
 
 
-def test_a_folder_that_cannot_be_one_is_named(tmp_path):
+def test_a_path_that_cannot_be_a_folder_of_media_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"no folder at .*nowhere"):
         local.prompts(options(tmp_path / "nowhere"))
     (tmp_path / "file").touch()
@@ -321,7 +321,7 @@ def test_a_folder_that_cannot_be_one_is_named(tmp_path):
         local.prompts(options(tmp_path))
 
 
-def test_of_very_many_mistakes_the_rest_is_counted(tmp_path):
+def test_of_very_many_mistakes_some_are_listed_and_the_rest_counted(tmp_path):
     for index in range(60):
         (tmp_path / f"{index}.json").write_text('{"prompt": "p"}', encoding="utf-8")
     found = mistakes_of(options(tmp_path))

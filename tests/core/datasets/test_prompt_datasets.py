@@ -21,12 +21,12 @@ def texts_of(path: Path, content: str) -> list[str]:
     return [prompt.text for prompt in found]
 
 
-def test_one_prompt_a_line(tmp_path: Path):
+def test_each_line_of_a_text_is_a_prompt(tmp_path: Path):
     content = "\ufeff a cat \r\nein Käse\n\na cat\n\x0ba \x85 dog\n"
     assert texts_of(tmp_path / "train.txt", content) == ["a cat", "ein Käse", "a \x85 dog"]
 
 
-def test_one_object_a_line_of_which_the_prompt_counts(tmp_path: Path):
+def test_each_line_of_json_is_an_object_with_a_prompt(tmp_path: Path):
     content = (
         '{"tag": "counting", "include": [{"class": "cat", "count": 2}], "prompt": "two cats"}\n{"prompt": "x\\ny"}\n'
     )
@@ -47,7 +47,7 @@ def test_other_values_of_an_object_are_metadata_and_so_are_those_in_metadata(tmp
     assert [prompt.metadata for prompt in found] == [{"tag": "x", "count": 2}, {"metadata": "text"}]
 
 
-def test_a_list_of_objects(tmp_path: Path):
+def test_a_file_may_be_one_list_of_objects(tmp_path: Path):
     assert texts_of(tmp_path / "v.JSON", json.dumps([{"prompt": "b"}, {"prompt": " a"}, {"prompt": "b"}])) == ["b", "a"]
 
 
@@ -78,7 +78,7 @@ def test_every_mistake_of_a_file_is_named_at_once(tmp_path: Path, name: str, con
     assert str(caught.value).count("expected") == len([line for line in says if "exp" in line])
 
 
-def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path: Path):
+def test_a_missing_file_and_a_file_that_is_no_text_are_named(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"no prompt file at .*nowhere\.txt"):
         prompts.prompts(prompts.Options(path=str(tmp_path / "nowhere.txt")))
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
@@ -118,7 +118,7 @@ def test_paths_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch):
     assert local.Options(local_dir="s3://clips/~/x").local_dir == "s3://clips/~/x"
 
 
-def test_where_the_prompts_lie_is_no_part_of_what_a_run_is():
+def test_the_path_of_the_prompts_is_no_part_of_a_runs_identity():
     assert prompts.Options(path="a.txt").identity() == prompts.Options(path="b.txt").identity()
 
 

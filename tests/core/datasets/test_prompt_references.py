@@ -78,7 +78,7 @@ def test_a_clip_is_a_reference_of_its_last_frames(tmp_path: Path):
     ("kept", "said"),
     [(lambda data: data[:-200], "decoded|damaged|frames"), (lambda _: b"0" * 99, "no picture and no clip")],
 )
-def test_a_clip_that_is_cut_off_or_none_at_all_is_refused(kept: Callable[[bytes], bytes], said: str):
+def test_a_truncated_clip_and_a_file_that_is_no_clip_are_refused(kept: Callable[[bytes], bytes], said: str):
     frames = np.random.default_rng(0).integers(0, 256, (5, 20, 30, 3), dtype=np.uint8)
     with pytest.raises(ValueError, match=said):
         decoded(kept(encode(frames)[1]))
@@ -211,7 +211,7 @@ def test_a_column_of_something_else_holds_no_references(tmp_path: Path):
         prompts_in(rows_of(tmp_path / "bytes", ["x"], pa.array([b"png"])))
 
 
-def test_prompts_that_come_from_no_file_have_none():
+def test_prompts_that_come_from_no_file_have_no_references():
     with pytest.raises(ConfigError, match="which only prompts in a file of this machine have"):
         prompts_of("rows", [("row 1", {"prompt": "x", "references": ["a.png"]})])
 
@@ -232,7 +232,7 @@ def test_pictures_are_decoded_as_they_are_shown(tmp_path: Path):
     assert decoded((tmp_path / "grey.png").read_bytes()).shape == (1, 4, 6, 3)
 
 
-def test_a_folder_has_a_prompt_a_file_whose_references_are_relative_to_it(tmp_path: Path):
+def test_each_file_of_a_folder_is_a_prompt_whose_references_are_relative_to_it(tmp_path: Path):
     data = [picture(tmp_path / name, seed).read_bytes() for seed, name in enumerate(("a.png", "b.png"))]
     rows: dict[str, Any] = {
         "1.json": {"prompt": "x", "references": ["b.png"], "difficulty": 2},

@@ -77,7 +77,7 @@ def texts(name: str, **settings: Any) -> list[str]:
     return [prompt.text for prompt in prompt_set.prompts(options)]
 
 
-def test_sets_are_of_one_commit_as_far_as_it_is_known(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_prompt_sets_are_of_one_commit_if_it_is_known(folder: Path, monkeypatch: pytest.MonkeyPatch):
     asked: list[str] = []
 
     def read(url: str, *_: Any) -> bytes:
@@ -165,7 +165,7 @@ def test_a_download_that_is_not_the_set_leaves_nothing(
     assert not folder.exists()
 
 
-def test_a_file_that_is_not_there_is_asked_for_once(site: Site, folder: Path):
+def test_a_missing_file_is_asked_for_once(site: Site, folder: Path):
     with pytest.raises(ConfigError, match=r"the server answers 404; without a network"):
         texts("ocr", base_url=site.url)
     assert len(site.asked) == 1
@@ -184,7 +184,7 @@ def test_failed_requests_are_repeated(site: Site, tmp_path: Path, monkeypatch: p
     assert len(site.asked) == 4
 
 
-def test_a_body_that_stays_short_is_never_taken(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_body_that_stays_incomplete_is_never_taken(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(http, "FIRST_DELAY_S", 0.001)
     monkeypatch.setattr(_downloads, "RETRY_FOR_S", 0.3)
     site.first = [(200, b"a\nb\n", {"Content-Length": "5"})] * 100
@@ -226,7 +226,7 @@ def test_a_pinned_digest_refuses_other_bytes_before_they_are_stored(site: Site, 
         texts("ocr", base_url=site.url, sha256="1" * 64)
 
 
-def test_where_a_set_lies_is_no_part_of_what_a_run_is():
+def test_the_path_of_a_set_is_no_part_of_a_runs_identity():
     known, mirror = prompt_set.Options(set="ocr"), prompt_set.Options(set="ocr", base_url="http://x", sha256="0" * 64)
     assert known.identity() == mirror.identity() == prompt_set.Options(set="ocr", local_dir="x").identity()
 

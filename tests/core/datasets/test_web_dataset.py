@@ -157,7 +157,7 @@ def test_threads_share_a_shard_and_each_learns_why_one_is_unreadable(folder: Pat
     assert [path for method, path, _ in server.asked if method == "GET"].count("/000.tar") == 1
 
 
-def test_more_shards_than_are_kept_are_opened_again(folder: Path):
+def test_shards_beyond_the_number_that_stays_open_are_opened_again(folder: Path):
     for number in range(SHARDS_KEPT + 2):
         (folder / f"{number:03d}.tar").write_bytes(samples(number))
     source = source_of(folder)

@@ -69,7 +69,7 @@ def test_values_that_are_not_finite_have_no_mean():
     assert math.isnan(found.error)
 
 
-def test_a_loss_a_token_is_the_ratio_of_both_sums():
+def test_a_loss_per_token_is_the_ratio_of_both_sums():
     losses, tokens = np.array([4.0, 30.0, 2.0]), np.array([4, 20, 1])
     found = Sums.of(losses, [*"abc"], tokens).estimate
     assert found.mean == pytest.approx(36 / 25)
@@ -197,7 +197,7 @@ def test_order_and_kind_of_names_change_nothing():
     assert (one.mean, one.error) == pytest.approx((other.mean, other.error), rel=1e-14)
 
 
-def test_no_other_place_makes_a_standard_error():
+def test_no_other_module_computes_a_standard_error():
     """Deviations over a root, roots of a ratio of counts, `.sem()` and sums of squared errors belong to one module."""
     folders = ("flows", "stages", "docs", "cosmos_rl_core/reward_service")
     found = [

@@ -153,7 +153,7 @@ def test_a_file_that_runs_something_is_refused(base: Path, tmp_path: Path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_what_is_no_file_or_no_base_for_it_is_named(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_wrong_file_and_a_wrong_base_are_named(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert native_weights.main([str(tmp_path / "no.pt"), str(base), str(tmp_path / "new")]) == 64
     assert "no file at" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="package:tiny-sd3 is a StableDiffusion3Pipeline"):

@@ -126,7 +126,7 @@ def test_prompts_differ_where_they_are_read_and_not_in_the_system_prompt(model):
     assert (first - negative).abs().max() > 0.1
 
 
-def test_conditioning_does_not_depend_on_its_company(model):
+def test_conditioning_does_not_depend_on_its_batch(model):
     (alone,) = model.encode_prompts([PROMPT], LENGTH)
     _, together, _ = model.encode_prompts(["x", PROMPT, "a longer one"], LENGTH)
     assert torch.equal(alone["prompt_embeds"], together["prompt_embeds"])
@@ -213,7 +213,7 @@ def test_given_frames_do_not_move_and_what_noise_they_had_does_not_count(model, 
     assert torch.equal(model.velocity(other, t, batch), velocity)
 
 
-def test_a_sample_does_not_depend_on_its_company(model, conditioning, noise):
+def test_a_sample_does_not_depend_on_its_batch(model, conditioning, noise):
     three = torch.cat([noise, -noise, 2 * noise])
     together = ours(model, conditioning, three, 3.0, normal(4, 1, 4, 4)).latents
     alone = ours(model, conditioning, noise, 3.0, normal(4, 1, 4, 4)).latents
@@ -316,7 +316,9 @@ def test_an_exported_lora_gives_the_policys_latents_in_the_stock_pipeline(folder
 @pytest.mark.parametrize(
     ("num_layers", "num_heads", "num_parameters"), [(28, 16, 2_059_174_912), (36, 40, 14_368_047_104)]
 )
-def test_the_real_transformers_take_what_they_are_fed(folder, num_layers, num_heads, num_parameters, monkeypatch):
+def test_the_real_transformers_take_the_inputs_that_the_model_makes(
+    folder, num_layers, num_heads, num_parameters, monkeypatch
+):
     """2B and 14B without weights, with the settings of diffusers' conversion script, at 93 frames of 704 x 1280."""
     if not hasattr(transformer_cosmos, "transforms"):
         monkeypatch.setattr(transformer_cosmos, "transforms", as_torchvision().transforms, raising=False)

@@ -21,7 +21,7 @@ def schnell(tmp_path_factory: pytest.TempPathFactory) -> Family:
 
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0])
-def test_schnell_makes_what_the_stock_pipeline_makes(schnell: Family, guidance_scale: float):
+def test_samples_of_schnell_equal_the_stock_pipelines(schnell: Family, guidance_scale: float):
     """On its own scheduler, which does not shift, and its 4 steps."""
     expected = run_stock(schnell.stock, schnell.noise, num_inference_steps=4, guidance_scale=guidance_scale)
     ours = sample(schnell.velocity(guidance_scale), schnell.noise, kernel(schnell, "euler", 4)).latents

@@ -36,7 +36,7 @@ def config(scale: float) -> DiffusersConfig:
     return DiffusersConfig(sample=SampleConfig(guidance_scale=scale))
 
 
-def test_guidance_of_a_distilled_model_is_refused_and_without_it_samples_are_stocks(distilled: Family, tmp_path: Path):
+def test_a_distilled_model_refuses_guidance_and_samples_like_stock_without_it(distilled: Family, tmp_path: Path):
     guidance.check(distilled.folder, config(1.0))
     with pytest.raises(
         ConfigError, match=r"guidance_scale = 4.0: .* has is_distilled = True, so it is a distilled .*1"

@@ -49,7 +49,7 @@ def inputs(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x_t, torch.linspace(0.2, 0.9, batch, device=CPU)
 
 
-def test_what_is_stored_is_what_the_transformer_makes_of_the_embeddings_in_float32(model, raw, projected):
+def test_stored_embeddings_are_the_transformers_projection_in_float32(model, raw, projected):
     projection = model.transformer.get_submodule("crossattn_proj")
     for before, after in zip(raw, projected, strict=True):
         (embeds,) = after.values()
@@ -71,7 +71,7 @@ def test_nothing_else_of_the_transformer_is_read(folder, projected, tmp_path):
 
 
 @torch.no_grad()
-def test_the_velocity_is_the_same_bits_from_either(model, raw, projected):
+def test_velocities_from_raw_and_projected_embeddings_have_the_same_bits(model, raw, projected):
     (x_t, t), given = inputs(1), given_frames(inputs(1)[0][0, :, :1], 3)
     expected, found, again = (
         guided_velocity(model, x_t, t, stack([own | given], CPU), stack([negative], CPU), 3.0)
@@ -90,7 +90,7 @@ def test_batches_differ_by_rounding_alone_because_prompts_were_projected_one_by_
 
 
 @torch.no_grad()
-def test_bfloat16_computes_with_what_was_stored_in_float32(model, raw, projected):
+def test_bfloat16_computes_with_embeddings_that_were_stored_in_float32(model, raw, projected):
     exact = model.velocity(*inputs(3), stack(raw, CPU))
     with computes_in("bfloat16", CPU):
         coarse, from_raw = (model.velocity(*inputs(3), stack(texts, CPU)) for texts in (projected, raw))
@@ -100,7 +100,7 @@ def test_bfloat16_computes_with_what_was_stored_in_float32(model, raw, projected
     assert (coarse - from_raw).abs().max() > 0
 
 
-def test_gradients_of_adapters_are_the_same_from_either(folder, raw, projected):
+def test_adapters_have_the_same_gradients_from_raw_and_projected_embeddings(folder, raw, projected):
     model = cosmos_predict2_5.load(folder, ("transformer",), CPU)
     weights = prepare(model.transformer, LoraConfig(r=2, target_modules=("to_q", "to_v")), reference=False)
     shapes = {name: parameter.shape for name, parameter in weights.parameters.items()}

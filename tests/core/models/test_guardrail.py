@@ -108,7 +108,7 @@ def test_the_stock_pipeline_has_the_guardrail_that_is_asked_for(folder, latents)
     assert np.abs(checked[:, :, 2:] - unchecked[:, :, 2:]).max() < 2 / 255
 
 
-def test_off_never_loads_it_even_where_the_directory_names_it(folder, tmp_path, latents, monkeypatch):
+def test_guardrail_off_never_loads_one_even_if_the_directory_names_it(folder, tmp_path, latents, monkeypatch):
     def refuse(*_: Any) -> None:
         raise AssertionError("the guardrail was made")
 
@@ -134,7 +134,7 @@ def test_a_model_without_a_guardrail_takes_no_setting(tmp_path):
             directories.check_guardrail(folder, setting)
 
 
-def test_required_is_the_default_and_says_what_to_install(folder, monkeypatch):
+def test_guardrail_required_is_the_default_and_says_what_to_install(folder, monkeypatch):
     assert directories.spec(folder).guardrail_package == "cosmos_guardrail"
     directories.check_guardrail(folder, "off")
     to_do = "needs the package cosmos_guardrail: pip install cosmos_guardrail or set it to"

@@ -29,13 +29,13 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Family]:
     find([])
 
 
-def test_its_spec_claims_the_stock_pipeline_and_counts_its_latents(family: Family):
+def test_the_documented_model_claims_a_stock_pipeline_and_counts_its_latents(family: Family):
     assert plugins.load("models", NAME).SPEC.pipeline_classes == (type(family.stock).__name__,)
     # 32 x 64 pixels, 2 a latent.
     assert sizes.latent_shape(family.folder, SIZE, 1) == (4, 1, 16, 32)
 
 
-def test_its_pictures_survive_the_vae(family: Family):
+def test_pictures_of_the_documented_model_survive_the_vae(family: Family):
     latents = torch.stack([family.noise[0], family.noise[1]])
     pixels = family.model.decode(latents)
     assert pixels.shape == (2, 1, *SIZE, 3)

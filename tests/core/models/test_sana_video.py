@@ -14,7 +14,7 @@ from cosmos_rl_core.pipelines import checkpoints
 from tests.core.models.test_sana import change
 
 
-def test_sana_video_with_the_vae_of_ltx2_makes_what_the_stock_pipeline_makes(tmp_path: Path):
+def test_samples_of_sana_video_with_the_vae_of_ltx2_equal_the_stock_pipelines(tmp_path: Path):
     folder = Path(tiny_pipelines.save("sana_video", tmp_path))
     save_ltx2_vae(folder)
     family = load_family("sana_video", str(folder))

@@ -71,7 +71,7 @@ def change(folder: Path, file: str, **settings: Any) -> None:
         ("transformer/config.json", {"in_channels": 16}, "takes 16 channels and the VAE makes 16, plus 20 of a mask"),
     ],
 )
-def test_models_that_take_pictures_otherwise_are_refused(
+def test_models_that_take_pictures_in_another_way_are_refused(
     tmp_path: Path, file: str, settings: dict[str, Any], words: str
 ):
     folder = tiny_pipelines.save("wan_i2v", tmp_path / "base")

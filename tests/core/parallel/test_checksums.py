@@ -85,7 +85,7 @@ def test_signs_of_zeros_and_payloads_of_nans_are_bits_too():
     assert of(nans[:1]) != of(nans[1:])
 
 
-def test_they_are_computed_where_the_tensors_lie_with_one_read_a_device():
+def test_checksums_are_computed_where_the_tensors_lie_with_one_read_a_device():
     tensors = {"a": tensor_of(torch.float32, 7), "b": tensor_of(torch.bfloat16, 3, 2)}
     expected = checksums(tensors)
     with OtherDevice():

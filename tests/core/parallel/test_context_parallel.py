@@ -92,7 +92,7 @@ def test_every_parameter_is_compared(found: dict[str, Any]):
         assert any(part in name and "lora_A" in name for name in lora)
 
 
-def test_mistakes_are_said_with_their_numbers(of_ranks: list[dict[str, Any]]):
+def test_mistakes_are_named_with_their_numbers(of_ranks: list[dict[str, Any]]):
     assert [of_rank["refusals"] for of_rank in of_ranks] == [
         {
             "heads": "ConfigError: 2 attention heads cannot be shared by 4 context-parallel peers; at most 2",
@@ -109,7 +109,7 @@ def test_shares_differ_by_at_most_one(count: int, num_peers: int, expected: list
     assert sequence_shares.shares("tokens", count, num_peers) == expected
 
 
-def test_a_plan_knows_who_cannot_share():
+def test_a_plan_knows_which_models_cannot_share_a_video():
     sequence_shares.check(wan.SPEC, WAN, (16, 21, 60, 104), 8)
     with pytest.raises(ConfigError, match="12 attention heads cannot be shared by 16 context-parallel peers"):
         sequence_shares.check(wan.SPEC, WAN, (16, 21, 60, 104), 16)

@@ -47,7 +47,7 @@ def forward_and_backward(family: Family, param_dtype: ParamDtype, *, cast: bool)
     return found | {"velocity": velocity.detach()}, casts.found, sum(matrix.nbytes for matrix in matrices)
 
 
-def test_cast_once_they_give_the_bits_of_a_cast_in_every_forward(family: Family):
+def test_matrices_that_are_cast_once_give_the_bits_of_a_cast_in_every_forward(family: Family):
     if not has_autocast(family.device):
         pytest.skip("this device has no autocast")
     expected, casts_before, bytes_before = forward_and_backward(family, "bfloat16", cast=False)

@@ -125,7 +125,7 @@ def test_a_kept_weight_that_is_written_to_is_named(kept: KeptModules, folder: Pa
 
 
 @pytest.mark.parametrize("change", ["another file", "another time", "another option"])
-def test_another_source_is_read(kept: KeptModules, folder: Path, change: str):
+def test_a_source_that_differs_in_anything_is_read(kept: KeptModules, folder: Path, change: str):
     kept.get(Source(Tied, folder, {}), Tied)
     if change == "another file":
         (folder / "more").touch()

@@ -13,7 +13,7 @@ from cosmos_rl_core.models._conditioning import stack
 from tests.other_device import DEVICE, OtherDevice
 
 
-def test_what_was_not_moved_is_found():
+def test_a_tensor_that_was_not_moved_is_found():
     with OtherDevice():
         there = torch.ones(3, device=DEVICE)
         with pytest.raises(RuntimeError, match="expected all tensors to be on the same device"):
@@ -28,7 +28,7 @@ def test_what_was_not_moved_is_found():
         assert (there + torch.ones(3, device=CPU).to(DEVICE)).cpu().numpy().tolist() == [2, 2, 2]
 
 
-def test_a_model_computes_there_what_it_computes_on_the_cpu(tmp_path: Path):
+def test_a_model_computes_on_another_device_as_on_the_cpu(tmp_path: Path):
     folder = str(tiny_pipelines.save("sd3", tmp_path / "sd3"))
 
     def gradient(device: torch.device) -> Tensor:

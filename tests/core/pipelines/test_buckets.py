@@ -56,7 +56,7 @@ def near(size: Size) -> Fraction:
     return min(RATIOS, key=lambda ratio: abs(Fraction(size[1], size[0]) / ratio - 1))
 
 
-def test_a_medium_goes_where_its_ratio_is_nearest_and_nothing_else_decides():
+def test_a_medium_goes_to_the_bucket_of_the_nearest_ratio_whatever_else_differs():
     assert [nearest(SQUARE, size) for size in ((4000, 6000), (6000, 4000), (10, 10), (1080, 1920), (900, 1200))] == [
         (832, 1248), (1248, 832), (1024, 1024), (768, 1360), (880, 1168),
     ]  # fmt: skip

@@ -45,11 +45,11 @@ def test_a_base_without_signs_of_distillation_gets_no_warning(tmp_path: Path):
         ("/hub/models--Tongyi-MAI--Z-Image-Turbo/snapshots/0a1b", "the name has 'turbo'"),
     ],
 )
-def test_words_of_the_name_alone_count(name: str, sign: str, tmp_path: Path):
+def test_only_whole_words_of_a_name_are_signs_of_distillation(name: str, sign: str, tmp_path: Path):
     assert sign_of(name, tiny_pipelines.save("sd3", tmp_path / "sd3")) == sign
 
 
-def test_a_setting_of_the_pipeline_counts(tmp_path: Path):
+def test_a_setting_of_the_pipeline_is_a_sign_of_distillation(tmp_path: Path):
     folder = tiny_pipelines.save("flux2_klein", tmp_path / "klein")
     index = json.loads((folder / "model_index.json").read_text(encoding="utf-8"))
     (folder / "model_index.json").write_text(json.dumps(index | {"is_distilled": True}), encoding="utf-8")

@@ -43,7 +43,7 @@ def test_matrices_and_embeddings_are_the_models(family: Family):
 
 
 @pytest.mark.parametrize("lora", [LORA, None], ids=["lora", "full"])
-def test_what_trains_is_what_is_planned(family: Family, lora: LoraConfig | None):
+def test_the_shapes_of_trained_tensors_are_the_planned_ones(family: Family, lora: LoraConfig | None):
     weights = prepare(family.load("transformer").transformer, lora, reference=False)
     trained = {name: tuple(parameter.shape) for name, parameter in weights.parameters.items()}
     assert trainable_shapes(weight_shapes(family.folder), lora) == trained
@@ -58,7 +58,7 @@ def test_matrices_are_cut_by_rows_and_everything_else_is_whole():
     assert memory.resting(shapes, Spread(replace(TWO, fsdp_offload=True))) == Bytes(4 * whole, 4 * 9)
 
 
-def test_what_visits_is_the_root_and_two_blocks_or_the_casts():
+def test_memory_that_visits_is_the_root_and_two_blocks_or_the_casts():
     blocks = {"blocks.0.a.weight": (10, 10), "blocks.1.a.weight": (20, 10), "blocks.2.a.weight": (10, 10)}
     shapes = blocks | {"proj.weight": (3, 10), "norm.weight": (9,)}
 

@@ -295,7 +295,7 @@ def test_our_own_recipes_are_not_taken_for_cosmos_rls_and_survive_being_written(
 
 
 @pytest.mark.parametrize(("name", "schema"), [("sana-video-sft", "diffusers"), (GRPO, "wfm")])
-def test_the_schema_is_told_by_the_tables(name: str, schema: str):
+def test_the_tables_of_a_file_tell_its_schema(name: str, schema: str):
     assert schema_of(read(name)) == schema
 
 

@@ -125,7 +125,7 @@ def test_the_same_settings_are_taken_where_something_reads_them(kind: str, setti
     assert check(recipe(kind, *settings), "x.toml").train.train_policy.type == kind
 
 
-def test_all_are_named_at_once_with_other_combinations_that_cannot_work():
+def test_all_settings_without_effect_are_named_with_other_impossible_combinations():
     settings = (
         ("train.ema_decay", 0.9),
         ("launch.slurm", {"partition": "a"}),
@@ -146,7 +146,7 @@ def test_a_recipe_that_was_written_out_whole_is_read_again():
     assert Recipe.model_validate_json(known.model_dump_json()) == known
 
 
-def test_a_cluster_profile_is_held_to_the_same(tmp_path: Path):
+def test_settings_without_effect_in_a_cluster_profile_are_refused_too(tmp_path: Path):
     profile = tmp_path / "x.toml"
     profile.write_text(
         '[launch]\nmode = "warm"\npython = "/bin/python3"\n[launch.slurm]\nnodes = 2\n', encoding="utf-8"
@@ -169,6 +169,6 @@ def test_every_recipe_that_ships_is_taken(path: Path):
     assert check(read_values(str(path)), str(path)).train.num_iterations >= 1
 
 
-def test_a_name_that_no_field_has_is_found_whatever_was_written():
+def test_an_unknown_name_is_found_whatever_its_value():
     with pytest.raises(AssertionError, match="KeepConfig has no field pictures"):
         written(KeepConfig(), "media", "pictures")

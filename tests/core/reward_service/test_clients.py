@@ -135,7 +135,9 @@ def test_another_replica_answers_with_the_copy_in_redis(tmp_path: Path, redis_ur
 
 
 @pytest.mark.parametrize(("url", "reason"), [("http://somewhere", "is no URL of a Redis"), (None, "needs the package")])
-def test_a_redis_that_cannot_be_used_is_the_users(monkeypatch: pytest.MonkeyPatch, url: str | None, reason: str):
+def test_a_redis_that_cannot_be_used_is_a_mistake_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, url: str | None, reason: str
+):
     if url is None:
         monkeypatch.setitem(sys.modules, "redis.asyncio", None)
     with pytest.raises(ConfigError, match=reason):

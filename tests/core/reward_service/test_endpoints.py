@@ -96,7 +96,7 @@ def test_a_sample_that_fails_is_an_error_and_never_a_number(service: UpstreamCli
     assert reason in told["error"]
 
 
-def test_other_numbers_than_the_score_that_a_sample_lacks_are_null(service: UpstreamClient):
+def test_numbers_next_to_the_score_that_a_sample_lacks_are_null(service: UpstreamClient):
     told = service.scores(image_frame("plain", "extra", first=3), "probe")
     assert told["scores"]["probe_reward"] == [3.0, 4.0]
     assert told["scores"]["length"] == [5.0, None]
@@ -131,7 +131,7 @@ def test_the_samples_that_failed_are_named(service: UpstreamClient):
     ],
     ids=["no frame", "unknown reward", "latents", "too short"],
 )
-def test_what_cannot_be_scored_is_refused_at_once(service: UpstreamClient, body: bytes, sentence: str):
+def test_requests_that_cannot_be_scored_are_refused_at_once(service: UpstreamClient, body: bytes, sentence: str):
     status, told = service.post("enqueue", body)
     assert (status, list(told)) == (422, ["detail"])
     assert sentence in told["detail"]
@@ -145,7 +145,7 @@ def test_nothing_of_a_refused_request_stays_on_the_disk(service: UpstreamClient,
     assert len(left) <= 1
 
 
-def test_pull_knows_what_is_unknown(service: UpstreamClient):
+def test_pull_answers_404_for_unknown_requests_and_rewards(service: UpstreamClient):
     status, told = service.form("pull", uuid=UNKNOWN, type="probe")
     assert (status, told) == (
         404,

@@ -161,7 +161,7 @@ def test_a_poisonous_request_is_taken_out_of_a_batch(tmp_path: Path):
     assert "not this one" in told[3]["error"]
 
 
-def test_a_scorer_that_does_not_load_is_told_and_others_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_scorer_that_does_not_load_is_named_and_others_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pool, "BACK_OFF_S", (0.01, 0.05))
     scorers = (probe(release="broken"), {"reward_type": "jpeg"}, probe(venv_python="/no/python") | {"name": "lost"})
     with serving(tmp_path, *scorers, ready=False) as client:

@@ -154,7 +154,7 @@ ABOUT = {"prompts": ["a"], "reward_fn": {"x": 1.0}, "media_type": "image"}
     ],
     ids=lambda value: f"{len(value)} bytes" if isinstance(value, bytes) else value,
 )  # fmt: skip
-def test_what_is_no_frame_is_refused_with_a_sentence(tmp_path: Path, body: bytes, sentence: str):
+def test_bytes_that_are_no_frame_are_refused_with_a_sentence(tmp_path: Path, body: bytes, sentence: str):
     with pytest.raises(frames.FrameError) as refused:
         read(tmp_path, body)
     assert sentence in str(refused.value)
@@ -167,7 +167,7 @@ def test_what_is_no_frame_is_refused_with_a_sentence(tmp_path: Path, body: bytes
         ("(1, -2, -2, 3)", "expected no number below 0"),
     ],
 )
-def test_a_shape_that_no_array_has_is_no_frame(tmp_path: Path, shape: str, sentence: str):
+def test_a_frame_with_an_impossible_shape_is_refused(tmp_path: Path, shape: str, sentence: str):
     header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     array = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(12)
     with pytest.raises(frames.FrameError, match=sentence):

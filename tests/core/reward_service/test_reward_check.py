@@ -46,13 +46,17 @@ def test_a_service_as_cosmos_rls_is_asked_for_a_named_reward(monkeypatch: pytest
     assert upstream.mistakes == []
 
 
-def test_a_service_that_tells_no_names_needs_one(monkeypatch: pytest.MonkeyPatch, upstream: RewardServer):
+def test_a_service_that_lists_no_rewards_is_checked_with_a_named_one(
+    monkeypatch: pytest.MonkeyPatch, upstream: RewardServer
+):
     code, said = check(monkeypatch, upstream.enqueue_url, token=upstream.token)
     assert code == 64
     assert "name one with --reward" in said
 
 
-def test_an_unknown_reward_and_a_wrong_token_are_the_users(monkeypatch: pytest.MonkeyPatch, service: UpstreamClient):
+def test_an_unknown_reward_and_a_wrong_token_are_mistakes_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, service: UpstreamClient
+):
     code, said = check(monkeypatch, service.url, "--reward", "pickscroe", "--reward", "jpeg")
     assert code == 64
     assert "pickscroe: FAILS" in said
@@ -79,7 +83,7 @@ def test_a_service_that_does_not_answer_or_score_may_work_later(
 
 
 @pytest.mark.parametrize("url", ["nonsense", "localhost:8080", "http://"])
-def test_what_is_no_url_is_named(url: str):
+def test_a_text_that_is_no_url_is_named(url: str):
     with pytest.raises(ConfigError, match=rf"'{url}' is no http\(s\) URL; expected the URL of a service"):
         reward_check.service_at(url, {})
 

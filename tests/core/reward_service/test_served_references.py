@@ -90,7 +90,7 @@ def test_a_scorer_that_ignores_references_gives_the_scores_that_it_gives_without
     assert [serving.scores(body, "jpeg")["scores"]["jpeg"] for body in (bare, shown)] == [own, own]
 
 
-def test_the_service_tells_who_reads_references(serving: UpstreamClient, monkeypatch: pytest.MonkeyPatch):
+def test_the_service_says_which_scorers_read_references(serving: UpstreamClient, monkeypatch: pytest.MonkeyPatch):
     scorers = serving.get("/api/reward/info")[1]["scorers"]
     assert (scorers["pixel_similarity"]["references"], scorers["jpeg"]["references"]) == ("needed", "ignored")
     for name, said, wanted in (
@@ -180,7 +180,7 @@ ABOUT: dict[str, Any] = {"prompts": ["a"], "reward_fn": {"x": 1.0}, "media_type"
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_references_that_are_none_are_refused_with_a_sentence(
+def test_invalid_references_are_refused_with_a_sentence(
     tmp_path: Path, numbers: Any, arrays: list[np.ndarray], sentence: str
 ):
     body = upstream_frame(["a"], {"x": 1.0}, PIXELS, media_type="image", references=numbers)

@@ -143,7 +143,7 @@ def test_a_file_without_scorers_is_refused(tmp_path: Path):
         read(tmp_path, "port = 1\n")
 
 
-def test_other_machines_are_let_in_with_a_token_alone(tmp_path: Path):
+def test_other_machines_are_let_in_only_with_a_token(tmp_path: Path):
     values = running.settings(tmp_path) | {"host": "0.0.0.0"}
     with pytest.raises(ConfigError, match="lets other machines in and there is no token"):
         read(tmp_path, values)
@@ -177,7 +177,7 @@ def test_processes_have_a_device_each_in_turn(tmp_path: Path):
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x"])
-def test_a_device_that_is_none_is_refused_when_the_file_is_read(tmp_path: Path, device: str):
+def test_an_unknown_device_is_refused_when_the_file_is_read(tmp_path: Path, device: str):
     with pytest.raises(ConfigError, match=rf"reward_args.0.device: .*\(found '{device}'\)"):
         read(tmp_path, running.settings(tmp_path, {"reward_type": "probe", "device": device}))
 
@@ -192,7 +192,7 @@ def test_a_service_may_open_as_many_files_as_the_system_lets_it():
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 
 
-def test_without_gpus_the_choice_is_the_scorers(tmp_path: Path):
+def test_without_gpus_scorers_choose_the_device(tmp_path: Path):
     devices = Devices(read(tmp_path, running.settings(tmp_path), {"CUDA_VISIBLE_DEVICES": ""}))
     assert devices.environments("cuda", (), 1) == [{}]
 

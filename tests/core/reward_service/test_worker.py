@@ -34,7 +34,7 @@ def test_a_group_is_never_scored_in_parts(plugins: list[Any], tmp_path: Path):
     assert answered(plugins, tmp_path, "probe_group", "a", "raise", "b") == [None, None, None]
 
 
-def test_a_lack_of_memory_is_no_samples_fault_and_ends_the_process(plugins: list[Any], tmp_path: Path):
+def test_running_out_of_memory_ends_the_process_and_fails_no_single_sample(plugins: list[Any], tmp_path: Path):
     with pytest.raises(MemoryError, match="no room for this one"):
         answered(plugins, tmp_path, "probe", "a", "memory")
 

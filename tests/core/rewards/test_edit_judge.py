@@ -122,6 +122,6 @@ def test_a_failure_is_of_its_sample_alone_and_scores_keep_their_order(server: Ca
     assert [judge(server).score([one])[0] for one in samples[::5]] == found[::5]
 
 
-def test_what_is_asked_is_part_of_the_version(server: CaptionServer):
+def test_the_question_is_part_of_the_version(server: CaptionServer):
     versions = {judge(server, **one).version for one in ({}, {"rubric": "x"}, {"model": "y"}, {"scorer_version": "2"})}
     assert len(versions) == 4

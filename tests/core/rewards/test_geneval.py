@@ -60,7 +60,9 @@ LEFT = {"class": "dog", "count": 1, "position": ["left of", 0]}
         ([one("dog")] * 3, [DOG], (-1, 1, 0)),
     ],
 )
-def test_numbers_of_objects(detections: list[Detection], include: Any, expected: tuple[float, float, float]):
+def test_scores_follow_from_the_number_of_objects_that_are_found(
+    detections: list[Detection], include: Any, expected: tuple[float, float, float]
+):
     assert judged(detections, *include) == expected
 
 
@@ -77,7 +79,7 @@ def test_objects_count_from_a_confidence_on_which_is_higher_where_numbers_are_as
     assert judged([one("dog", score=COUNTING_THRESHOLD)], DOG, tag="counting") == (0, 0, 0)
 
 
-def test_the_surest_objects_count_up_to_a_number():
+def test_at_most_a_number_of_the_surest_objects_count():
     some = [one("dog", x=i, score=0.4 + i / 100) for i in range(MAX_OBJECTS + 4)]
     kept = rule.seen(some, tags_of({"tag": "two_object", "include": [DOG]}))["dog"]
     assert kept == some[: -MAX_OBJECTS - 1 : -1]

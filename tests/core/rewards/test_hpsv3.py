@@ -82,7 +82,7 @@ def test_a_prompt_with_the_special_token_is_refused_when_a_run_is_planned_and_fa
     assert isinstance(bad, ValueError)
 
 
-def test_what_is_missing_is_said(folder: Path, tmp_path: Path):
+def test_missing_files_are_named(folder: Path, tmp_path: Path):
     hpsv3.published(tmp_path / "published")
     source = tmp_path / "published"
     (source / "data_collator_qwen.py").write_text("INSTRUCTION = ''", encoding="utf-8")

@@ -97,7 +97,7 @@ def test_equally_many_pixels_of_each_colour_have_the_logarithm_of_their_number_i
     assert statistics(pixels)["colour_entropy"] == math.log2(count)
 
 
-def test_only_what_changes_back_flickers():
+def test_only_pixels_that_change_back_flicker():
     alternating = grey(np.stack([np.full((8, 8), 255 * (t % 2)) for t in range(5)]))
     fade = grey(np.stack([np.full((8, 8), 10 * t) for t in range(5)]))
     half = alternating.copy()
@@ -198,7 +198,7 @@ def test_the_default_limits_find_a_patch_in_a_corner_and_leave_other_signs_alone
     assert exceeded(patched(now, 2, 0.3), first) == set()
 
 
-def test_what_is_not_defined_is_absent():
+def test_statistics_that_are_not_defined_are_absent():
     assert not {*LOCAL} & {*statistics(grey(0, 64, 7))}
     assert "flicker" not in statistics(grey(0, 2, 8, 8))
     assert "flicker" in statistics(grey(0, 3, 8, 8))
@@ -237,7 +237,7 @@ def test_the_score_is_the_statistic_that_is_named(name: str):
     assert found["pixel_statistics"] == found[name] > 0
 
 
-def test_what_is_no_picture_fails_alone():
+def test_a_sample_that_is_no_picture_fails_alone():
     good, bad = Sample("g", "p", "", grey(51, 8, 8)), Sample("b", "p", "", np.zeros((8, 8, 3), np.uint8))
     found, failed = score([good, bad])
     assert isinstance(found, dict)

@@ -231,7 +231,7 @@ def test_a_file_of_an_old_torch_is_read_and_another_file_is_refused_in_our_words
         assert "weights_only" not in str(refused.value)
 
 
-def test_scores_have_the_scales_of_others(tmp_path: Path):
+def test_scores_have_the_scales_of_other_implementations(tmp_path: Path):
     """PickScore is the logit over 26; HPSv2 the cosine of the padded picture and the mended text."""
     settings = {name: tiny_scorers.settings(name, tmp_path / name) for name in ("pickscore", "hpsv2")}
     sample = samples_of("image", 1)[0]

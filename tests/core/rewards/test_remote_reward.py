@@ -101,7 +101,7 @@ def test_keys_are_summed_and_the_sum_clipped_before_it_is_scaled(server: RewardS
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, None, "0.5", True])
-def test_what_is_no_number_is_a_failure_of_that_sample_alone(server: RewardServer, bad: object):
+def test_an_answer_that_is_no_number_fails_its_sample_alone(server: RewardServer, bad: object):
     server.scores = lambda sent: {"overall_reward": [1.0, bad, 3.0]}
     first, second, third = reward().score(samples(3))
     assert (score(first), score(third)) == (1.0, 3.0)
@@ -109,7 +109,7 @@ def test_what_is_no_number_is_a_failure_of_that_sample_alone(server: RewardServe
     assert "could not score" in str(second)
 
 
-def test_numbers_in_place_of_a_failure_are_none(server: RewardServer):
+def test_numbers_that_mean_a_failure_are_no_scores(server: RewardServer):
     server.scores = lambda sent: {"overall_reward": [-1.0, 2.0, 3.0], "prediction": ["Good", "Error", "Bad"]}
     first, second, third = reward(failure_score=-1.0).score(samples(3))
     assert isinstance(first, ValueError)
@@ -181,7 +181,9 @@ def test_the_service_always_has_as_many_requests_as_it_may(server: RewardServer,
         ({"pull_answers": [(404, {"message": "unknown"})] * 9}, "does not know its request: 404"),
     ],
 )
-def test_a_service_that_is_away_is_no_samples_fault(server: RewardServer, changes: dict[str, object], says: str):
+def test_a_service_that_does_not_answer_fails_no_single_sample(
+    server: RewardServer, changes: dict[str, object], says: str
+):
     for name, value in changes.items():
         setattr(server, name, value)
     with pytest.raises(UnavailableError, match=says):
@@ -205,7 +207,7 @@ def test_a_port_that_nobody_listens_on_is_unavailable(server: RewardServer, monk
         ({"pull_answers": [(405, {})]}, "check REMOTE_REWARD_ENQUEUE_URL"),
     ],
 )
-def test_what_no_other_sample_can_mend_is_a_mistake_in_the_settings(
+def test_an_error_that_every_sample_would_meet_is_a_mistake_in_the_settings(
     server: RewardServer, changes: dict[str, object], says: str
 ):
     for name, value in changes.items():

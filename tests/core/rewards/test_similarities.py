@@ -106,7 +106,7 @@ def test_a_reference_has_the_same_bits_for_all_its_samples(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", [*STOCK, "frame_consistency"])
-def test_its_batches_are_tried_out_with_references(name: str, tmp_path: Path):
+def test_batches_of_a_similarity_are_tested_with_references(name: str, tmp_path: Path):
     module = plugins.load("rewards", name)
     options = module.Options.model_validate({"name": name, **tiny_scorers.settings(name, tmp_path)})
     assert why_not_exact(module.Reward(options), options) is None

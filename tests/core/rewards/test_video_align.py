@@ -106,7 +106,7 @@ def test_a_prompt_with_a_special_token_is_refused_when_a_run_is_planned_and_fail
     assert isinstance(bad, ValueError)
 
 
-def test_what_is_missing_of_the_published_files_is_said(tmp_path: Path):
+def test_missing_files_of_the_published_ones_are_named(tmp_path: Path):
     video_align.published(tmp_path / "published")
     source = tmp_path / "published"
     (source / "prompt_template.py").write_text("SIMPLE_PROMPT = ''", encoding="utf-8")

@@ -33,7 +33,7 @@ def sample(frames: int = 1, prompt: str = "a dog", seed: int = 0) -> Sample:
 
 
 @pytest.mark.parametrize("frames", [1, 8])
-def test_its_score_is_the_number_that_the_model_says(settings: dict[str, Any], frames: int):
+def test_the_score_is_the_number_that_the_model_says(settings: dict[str, Any], frames: int):
     one = sample(frames)
     vlm = _model.load(settings["model"], torch.device("cpu"), torch.float32, {"video": {"num_frames": 4}})
     shown = {"type": "image", "image": one.pixels[0]} if frames == 1 else {"type": "video", "video": one.pixels}
@@ -52,7 +52,7 @@ def test_its_score_is_the_number_that_the_model_says(settings: dict[str, Any], f
         ({"pattern": None, "key": "score"}, "is no JSON object"),
     ],
 )
-def test_what_states_no_score_is_a_failure(settings: dict[str, Any], changes: dict[str, Any], reason: str):
+def test_an_answer_without_a_score_is_a_failure(settings: dict[str, Any], changes: dict[str, Any], reason: str):
     (found,) = reward(settings, **changes).score([sample()])
     assert isinstance(found, ValueError)
     assert reason in str(found)
@@ -64,7 +64,7 @@ def test_a_prompt_with_the_models_own_tokens_fails_alone(settings: dict[str, Any
     assert "special to the model" in str(bad)
 
 
-def test_its_version_depends_on_files_and_question_not_on_their_place(settings: dict[str, Any], tmp_path: Path):
+def test_the_version_depends_on_files_and_question_not_on_their_place(settings: dict[str, Any], tmp_path: Path):
     there = shutil.copytree(settings["model"], tmp_path / "copy")
     version = reward(settings).version
     assert reward(settings, model=str(there)).version == version

@@ -30,7 +30,7 @@ def test_the_levels_are_those_at_which_a_rollout_asks_the_model(solver: Any):
     assert (kernel.levels == SD3.sigmas) is (solver != "edm")
 
 
-def test_a_masked_rollout_scores_what_was_generated():
+def test_a_masked_rollout_counts_the_likelihood_of_generated_dimensions_alone():
     mask = torch.ones(1, 2, 1, 1, device=CPU)
     mask[:, 0] = 0
     masked, whole = rollout(KERNELS["2ab"], mask=mask), rollout(KERNELS["2ab"])

@@ -49,7 +49,7 @@ def test_the_gradient_of_a_log_prob_is_the_closed_form():
     assert torch.allclose(v.grad.double(), expected, rtol=1e-6, atol=1e-9)
 
 
-def test_what_is_stored_is_what_was_scored():
+def test_the_stored_states_are_the_scored_ones():
     """Storing states rounds nothing in float32; in bfloat16 the last, sharp step would be off by much more than a clip
     range of 1e-4."""
     kernel, trajectory = flow_sde(SD3, LEVEL), rollout(flow_sde(SD3, LEVEL))

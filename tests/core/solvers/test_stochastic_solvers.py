@@ -200,6 +200,6 @@ def test_an_edm_whose_sigmas_do_not_fall_is_refused():
 @pytest.mark.parametrize(
     ("build", "noise_level"), [(b, a) for b in (flow_sde, cps) for a in (0.0, -0.1, math.nan, math.inf)] + [(cps, 1.1)]
 )
-def test_a_noise_level_that_cannot_be_is_refused(build: Callable[[Schedule, float], Kernel], noise_level: float):
+def test_an_impossible_noise_level_is_refused(build: Callable[[Schedule, float], Kernel], noise_level: float):
     with pytest.raises(ConfigError, match="noise_level"):
         build(SD3, noise_level)

@@ -36,7 +36,7 @@ def test_an_object_is_fetched_once(tmp_path):
     assert kept(tmp_path) == {digest}
 
 
-def test_what_was_used_longest_ago_makes_room_and_the_bound_always_holds(tmp_path):
+def test_the_object_used_longest_ago_makes_room_and_the_bound_always_holds(tmp_path):
     node = Cache(tmp_path, 3 * SIZE)
     objects = [object_of(number) for number in range(5)]
     for age, (data, digest) in enumerate(objects[:3]):
@@ -49,7 +49,7 @@ def test_what_was_used_longest_ago_makes_room_and_the_bound_always_holds(tmp_pat
     assert kept(tmp_path) == {objects[i][1] for i in (0, 3, 4)}
 
 
-def test_what_is_too_large_or_too_small_is_not_kept(tmp_path):
+def test_objects_that_are_too_large_or_too_small_are_not_kept(tmp_path):
     node = Cache(tmp_path, 2 * SIZE)
     for size in (SIZE - 1, 2 * SIZE + 1):
         data = b"x" * size
@@ -75,7 +75,7 @@ def test_an_object_that_cannot_be_fetched_leaves_nothing_and_nobody_waiting(tmp_
     assert node.read(digest, SIZE, lambda: data) == data
 
 
-def test_what_a_process_left_that_was_killed_while_it_wrote_is_cleared_away(tmp_path):
+def test_leftovers_of_a_process_that_was_killed_while_it_wrote_are_cleared_away(tmp_path):
     data, digest = object_of(1)
     (tmp_path / f"{object_of(2)[1]}{PART}").write_bytes(b"half")
     assert Cache(tmp_path, 10 * SIZE).read(digest, SIZE, lambda: data) == data
@@ -97,7 +97,7 @@ def test_a_full_disk_costs_only_the_copy(tmp_path):
     assert kept(tmp_path) == set()
 
 
-def test_of_many_processes_one_fetches_and_the_others_wait_for_it(tmp_path):
+def test_one_of_many_processes_fetches_and_the_others_wait_for_it(tmp_path):
     data, digest = object_of(7)
     code = (
         "import sys, time\n"
@@ -118,7 +118,7 @@ def test_of_many_processes_one_fetches_and_the_others_wait_for_it(tmp_path):
     assert (tmp_path / "cache" / digest).read_bytes() == data
 
 
-def test_the_environment_says_whether_there_is_one_and_directories_need_none(tmp_path):
+def test_the_environment_says_whether_there_is_a_cache_and_directories_need_none(tmp_path):
     environment = {DIRECTORY: str(tmp_path / "new" / "cache"), GIGABYTES: "0.5"}
     found = of_node("s3://bucket/slot", environment)
     assert found == Cache(Path(environment[DIRECTORY]), 5 * 10**8)

@@ -71,7 +71,7 @@ def test_another_file_in_its_place_is_noticed(remembered: Remembered, file: Path
     assert remembered.sha256(file) == sha256(file)
 
 
-def test_damaged_memory_is_none(remembered: Remembered, file: Path, tmp_path: Path):
+def test_damaged_records_of_digests_are_ignored(remembered: Remembered, file: Path, tmp_path: Path):
     entry = entry_in(tmp_path)
     for damaged in (b"", b"\xff\xfe", b"1 2 3", entry.read_bytes()[5:]):
         entry.write_bytes(damaged)
@@ -91,7 +91,7 @@ def read_bytes() -> int:
 
 
 @pytest.mark.processes
-def test_of_processes_that_ask_together_one_reads_the_file(tmp_path: Path):
+def test_one_of_several_processes_that_ask_together_reads_the_file(tmp_path: Path):
     file, size, count = tmp_path / "large", 2**27, 3
     with file.open("wb") as stream:
         stream.truncate(size)
@@ -118,7 +118,7 @@ def test_small_and_just_changed_files_are_not_remembered(file: Path, tmp_path: P
     assert not folder.exists()
 
 
-def test_without_a_place_for_it_files_are_read_each_time(file: Path, tmp_path: Path):
+def test_without_a_place_to_remember_digests_files_are_read_each_time(file: Path, tmp_path: Path):
     (tmp_path / "no folder").write_text("")
     for folder in (None, tmp_path / "no folder"):
         assert Remembered(folder, settled_s=-1.0).sha256(file) == sha256(file)

@@ -87,7 +87,7 @@ def test_a_server_that_is_not_there_is_unavailable(monkeypatch: pytest.MonkeyPat
         http.stamp(f"{url}/a.tar")
 
 
-def test_no_file_and_no_right_are_mistakes_of_people(server: FileServer):
+def test_a_missing_file_and_a_missing_permission_are_mistakes_of_people(server: FileServer):
     with pytest.raises(FileNotFoundError, match=r"b\.tar: the server answers 404"):
         http.stamp(f"{server.url}/b.tar")
     server.statuses = [403]
@@ -95,7 +95,7 @@ def test_no_file_and_no_right_are_mistakes_of_people(server: FileServer):
         http.stamp(f"{server.url}/a.tar?signature=secret")
 
 
-def test_a_server_that_does_not_say_what_changes_is_refused(server: FileServer):
+def test_a_server_without_lengths_and_tags_or_times_is_refused(server: FileServer):
     server.tagged = False
     with pytest.raises(ConfigError, match="the server must state Content-Length, and ETag or Last-Modified"):
         http.stamp(f"{server.url}/a.tar")

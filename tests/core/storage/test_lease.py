@@ -35,7 +35,7 @@ def held_elsewhere(url: str) -> None:
     store.write(f"{url}/1.count", b"41")
 
 
-def test_a_second_one_is_refused_while_the_first_is_at_work_and_not_after(tmp_path: Path):
+def test_a_second_holder_is_refused_while_the_first_is_at_work_and_not_after(tmp_path: Path):
     url = f"{tmp_path}/run/lease"
     with lease(url) as first:
         with pytest.raises(
@@ -48,7 +48,7 @@ def test_a_second_one_is_refused_while_the_first_is_at_work_and_not_after(tmp_pa
         assert time.monotonic() - began_s < 2
 
 
-def test_an_error_in_its_body_releases_it(tmp_path: Path):
+def test_an_error_in_the_block_releases_the_lease(tmp_path: Path):
     with pytest.raises(KeyError), lease(str(tmp_path)):
         raise KeyError("body")
     with lease(str(tmp_path)):
@@ -69,7 +69,7 @@ def test_a_killed_holder_of_this_machine_is_not_waited_for(tmp_path: Path):
             assert time.monotonic() - began_s < 5
 
 
-def test_a_clock_that_is_set_makes_nobody_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_setting_the_clock_makes_no_holder_look_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with lease(str(tmp_path)):
         # Times of day, of processes too, come of the time at which the system says it began, and that moves.
         monkeypatch.setattr("psutil._pslinux.boot_time", lambda: 1.0)
@@ -77,7 +77,7 @@ def test_a_clock_that_is_set_makes_nobody_dead(tmp_path: Path, monkeypatch: pyte
             lease(str(tmp_path)).__enter__()
 
 
-def test_a_counter_that_does_not_move_is_outlasted(tmp_path: Path):
+def test_a_lease_whose_counter_does_not_move_is_taken_over(tmp_path: Path):
     held_elsewhere(str(tmp_path))
     began_s = time.monotonic()
     with lease(str(tmp_path), patience_s=0.5):
@@ -93,7 +93,7 @@ def test_a_counter_that_moves_late_is_seen_too(tmp_path: Path):
     beat.join()
 
 
-def test_who_loses_it_is_told(tmp_path: Path):
+def test_a_holder_that_loses_the_lease_is_told(tmp_path: Path):
     with lease(str(tmp_path)) as first:
         first.check()
         store.put_if_absent(f"{tmp_path}/2.json", seal("lease", ELSEWHERE))
@@ -102,7 +102,7 @@ def test_who_loses_it_is_told(tmp_path: Path):
             first.check()
 
 
-def test_of_several_at_once_one_gets_it(tmp_path: Path):
+def test_one_of_several_at_once_gets_the_lease(tmp_path: Path):
     """All of them find the same dead holder and reach for the same number."""
     held_elsewhere(str(tmp_path))
     store.write(f"{tmp_path}/1.released", b"")
@@ -126,7 +126,7 @@ def test_of_several_at_once_one_gets_it(tmp_path: Path):
     assert (len(taken), len(refused)) == (1, 7)
 
 
-def test_whoever_asks_is_told_the_holder_and_takes_nothing(tmp_path: Path):
+def test_asking_for_the_holder_takes_no_lease(tmp_path: Path):
     url = f"{tmp_path}/run/lease"
     assert holder_of(url) is None
     with lease(url):
@@ -139,7 +139,7 @@ def test_whoever_asks_is_told_the_holder_and_takes_nothing(tmp_path: Path):
     assert holder_of(url) is None
 
 
-def test_a_holder_elsewhere_is_one_as_long_as_its_counter_moves(tmp_path: Path):
+def test_a_holder_on_another_machine_counts_as_long_as_its_counter_moves(tmp_path: Path):
     url = f"{tmp_path}/run/lease"
     held_elsewhere(url)
     assert holder_of(url, patience_s=0.1) is None
@@ -161,7 +161,7 @@ def test_a_holder_elsewhere_is_one_as_long_as_its_counter_moves(tmp_path: Path):
 @pytest.mark.parametrize(
     "damage", [b"", b"{}", seal("lease", ELSEWHERE).replace(b"node-7", b"node-8"), seal("lease", {})]
 )
-def test_of_a_record_that_cannot_be_read_the_counter_alone_says_whether_it_is_held(tmp_path: Path, damage: bytes):
+def test_the_counter_alone_says_whether_an_unreadable_lease_is_held(tmp_path: Path, damage: bytes):
     held_elsewhere(str(tmp_path))
     store.write(f"{tmp_path}/1.json", damage)
     assert holder_of(str(tmp_path), patience_s=0.1) is None

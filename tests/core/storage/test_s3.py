@@ -86,7 +86,7 @@ def test_a_prefix_of_others_is_no_object(url):
     assert store.put_if_absent(f"{url}/folder/other", b"2")
 
 
-def test_many_are_asked_for_side_by_side_and_answered_in_order(url):
+def test_many_objects_are_asked_for_at_once_and_answered_in_order(url):
     names = [f"{url}/{number}" for number in range(20)]
     for number, name in enumerate(names):
         store.write(name, b"x" * number)
@@ -94,7 +94,7 @@ def test_many_are_asked_for_side_by_side_and_answered_in_order(url):
     assert [data for _, data in store.ahead(names, store.read)] == [b"x" * number for number in range(20)]
 
 
-def test_a_stream_is_the_object(url):
+def test_a_stream_has_the_bytes_of_the_object(url):
     data = os.urandom(2 * store.STREAMED_BYTES + 1)
     store.write(f"{url}/object", data)
     with store.stream(f"{url}/object") as file:
@@ -128,7 +128,7 @@ def test_a_fork_has_a_connection_of_its_own_and_its_parent_keeps_the_old_one(url
         ("Not_a_bucket!", {}, "Invalid bucket name"),
     ],
 )
-def test_what_only_people_can_put_right_is_said_at_once(seaweed, monkeypatch, bucket, variables, said):
+def test_errors_that_only_people_can_put_right_are_raised_at_once(seaweed, monkeypatch, bucket, variables, said):
     for name, value in variables.items():
         monkeypatch.setenv(s3.CHECKPOINT + name, value)
     began_s = time.monotonic()
@@ -165,7 +165,7 @@ def test_a_lease_outlives_keys_that_are_refused_for_a_while(url, monkeypatch):
             lease.check()
 
 
-def test_no_keys_at_all_is_a_mistake_too(monkeypatch):
+def test_missing_keys_are_a_mistake_too(monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
@@ -229,7 +229,7 @@ def test_profiles_come_before_cosmos_variables_and_those_before_aws_own(tmp_path
 
 
 @pytest.mark.parametrize("fault", [faulty_proxy.unavailable, faulty_proxy.cut, faulty_proxy.lost])
-def test_what_fails_on_the_way_is_tried_again(proxy, far_url, fault):
+def test_requests_that_fail_on_the_way_are_tried_again(proxy, far_url, fault):
     data = os.urandom(1000)
     store.write(f"{far_url}/object", data)
     proxy.asked.clear()
@@ -261,7 +261,7 @@ def test_a_server_that_stays_away_is_unavailable_after_its_time(proxy, far_url, 
     assert time.monotonic() - began_s < 10
 
 
-def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(proxy, far_url, monkeypatch):
+def test_a_missing_answer_is_not_waited_for_for_ever(proxy, far_url, monkeypatch):
     store.write(f"{far_url}/object", b"1")
     monkeypatch.setattr(s3, "READ_TIMEOUT_S", 0.3)
     # Keys of its own, so that the access is made anew.
@@ -270,7 +270,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for_for_ever(proxy, far_url,
     assert store.read(f"{far_url}/object") == b"1"
 
 
-def test_a_part_that_another_object_took_the_place_of_is_not_mixed_in(proxy, far_url, monkeypatch):
+def test_parts_of_an_object_that_was_replaced_meanwhile_are_not_mixed(proxy, far_url, monkeypatch):
     old, new = b"o" * 2500, b"n" * 2500
     store.write(f"{far_url}/object", old)
     monkeypatch.setattr(s3, "PART_BYTES", 1000)
@@ -297,7 +297,7 @@ def test_a_server_that_knows_no_ranges_gives_the_same_bytes(proxy, far_url, monk
     assert store.read(f"{far_url}/object", 700, 1900) == data[700:1900]
 
 
-def test_a_server_without_conditional_writes_is_found_out_and_still_keeps_what_is_there(proxy, far_url):
+def test_a_server_without_conditional_writes_is_found_and_overwrites_no_object(proxy, far_url):
     assert store.decides_races(far_url)
     proxy.always = faulty_proxy.unconditional
     assert not store.decides_races(far_url)

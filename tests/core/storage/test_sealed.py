@@ -29,7 +29,7 @@ def test_no_byte_can_be_changed_added_or_lost():
             unseal(one, "manifest", "/m.json")
 
 
-def test_something_else_is_called_damaged():
+def test_a_file_that_is_not_sealed_is_called_damaged():
     for data in (b"", b"null", b"[]", b"{}", b"7", b"[" * 100_000, b'{"body":1,"sha256":1}', b"NaN"):
         refused(data)
 

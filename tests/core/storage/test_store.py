@@ -100,7 +100,7 @@ def test_both_stores_decide_races(racing_url):
     assert store.listed(racing_url) == {}
 
 
-def test_what_is_not_there_is_absent_and_no_error(store_url):
+def test_a_missing_object_is_absent_and_no_error(store_url):
     url = store.join(store_url, "nothing", "here")
     assert store.read_if_exists(url) is None
     assert store.size(url) is None
@@ -118,7 +118,7 @@ def test_a_written_object_has_its_bytes_and_size(store_url):
     assert store.size(url) == 0
 
 
-def test_what_lies_directly_below_is_named_once(store_url):
+def test_names_directly_below_a_folder_are_listed_once(store_url):
     for name in ("a/1", "a/2/x", "b", "a/2/y"):
         store.write(f"{store_url}/names/{name}", b"x")
     assert store.names(f"{store_url}/names") == {"a", "b"}
@@ -249,7 +249,7 @@ def test_links_to_folders_are_followed_once(tmp_path):
         store.stamps(str(tmp_path / "away"))
 
 
-def test_what_is_read_ahead_comes_in_order_though_a_later_one_is_there_first():
+def test_objects_that_are_read_ahead_come_in_order_though_a_later_one_is_there_first():
     last_is_there = threading.Event()
 
     def read(number: int) -> int:
@@ -293,7 +293,7 @@ def test_reading_ahead_ends_with_its_reader():
     assert len(read) <= 1 + store.AT_ONCE
 
 
-def test_what_no_other_try_can_read_is_damage(tmp_path):
+def test_an_object_that_no_other_try_can_read_is_damage(tmp_path):
     (tmp_path / "file").write_bytes(b"no folder")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "folder").mkdir()

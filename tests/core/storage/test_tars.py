@@ -82,7 +82,7 @@ def test_names_that_could_harm_are_refused(name: str, reason: str):
         (b"V", "of the unknown type b'V'"),
     ],
 )
-def test_nothing_but_files_and_folders_is_taken(kind: bytes, what: str):
+def test_tars_with_anything_but_files_and_folders_are_refused(kind: bytes, what: str):
     with pytest.raises(tars.TarError, match=f"'0.txt' is {what}, expected files and folders"):
         contents(one(data=b"", type=kind, linkname="/etc/passwd"))
 
@@ -167,7 +167,7 @@ def test_a_compressed_tar_is_not_unpacked(mode: Any):
 
 
 @pytest.mark.parametrize("change", [lambda d: b"\1" + d[1:], lambda d: b"x" * len(d), lambda d: d[:100] + d[200:]])
-def test_a_damaged_header_is_no_end(change: Callable[[bytes], bytes]):
+def test_a_damaged_header_is_not_taken_for_the_end(change: Callable[[bytes], bytes]):
     first = one("0.txt", b"a")[:1024]
     with pytest.raises(tars.TarError, match=r"no header of a file|cut short|not UTF-8"):
         contents(first + change(one("1.txt", b"b")))

@@ -48,7 +48,7 @@ def test_files_equal_the_formats_own_writers(metadata: dict[str, str]):
         assert len(encode(tensor)) == num_bytes(*spec_of(tensor))
 
 
-def test_views_are_written_as_what_they_show():
+def test_views_are_written_with_the_values_that_they_show():
     base = torch.arange(12.0, device="cpu").reshape(3, 4)
     for view in (base.T, base[:, 1:3], base[1]):
         again = decode(bytes(encode(view)), *spec_of(view))

@@ -59,7 +59,7 @@ def test_answers_are_balanced_and_say_what_the_files_show(folder: Path):
     assert {name: moved(frames(media / name)) for name in clips} == clips
 
 
-def test_shuffled_media_keep_the_balance_and_say_nothing(folder: Path):
+def test_shuffled_media_keep_the_balance_and_do_not_show_the_answers(folder: Path):
     """Of 64 pictures 4 agree by chance with a deviation of 2, of 16 clips 4 with one of 1.8."""
     for name, most in (("pictures", 10), ("clips", 9)):
         true, given = (answers(folder / one, name) for one in ("true", "shuffled"))

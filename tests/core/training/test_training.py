@@ -74,7 +74,7 @@ def test_the_warm_up_starts_at_0_and_is_done_after_its_steps():
 
 
 @pytest.mark.parametrize(("warmup", "start", "expected"), [(0, 0, [1, 1]), (1, 0, [1, 1]), (3, 0.1, [0.1, 0.55, 1])])
-def test_short_warm_ups_and_those_from_above_0(warmup: int, start: float, expected: list[float]):
+def test_warm_ups_may_be_short_or_begin_above_0(warmup: int, start: float, expected: list[float]):
     assert factors(len(expected), optm_warmup_steps=warmup, optm_warmup_start_factor=start) == pytest.approx(expected)
 
 
@@ -106,7 +106,7 @@ def test_the_average_moves_only_at_its_interval_and_not_at_all_when_disabled():
 # ---- the optimizer and its state
 
 
-def test_the_step_is_adamws():
+def test_a_step_equals_the_step_of_adamw():
     named = parameters()
     before = {name: value.detach().clone() for name, value in named.items()}
     set_gradients(named, 1)
@@ -349,7 +349,7 @@ def test_noise_levels_are_drawn_without_replacement_and_never_0(num_times: int):
     assert set(drawn) <= set(SIGMAS[:-1])
 
 
-def test_every_noise_level_is_drawn_alike():
+def test_every_noise_level_is_drawn_equally_often():
     """2000 samples at 2 of 5 levels: 800 each, deviation 22."""
     drawn = [t for i in range(2000) for t in random_times(SIGMAS, 2, DrawKey(0, 0, 0, f"s{i}"))]
     assert all(abs(drawn.count(sigma) - 800) < 90 for sigma in SIGMAS[:-1])

@@ -31,7 +31,7 @@ def change_types(folder: Path, types: list[torch.dtype]) -> None:
     ids=["float32", "bfloat16", "float16", "mixed"],
 )
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_weights_and_buffers_are_those_that_transformers_reads(
+def test_weights_and_buffers_equal_a_load_by_transformers(
     architecture: str, types: list[torch.dtype], tied: bool, tmp_path: Path
 ):
     folder = tiny.save_model(tmp_path, architecture, tie_word_embeddings=tied)

@@ -122,7 +122,7 @@ def test_texts_describe_media_of_all_kinds(vlm: Vlm, tmp_path: Path):
     assert all(torch.equal(one[name], two[name]) for name in one.keys() | two.keys())
 
 
-def test_what_a_batch_holds_besides_leaves_the_logits(vlm: Vlm):
+def test_other_items_of_a_batch_do_not_change_the_logits(vlm: Vlm):
     alone = vlm.prepare([conversation([(20, 30)], 0)])
     padded = vlm.prepare([conversation([(20, 30)], 0), conversation([(8, 8), (5, 9, 40, 10)], 9)])
     with torch.no_grad():
@@ -136,7 +136,7 @@ def test_more_tokens_than_positions_are_refused(vlm: Vlm):
         vlm.generate(batch, 4065)
 
 
-def test_an_answer_that_is_given_is_followed_by_nothing(folder: str):
+def test_a_prompt_with_an_answer_ends_after_the_answer(folder: str):
     prompts = Prompts(folder)
     turn = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
     (ids,) = prompts.prepare([turn])["input_ids"]
@@ -222,7 +222,7 @@ def test_a_damaged_video_is_refused(folder: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("conversations", [[], [[]]])
-def test_nothing_to_prepare_is_refused(folder: str, conversations: Any):
+def test_an_empty_batch_of_conversations_is_refused(folder: str, conversations: Any):
     with pytest.raises(ItemError, match="expected at least one"):
         Prompts(folder).prepare(conversations)
 
@@ -262,7 +262,7 @@ def test_a_tokenizer_that_cannot_be_read_is_refused(tmp_path: Path, text: str):
 
 
 @pytest.mark.parametrize("change", ["missing", "shape"])
-def test_weights_that_are_not_there_are_named(tmp_path: Path, change: str):
+def test_missing_weights_are_named(tmp_path: Path, change: str):
     file = Path(tiny.save_model(tmp_path, QWEN3), "model.safetensors")
     tensors = load_file(file)
     name = next(name for name in sorted(tensors) if name.endswith("q_proj.weight"))

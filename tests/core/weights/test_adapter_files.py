@@ -87,7 +87,7 @@ def test_each_module_has_its_own_rank_and_alpha(tmp_path: Path):
     assert [lora.scale(found, m) for m in ("blocks.0.attn.to_k", "blocks.1.attn.to_q")] == [3, 2]
 
 
-def test_a_number_alone_is_no_suffix(tmp_path: Path):
+def test_a_suffix_of_modules_is_more_than_a_number(tmp_path: Path):
     """``2`` would name a whole block too."""
     write(tmp_path, factors("blocks.0.net.2", 2, 4, 8) | factors("blocks.1.net.2", 2, 4, 8))
     assert settings(tmp_path, 1).target_modules == ("net.2",)

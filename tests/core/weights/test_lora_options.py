@@ -97,7 +97,7 @@ def test_every_linear_module_is_what_a_plan_counts(family: Family):
     assert trainable_elements(weight_shapes(family.folder), everything) == trained
 
 
-def test_what_differs_of_adapters_is_counted_in_words():
+def test_differences_of_adapters_are_counted_in_words():
     linear = {f"blocks.0.{name}": (8, 8) for name in ("to_q", "to_k")}
     one, both = (config(target_modules=names) for names in (["to_q"], ["to_q", "to_k"]))
     assert [*differences(both, one, linear)] == ["it alone adapts 1 module, e.g. blocks.0.to_k"]
@@ -117,7 +117,7 @@ def test_what_differs_of_adapters_is_counted_in_words():
         ),
     ],
 )
-def test_a_pattern_that_says_nothing_or_two_things_is_refused_by_plan_and_policy(
+def test_a_pattern_with_no_effect_or_two_meanings_is_refused_by_plan_and_policy(
     sd3: Family, field: str, patterns: dict[str, float], expected: str
 ):
     lora = config(**{field: patterns})
@@ -186,7 +186,7 @@ def test_the_draws_of_a_sample_are_its_own():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_without_dropout_there_is_nothing_that_could_drop():
+def test_without_dropout_no_dropout_module_is_added():
     blocks = Blocks()
     add_lora(blocks, config(target_modules=["to_q"]))
     assert not any(isinstance(module, KeyedDropout) for module in blocks.modules())

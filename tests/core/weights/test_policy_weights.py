@@ -270,7 +270,7 @@ def test_lerp_is_the_convex_combination(model):
     assert all(torch.equal(tensor, current[name]) for name, tensor in tensors_of(weights, "current").items())
 
 
-def test_what_is_taken_out_shares_no_memory(model):
+def test_tensors_that_are_read_from_a_policy_share_no_memory_with_it(model):
     weights = prepare(model.transformer, LORA)
     weights.load("current", noisy(weights, 1))
     weights.create("ema")

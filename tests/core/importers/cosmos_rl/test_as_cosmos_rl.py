@@ -106,7 +106,7 @@ def test_imported_nft_counts_the_steps_of_the_average_from_1():
     assert found == pytest.approx([0.1, 2 / 11, 0.25, 0.9])
 
 
-def test_an_interval_is_of_the_same_clock():
+def test_an_interval_counts_from_the_first_step_like_the_average():
     """cosmos-rl averages after its steps 2, 5, 8, which are our 1, 4, 7."""
     config = EmaConfig(ema_enable=True, ema_first_step=1, ema_update_step_interval=3)
     assert [step for step in range(9) if ema_decay(config, step) is not None] == [1, 4, 7]
@@ -131,7 +131,7 @@ def test_imported_nft_counts_the_iterations_of_the_old_copy_from_1(number: int, 
     assert ours.options.old_decay(0) == 0
 
 
-def test_a_clock_of_nothing_is_neither_imported_nor_taken():
+def test_a_first_step_without_effect_is_neither_imported_nor_accepted():
     values = read(SD3, policy__diffusers__weight_copy_decay_type=0, train__ema_enable=False)
     train = translate(values).values["train"]
     assert "ema_first_step" not in train
@@ -167,7 +167,7 @@ def test_supervised_clips_and_epsilons_are_scaled_to_mean_gradients():
 
 @pytest.mark.parametrize("name", ["AdamW", "Adam"])
 @pytest.mark.parametrize("size", [0.01, 0.4])
-def test_steps_on_the_mean_are_then_those_on_the_sum(name: str, size: float):
+def test_steps_on_the_mean_then_equal_steps_on_the_sum(name: str, size: float):
     """Gradients below the clip and above it; an epsilon that counts."""
     changes: dict[str, Any] = {"train_batch_per_replica": 3, "optm_name": name, "epsilon": 0.01}
     values = read(

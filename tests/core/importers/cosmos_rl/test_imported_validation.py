@@ -71,7 +71,7 @@ def test_samples_are_made_as_cosmos_rl_makes_them():
     assert checked(cosmos).policy.diffusers.sample.guidance_scale == 5.5
 
 
-def test_its_prompts_come_from_the_json_list(tmp_path: Path):
+def test_prompts_of_a_validation_come_from_the_json_list(tmp_path: Path):
     file = tmp_path / "validation.json"
     file.write_text(json.dumps([{"prompt": "a fox"}, {"prompt": " a hen ", "seed": 3}]), encoding="utf-8")
     validation = checked(read(SFT, validation__dataset__local_dir=str(file))).validation

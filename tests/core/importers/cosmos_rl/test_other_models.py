@@ -99,7 +99,7 @@ def test_a_file_of_another_kind_of_model_is_refused_in_every_command(tmp_path: P
             assert known in message
 
 
-def test_one_that_says_so_itself_is_refused_too():
+def test_a_file_that_names_another_kind_itself_is_refused_too():
     values = tomllib.loads(QWEN_SFT)
     values["policy"]["is_diffusers"] = False
     with pytest.raises(ConfigError, match=r"of another model .*, because policy.is_diffusers is not true"):

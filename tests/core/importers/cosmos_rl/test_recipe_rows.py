@@ -65,7 +65,7 @@ def test_a_callback_that_cosmos_rl_has_not_is_unknown_and_its_known_ones_are_not
     }  # fmt: skip
 
 
-def test_the_misspelt_fraction_is_understood_and_said_and_yields_to_the_right_spelling():
+def test_the_misspelt_fraction_is_read_with_a_note_unless_the_right_spelling_is_there():
     misspelt = "policy.diffusers.timestep_fraction"
     assert setting(read(SD3), "train.train_policy.timesteps_fraction") == 0.99
     assert "misspelt" in entry(read(SD3), misspelt).why
@@ -77,7 +77,7 @@ def test_the_misspelt_fraction_is_understood_and_said_and_yields_to_the_right_sp
 
 
 @pytest.mark.parametrize("name", [SD3, DDRL])
-def test_gpus_are_the_cluster_profiles(name: str):
+def test_numbers_of_gpus_belong_to_the_cluster_profile(name: str):
     key = "policy.parallelism.dp_shard_size" if name == SD3 else "model_parallel.context_parallel_size"
     meaning = entry(read(name), key)
     assert (meaning.verdict, dict(meaning.settings)) == ("no effect here", {})
@@ -143,7 +143,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "key", "value", "said"), REFUSED, ids=[f"{row[1]}={row[2]}" for row in REFUSED])
-def test_what_cannot_be_is_a_mistake_that_says_what_to_do(name: str, key: str, value: Any, said: str):
+def test_impossible_settings_are_mistakes_that_say_what_to_do(name: str, key: str, value: Any, said: str):
     found = entry(read(name, **{key.replace(".", "__"): value}), key)
     assert found.verdict == "refused"
     assert said in found.why
@@ -176,7 +176,7 @@ def test_rewards_keep_their_weights_keys_bounds_and_scale():
     ]  # fmt: skip
 
 
-def test_what_only_its_user_can_say_is_left_open_not_made_up(tmp_path: Path):
+def test_settings_that_only_the_user_knows_are_left_open_and_not_made_up(tmp_path: Path):
     local_rewards = read(SD3, train__train_policy__use_remote_reward=False)
     assert "rewards" not in translate(local_rewards).values
     other_prompts = read(SD3, train__train_policy__dataset__name="my/prompts")
@@ -244,7 +244,7 @@ def test_a_cycle_that_falls_is_a_decay():
     assert train["optm_min_lr_factor"] == pytest.approx(0.2)
 
 
-def test_the_power_average_is_theirs():
+def test_the_power_average_equals_cosmos_rls():
     train = translate(read(DDRL)).values["train"]
     config = EmaConfig(ema_enable=train["ema_enable"], ema_rate=train["ema_rate"])
     gamma = 6.937204  # of rate 0.1
@@ -269,13 +269,13 @@ def test_options_of_adapters_and_the_optimizer_mean_what_they_say():
 
 
 @pytest.mark.parametrize(("name", "key"), [(SD3, "train.param_dtype"), (GRPO, "model.precision")])
-def test_the_precision_is_the_files_and_bfloat16_where_it_says_none(name: str, key: str):
+def test_the_precision_is_the_files_or_bfloat16_if_it_names_none(name: str, key: str):
     key = key.replace(".", "__")
     assert setting(read(name, **{key: "float32"}), "train.param_dtype") == "float32"
     assert setting(read(name, **{key: None}), "train.param_dtype") == "bfloat16"
 
 
-def test_a_run_that_cosmos_rl_never_ends_leaves_steps_out_that_are_not_finite():
+def test_steps_that_are_not_finite_are_left_out_if_cosmos_rl_forces_finite_ones():
     assert setting(read(DDRL), "train.max_nonfinite_steps") == 10
     values = read(DDRL)
     for callback in values["trainer"]["callbacks"]:
@@ -309,7 +309,7 @@ def test_the_batch_is_the_number_of_model_instances_times_what_is_accumulated():
 
 @pytest.mark.parametrize("value", [{}, "x", -1, math.inf, [{"name": "a"}]], ids=repr)
 @pytest.mark.parametrize("name", [SD3, SFT, DDRL])
-def test_no_value_is_so_wrong_that_the_report_does_not_come(name: str, value: Any):
+def test_the_report_comes_however_wrong_a_value_is(name: str, value: Any):
     keys = [entry.key for entry in translate(read(name)).report if entry.key and "[" not in entry.key]
     for key in keys:
         values = read(name, **{key.replace(".", "__"): value})

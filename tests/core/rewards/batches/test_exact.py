@@ -49,7 +49,7 @@ def test_kernels_that_look_at_the_batch_are_given_one_item_each(kernel: str):
     assert reward.score(samples(3)) == [{"uneven": 0.0}, {"uneven": 1.0}, {"uneven": 2.0}]
 
 
-def test_the_difference_is_shown():
+def test_the_reason_shows_both_scores_of_a_test_picture():
     options = uneven.Options(kernel="neighbours")
     why = why_not_exact(uneven.Reward(options), options)
     assert why is not None
@@ -68,7 +68,7 @@ def test_a_scorer_that_cannot_score_the_test_pictures_is_not_trusted_with_batche
     assert "(ValueError: nothing to see)" in said[0]
 
 
-def test_without_batches_nothing_is_tried():
+def test_without_batches_no_test_pictures_are_scored():
     options = uneven.Options(kernel="place", batch_size=1)
     reward, alone = exact(uneven.Reward, options, nothing)
     assert isinstance(reward, uneven.Reward)
@@ -96,7 +96,7 @@ def test_bits_of_both_models_of_geneval_are_compared_since_pictures_may_show_not
     assert one != other
 
 
-def test_files_are_scored_by_what_passed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_files_are_scored_in_batches_that_passed_the_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     outside_plugins.find([uneven.__file__])
     assert FileScorer("uneven").version == "uneven 1"
     assert FileScorer("uneven", ["kernel=place"]).version == "uneven 1, batches of 1"

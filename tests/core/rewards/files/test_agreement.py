@@ -19,14 +19,14 @@ def test_numbers_follow_their_definitions():
     assert (opposite.rank_correlation, opposite.ordered) == (pytest.approx(-1), 0)
 
 
-def test_what_cannot_be_told_is_no_number():
+def test_an_agreement_that_is_not_defined_has_no_number():
     for scores, labels in (([1, 1, 1], [1, 2, 3]), ([1, 2], [1, 1]), ([None], [1])):
         assert agreement("x", "v", scores, labels).rank_correlation is None
     assert agreement("x", "v", [1, 2], [1, 1]).ordered is None
     assert agreement("x", "v", [None], [1]).equal == 0
 
 
-def test_labels_are_a_number_a_line(tmp_path: Path):
+def test_each_line_of_labels_is_a_number(tmp_path: Path):
     file = tmp_path / "labels.txt"
     file.write_text("1\n0.5\n-2\n")
     assert labels_of(file, 3) == [1, 0.5, -2]

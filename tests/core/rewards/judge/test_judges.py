@@ -57,7 +57,7 @@ def test_a_judge_is_sent_the_lossless_picture_and_the_rubric_with_the_prompt(ser
     assert np.array_equal(np.asarray(asked.pictures[0]), given.pixels[0])
 
 
-def test_of_a_video_evenly_spaced_frames_are_judged(server: CaptionServer):
+def test_evenly_spaced_frames_of_a_video_are_judged(server: CaptionServer):
     given = sample(frames=10)
     judge(server, num_frames=2).score([given])
     assert [np.asarray(picture).tolist() for picture in server.asked[0].pictures] == given.pixels[[2, 7]].tolist()
@@ -99,7 +99,7 @@ def test_scores_come_in_order(server: CaptionServer):
         ("Score: 2 or Score: 8", "2 different values"),
     ],
 )
-def test_what_a_pattern_finds_is_a_score_of_the_scale_or_a_failure(
+def test_a_pattern_finds_a_score_on_the_scale_or_the_sample_fails(
     server: CaptionServer, answer: str, expected: float | str
 ):
     check(judge(server), server, answer, expected)
@@ -120,7 +120,7 @@ def test_what_a_pattern_finds_is_a_score_of_the_scale_or_a_failure(
         ('{"score": 70}', "states 70, expected 0 to 10"),
     ],
 )
-def test_what_a_key_names_is_a_score_of_the_scale_or_a_failure(
+def test_a_key_names_a_score_on_the_scale_or_the_sample_fails(
     server: CaptionServer, answer: str, expected: float | str
 ):
     check(judge(server, key="score"), server, answer, expected)
@@ -169,7 +169,7 @@ def test_the_token_is_checked_before_a_run_and_sent(server: CaptionServer):
         judge(server, token_variable="OPENAI_OTHER").check_service()
 
 
-def test_its_version_changes_with_model_rubric_and_parser_and_not_with_the_place(server: CaptionServer):
+def test_a_judges_version_changes_with_model_rubric_and_parser_but_not_with_its_address(server: CaptionServer):
     version = judge(server).version
     assert judge(server, url="http://host/v1", concurrency=1).version == version
     changes: list[dict[str, Any]] = [

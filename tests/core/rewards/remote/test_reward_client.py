@@ -155,7 +155,7 @@ def test_an_error_is_quoted_whatever_charset_its_header_names(server: RewardServ
 
 
 @pytest.mark.parametrize("replica", ["a\nb", 7, None, ""])
-def test_a_replica_that_nobody_asks_for_does_not_matter(
+def test_an_invalid_replica_does_not_matter_if_it_is_not_used(
     server: RewardServer, monkeypatch: pytest.MonkeyPatch, replica: object
 ):
     server.replica = replica
@@ -187,7 +187,7 @@ def bomb(size: int) -> bytes:
     return b"".join([*(packed.compress(zeros) for _ in range(size // len(zeros))), packed.flush()])
 
 
-def test_a_bomb_is_read_up_to_the_limit_and_fails_its_sample(server: RewardServer):
+def test_a_compression_bomb_is_read_up_to_the_limit_and_fails_its_sample(server: RewardServer):
     server.pull_answers = [(200, Raw(bomb(2**28), {"Content-Encoding": "gzip"}))]
     tracemalloc.start()
     try:
@@ -247,7 +247,7 @@ def test_only_the_samples_whose_answers_lack_the_key_are_lost(server: RewardServ
     assert sorted(type(one).__name__ for one in scores(2)) == ["RefusedError", "dict"]
 
 
-def test_an_answer_that_is_compressed_all_the_same_is_read(server: RewardServer):
+def test_an_answer_that_is_compressed_unasked_is_read(server: RewardServer):
     packed = gzip.compress(ANSWER)
     server.pull_answers = [(200, Raw(packed, {"Content-Encoding": "gzip"}))]
     (found,) = scores()

@@ -224,7 +224,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("key", "value", "said"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_what_cannot_be_is_a_mistake_that_says_what_to_do(key: str, value: Any, said: str):
+def test_impossible_settings_are_mistakes_that_say_what_to_do(key: str, value: Any, said: str):
     mistakes = translate(read(LLAVA, **{key.replace(".", "__"): value})).mistakes
     assert len(mistakes) >= 1
     assert any(said in mistake for mistake in mistakes), mistakes
@@ -255,7 +255,7 @@ WRONG: list[Any] = [{}, "x", -1, math.inf, [{"name": "a"}]]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_value_is_so_wrong_that_the_report_does_not_come(name: str):
+def test_the_report_comes_however_wrong_a_value_is(name: str):
     kind = ("train.train_policy.type", "policy.model_name_or_path")
     keys = [one.key for one in translate(read(name)).report if one.key and one.key not in kind]
     for number, key in enumerate(keys):
