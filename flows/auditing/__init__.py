@@ -1,1 +1,1 @@
-"""Proof that nothing of a run was edited: every byte against its digest, and every digest against what names it."""
+"""Proof that nothing of a run was edited: every byte has its digest, and every digest is the one that records name."""

@@ -88,7 +88,7 @@ def _look(
     quick: bool,
     right: Right,
 ) -> Findings:
-    """Look at a run once. ``right`` are the files whose bytes are known to be right; those found right are added."""
+    """Look at a run once. ``right`` has the files whose bytes are known to be right, and gets the files found right."""
     findings = Findings(store.absolute(store_url).rstrip("/"))
     url = store.join(run_url(store_url, run_id), PLAN_FILE)
     try:
@@ -123,7 +123,7 @@ class Audit:
         self._slots: dict[str, Slot] = {}
 
     def look(self, iteration: int | None) -> Findings:
-        """Look at all steps, or at one iteration's, and return what was found."""
+        """Look at all steps, or at the steps of one iteration, and return the findings."""
         every = self._opened.steps
         chosen = [step for step in every if iteration in (None, step.k)]
         if not chosen:
@@ -336,7 +336,7 @@ class Audit:
                     self._findings.add(url, "bytes", wrong)
 
     def _wrong(self, listed: tuple[Slot | None, str, FileEntry]) -> str:
-        """Return what is wrong with a file; "" if nothing is."""
+        """Return a sentence on what is wrong with a file; "" if it is right."""
         _, url, entry = listed
         if (url, entry) in self._right:
             return ""

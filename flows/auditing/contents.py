@@ -115,7 +115,7 @@ def _compare(found: Sequence[Any], expected: Sequence[Any], url: str, what: str,
 
 
 def _check_scores(scores: Artifact, request: Request, findings: Findings) -> None:
-    """Check that there is one row a sample, in order: a score by the named scorer, or a reason why there is none."""
+    """Check that each sample has one row, in order, with a score by the named scorer or the reason for its lack."""
     made = scores.manifest
     samples = read_index(Artifact(request.one("samples")))
     ids = list(zip(samples["sample_id"], samples["prompt_id"], strict=True))
@@ -221,7 +221,7 @@ def _check_held_out(measured: Artifact, request: Request, findings: Findings) ->
 
 
 def _check_fragment(fragment: Artifact, request: Request, findings: Findings) -> None:
-    """Check that what a report shows of an iteration, except for pictures, follows from its samples and scores."""
+    """Check that a fragment, except for its pictures, follows from the samples and scores of its iteration."""
     url = _url(fragment, Fragment.FRAGMENT)
     found = Excerpt.read(fragment.read(Fragment.FRAGMENT), url).model_dump(mode="json")
     right = without_pictures(request).model_dump(mode="json")

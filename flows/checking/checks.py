@@ -332,7 +332,7 @@ def nothing_to_size(model: str) -> str:
 
 
 def misnamed(run_id: str) -> list[str]:
-    """Return what is wrong with the name of a run; nothing if it can be one."""
+    """Return a message if a text cannot be the name of a run; else an empty list."""
     is_name = re.fullmatch(r"[.-]*\w[\w.-]*", run_id) is not None
     return [] if is_name else [f"run id {run_id!r} must be letters, digits, '-', '_' and '.'"]
 

@@ -55,7 +55,7 @@ def checkpointing(recipe: Recipe, basis: Basis) -> bool | None:
 
 
 def misfits(recipe: Recipe, basis: Basis) -> list[str]:
-    """Return a message for each stage that needs more memory than its devices have, with what makes it fit."""
+    """Return a message for each stage that needs more memory than its devices have, with settings that make it fit."""
     return [
         f"{found}; {_advice(recipe, stage, basis)}"
         for stage in stages_of(recipe)

@@ -1,1 +1,1 @@
-"""Two runs side by side: where they part, and what differs of settings, data, rewards, weights and pictures."""
+"""Two runs side by side: where they part, and how settings, data, rewards, weights and pictures differ."""

@@ -11,7 +11,7 @@ from stages.reporting.book import Piece
 
 @dataclass(frozen=True)
 class Side:
-    """A run, and what was read of it once."""
+    """A run, with facts that are read from it once."""
 
     opened: OpenedRun
 

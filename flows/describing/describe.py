@@ -167,7 +167,7 @@ def _judge(options: RewardOptions) -> str:
 
 
 def _warns(plan: Plan) -> str | list[str]:
-    """Return the limits on scores and what follows if one trips; nothing without limits."""
+    """Return lines on the limits on scores, and on what a tripped limit does; empty without limits."""
     warning = plan.early_warning
     if warning is None or not warning.limits:
         return []

@@ -1,4 +1,4 @@
-"""The plan of a fork: the recipe of its origin with changes, checked against what the origin has."""
+"""The plan of a fork: the recipe of its origin with changes, checked against the artifacts of the origin."""
 
 import re
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def plan_of_fork(wanted: ForkOf, settings: Settings, misfits: checks.Misfits | N
     mistakes.extend(_missing(run, wanted.at))
     values = _values(run.plan, wanted, settings, mistakes)
     named = replace(settings, recipe=source, run_id="fork")
-    # A plan has settings that nobody wrote, such as a solver. Some of them have no effect.
+    # A plan also has settings that no recipe names, such as a solver. Some of them have no effect.
     written = {override.partition("=")[0].rpartition(".")[2] for override in settings.changes}
     written |= {"rewards"} if wanted.rewards else set()
     plan = plan_from(

@@ -139,7 +139,7 @@ def _owner(run: AnyRun, made: Manifest) -> str:
 
 
 def _before(origin: AnyRun, at: int, fork_url: str) -> Iterator[tuple[str, Manifest]]:
-    """Yield what the origin made before a policy version, and that version, each with its slot in the fork."""
+    """Yield the origin's artifacts up to a policy version, and that version, each after its slot in the fork."""
     slots = {match[1]: match[2] for name in store.listed(origin.url) if (match := _SLOT.fullmatch(name))}
     for slot, number in sorted(slots.items()):
         made = current_of(store.join(origin.url, slot))[1] if number is None or int(number) < at else None

@@ -52,7 +52,7 @@ def ending(state: str, error: str) -> tuple[str, str, str]:
 
 
 def stop(error: str) -> str:
-    """Return in words what stopped a flow.
+    """Return a phrase on what stopped a flow.
 
     ``error`` is the message, or else the class, of the exception that did; "" if that was not recorded.
     """

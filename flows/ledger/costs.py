@@ -143,7 +143,7 @@ def crews_of(entries: Iterable[Entry]) -> dict[str, Crew]:
 
 
 def on_devices(entries: Iterable[Entry]) -> Startup:
-    """Return the start-up of those attempts that had devices."""
+    """Return the start-up of the attempts that had devices."""
     return startup_of(entry for entry in entries if entry.devices)
 
 

@@ -29,7 +29,7 @@ class Measured(NamedTuple):
     manifest: Manifest
 
     def number(self, name: str) -> float | None:
-        """Return a number of its summary; None if it has none of that name."""
+        """Return a number of its summary by name; None if the summary lacks it."""
         found = self.manifest.summary.get(name)
         return found if isinstance(found, float) else None
 

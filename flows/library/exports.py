@@ -227,7 +227,7 @@ def _partial(target: Path) -> Iterator[Path]:
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     parent = os.open(target.parent, os.O_RDONLY)
     try:
-        # Without locks nothing tells a killed export from one that still copies: then the folders stay.
+        # Without locks, a killed export looks like one that still copies: then the folders stay.
         with suppress(OSError):
             fcntl.flock(parent, fcntl.LOCK_EX)
             for folder in target.parent.glob(f".{target.name}.*"):

@@ -41,7 +41,7 @@ class Overview:
     @classmethod
     def of(cls, run: AnyRun, patience_s: float = 2 * BEAT_S) -> "Overview":
         """Look at a run now. Waits up to ``patience_s`` for a heartbeat of a process on another machine."""
-        # Before the look: whoever is at work may have finished stages while this waited.
+        # Before the states are read: the process may finish stages while this waits for a heartbeat.
         life = Life.of(run, patience_s)
         if life.progress.iterations > run.recipe.train.num_iterations:
             run = run.going_to(life.progress.iterations)
@@ -100,7 +100,7 @@ class Overview:
 
     @property
     def warnings(self) -> list[Warned]:
-        """Return the iterations whose scores exceed a limit of early warning, with what was decided, in order.
+        """Return, in order, the iterations whose scores exceed a limit of early warning, with the decisions on them.
 
         Empty if :attr:`damage` names the evidence or a decision.
         """

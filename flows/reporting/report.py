@@ -14,7 +14,7 @@ from flows.terminal.commands import about
 
 
 def write_report(opened: OpenedRun) -> str:
-    """Write the page of a run from what there is, and return its address. Changes no artifact.
+    """Write the page of a run from the artifacts that it has now, and return the page's address. Changes no artifact.
 
     Raises :class:`ArtifactError` if stages are damaged. The page is written then too, without what they made.
     """

@@ -165,7 +165,7 @@ def _where(part: Agreement) -> str:
 def _shown(
     rescore: Rescore, part: Agreement, references: References
 ) -> Iterator[tuple[Apart, str, Thumb, tuple[Thumb, ...]]]:
-    """Yield the samples that are shown, each with its prompt, its picture, and what the prompt refers to."""
+    """Yield the samples that are shown, each with its prompt, its picture, and the references of its prompt."""
     stored: dict[tuple[int, str], StoredSample] = {}
     for k in {one.k for one in part.apart}:
         ids = {one.sample for one in part.apart if one.k == k}

@@ -133,7 +133,7 @@ class Rescore:
         return stock.moved(self.url, f"{stage}-{reward.fn.label}")
 
     def _current(self, slot: str, stock: Stock, reward: RewardConfig) -> Request | None:
-        """Return the Request that the artifact in a slot is current for; None if there is none.
+        """Return the Request for which the artifact in a slot is current; None if it is current for none.
 
         Scores stay although the pictures that they were computed from are deleted later.
         """

@@ -164,7 +164,7 @@ def _reference(thumb: Thumb | None, number: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return 60 characters of a prompt at most, without what Markdown or HTML would read; no control characters."""
+    """Return at most 60 characters of a prompt, without control characters and without marks of Markdown or HTML."""
     return html.escape(visible(re.sub(r"[\s|`*_\[\]()<>!\\]+", " ", text).strip()[:60]))
 
 

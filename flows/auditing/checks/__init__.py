@@ -1,1 +1,1 @@
-"""Checks of what files of right bytes say: that it follows from plan, settings and other artifacts."""
+"""Checks of the contents of files whose bytes are right: they follow from plan, settings and other artifacts."""

@@ -27,7 +27,7 @@ class Fault:
 
 @dataclass
 class Findings:
-    """Faults, and what was looked at."""
+    """The faults that an audit found, and counts of the artifacts, files and bytes that it looked at."""
 
     root: str
     """The store."""

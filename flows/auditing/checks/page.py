@@ -67,7 +67,7 @@ def check(run: AnyRun, every: Sequence[Step], findings: Findings) -> None:
 
 
 def _look(run: AnyRun, every: Sequence[Step], url: str) -> tuple[str, str]:
-    """Return why the page cannot be compared, or else what is wrong with it; both "" if nothing is."""
+    """Return a reason why the page cannot be compared, and else its fault; both are "" if the page is right."""
     data = store.read_if_exists(url)
     if data is None:
         return "", "missing" * (run.is_made and commands.kept(run) != "")
@@ -172,7 +172,7 @@ def _difference(run: AnyRun, told: str, expected: str) -> tuple[str, str]:
 
 
 def _parts(lines: Iterable[str]) -> list[Part]:
-    """Return the parts of a page in order; what is before the first section is ``style`` and ``header``."""
+    """Return the parts of a page in order; the parts before the first section are ``style`` and ``header``."""
     parts: list[Part] = [("style", [])]
     for line in lines:
         if match := _SECTION.match(line):

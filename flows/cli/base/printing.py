@@ -25,7 +25,7 @@ def print_parts(*parts: object) -> None:
 
 
 def print_found(found: Any, parts: Iterable[object], *, as_json: bool) -> None:
-    """Print what a command found or did: as the only JSON document of stdout, or as strings and tables for people."""
+    """Print the result of a command: as the only JSON document of stdout, or as strings and tables for people."""
     if as_json:
         print_json(found)
     else:
@@ -68,7 +68,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def accept_all_characters() -> None:
-    """Let stdout and stderr escape what their encoding has no character for, instead of raising."""
+    """Let stdout and stderr escape characters that their encoding lacks, instead of raising."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

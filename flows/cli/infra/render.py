@@ -1,4 +1,4 @@
-"""The command that writes what makes a cluster."""
+"""The command that writes batch scripts and manifests, which make a cluster."""
 
 from importlib import import_module
 from pathlib import Path

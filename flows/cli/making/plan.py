@@ -48,7 +48,7 @@ def plan(
 
 
 def _store_named_by(context: Context) -> str:
-    """Return what the store was taken from: ``--store``, the environment variable or ``the default``."""
+    """Return where the store's name comes from: ``--store``, the environment variable or ``the default``."""
     source = context.get_parameter_source("store")
     names = {"COMMANDLINE": "--store", "ENVIRONMENT": STORE_VARIABLE}
     return names.get("" if source is None else source.name, "the default")
