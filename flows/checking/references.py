@@ -29,7 +29,7 @@ def check(
     if not mistakes:
         mistakes += [*_of_kinds(recipe, path, every), *_of_sizes(path, every), *_of_data_term(recipe, path, media[0])]
     if is_given and any(prompt.references for prompt in (*trained, *chain(*media))):
-        mistakes.append("max_num_conditional_frames gives frames of media, and references are given too; take one way")
+        mistakes.append("max_num_conditional_frames gives frames of media, and there are references too; use only one")
     if not all(prompt.references for prompt in prompts):
         needing = [one.fn.label for one in recipe.rewards if one.fn.uses_references == "needed"]
         mistakes += [f"{label} compares with references; the prompts have none" for label in needing]

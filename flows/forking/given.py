@@ -58,7 +58,7 @@ def mistakes(origin: AnyRun, plan: AnyPlan) -> list[str]:
     if plan.recipe.validation is None:
         return ["the recipe has no [validation], so nothing would be compared; expected held-out prompts or media"]
     if (origin.recipe.policy.lora is None) != (run.recipe.policy.lora is None):
-        return ["policy.lora: an adapter on one side, all weights on the other; change its settings alone"]
+        return ["policy.lora: one run trains an adapter, the other all weights; change only settings of the adapter"]
     with one_look():
         if not run.trains_on_rewards:
             return [*_lacking_data(run)]

@@ -137,7 +137,7 @@ def _unlike(origin: AnyPlan, plan: AnyPlan) -> Iterator[str]:
     free = (*_FREE, *_OF_TRAINING) if not plan.generates and plan.first == 0 else _FREE
     for change in differences(origin.identity()["recipe"], plan.identity()["recipe"]):
         if change.startswith(_FROZEN) and not change.startswith(free):
-            yield f"{change}; a fork goes on with policies of the first: begin a new run, or policy.init_from"
+            yield f"{change}; the origin's policies need the first value: begin a new run, or set policy.init_from"
 
 
 def judged_by(plan: AnyPlan) -> Any:

@@ -30,7 +30,7 @@ def delete(
     if not dry_run:
         if not yes:
             if not sys.stdin.isatty():
-                raise ConfigError("nobody can be asked here: add --yes, or --dry-run to see what would be deleted")
+                raise ConfigError("no terminal to ask at: add --yes, or --dry-run to see what would be deleted")
             typer.confirm(f"{next(found.lines())}; delete it?", abort=True, err=True)
         found = operation.delete(store, run_id)
     print_found(found, found.lines(), as_json=as_json)

@@ -345,5 +345,5 @@ def test_frames_of_media_and_references_are_not_given_together(tmp_path: Path):
     (inputs := tmp_path / "inputs").mkdir()
     values = supervised("cosmos_predict2_5", inputs)
     values["train"]["train_policy"]["max_num_conditional_frames"] = 1
-    with pytest.raises(ConfigError, match="gives frames of media, and references are given too; take one way"):
+    with pytest.raises(ConfigError, match="gives frames of media, and there are references too; use only one"):
         make_run(tmp_path, values)
