@@ -9,13 +9,13 @@ from cosmos_rl_core.errors import ConfigError, Mistakes, StageError, Unavailable
 from tests.core.test_foreign_errors import NCCL, SHM, judge
 
 
-def test_of_many_mistakes_fifty_are_listed_and_the_others_counted():
+def test_fifty_of_many_mistakes_are_listed_and_the_others_counted():
     lines = listed("a.toml:", [f"mistake {number}" for number in range(53)]).splitlines()
     assert (len(lines), lines[0], lines[1], lines[50]) == (52, "a.toml:", "    mistake 0", "    mistake 49")
     assert lines[51] == "    and 3 more"
 
 
-def test_each_mistake_is_kept_once_and_a_service_that_is_away_is_none():
+def test_each_mistake_is_kept_once_and_a_service_that_does_not_answer_is_no_mistake():
     found = Mistakes(["a"])
 
     def raises(error: Exception) -> int:

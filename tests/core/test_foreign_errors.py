@@ -88,7 +88,7 @@ def test_installed_libraries_raise_errors_that_are_recognised():
     assert [judge(caught.value).kind for caught in (torchs, numpys)] == ["out_of_memory"] * 2
 
 
-def test_an_error_that_an_exhausted_memory_led_to_is_one():
+def test_an_error_that_exhausted_memory_led_to_counts_as_out_of_memory():
     def failing(*, explicit: bool) -> None:
         try:
             raise RuntimeError(CPU)

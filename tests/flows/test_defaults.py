@@ -42,7 +42,7 @@ def test_commands_find_a_run_in_the_store_of_the_environment(recipe, tmp_path, m
     assert str(tmp_path / "outputs") in invoke("runs").stdout
 
 
-def test_a_plan_says_what_named_its_store(recipe, tmp_path, monkeypatch):
+def test_a_plan_says_where_the_name_of_its_store_comes_from(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def named(*options: str) -> tuple[str, str]:

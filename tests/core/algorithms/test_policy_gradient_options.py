@@ -264,7 +264,7 @@ def test_a_bound_that_cuts_off_every_transformed_advantage_is_refused():
         ),
     ],
 )
-def test_rollouts_that_lack_what_the_loss_reads_are_refused(options: Any, sampler: Any, named: str):
+def test_samplers_that_the_loss_cannot_train_on_are_refused(options: Any, sampler: Any, named: str):
     policy(train_on=(0, 2)).needs.check(SolverConfig(num_steps=20, solver="flow_sde"))
     with pytest.raises(ConfigError, match=named):
         policy(**options).needs.check(SolverConfig(num_steps=20, **sampler))

@@ -85,7 +85,7 @@ def test_a_token_attends_within_its_segment_alone(causal: bool, window: int | No
         torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-8)
 
 
-def test_a_row_costs_what_its_segments_cost():
+def test_a_row_costs_as_much_as_its_segments_together():
     inputs = states(1, (2, 2), sum(LENGTHS))
     with Calls("_scaled_dot_product_flash_attention_for_cpu.default") as calls:
         attended(*inputs, **segments.borders(torch.tensor(LENGTHS), CPU))

@@ -33,7 +33,7 @@ def test_each_line_of_json_is_an_object_with_a_prompt(tmp_path: Path):
     assert texts_of(tmp_path / "train_metadata.jsonl", content) == ["two cats", "x\ny"]
 
 
-def test_other_values_of_an_object_are_metadata_and_so_are_those_in_metadata(tmp_path: Path):
+def test_values_next_to_the_prompt_and_values_in_metadata_are_metadata(tmp_path: Path):
     (tmp_path / "a.jsonl").write_text(
         '{"prompt": "a", "tag": "x", "metadata": {"count": 2}}\n{"prompt": "b", "metadata": "text"}\n'
         '{"prompt": "c", "metadata": {"tag": 1}, "tag": 1}',

@@ -202,7 +202,7 @@ def test_the_timestep_is_t_itself_in_float32_and_1e_4_at_given_frames(model, con
 
 
 @torch.no_grad()
-def test_given_frames_do_not_move_and_what_noise_they_had_does_not_count(model, conditioning, noise):
+def test_given_frames_do_not_move_and_their_noise_does_not_count(model, conditioning, noise):
     batch = stack([conditioning[0] | given_frames(normal(4, 1, 4, 4), LATENT_FRAMES)], CPU)
     t = torch.tensor([0.5], device=CPU)
     velocity = model.velocity(noise, t, batch)

@@ -28,7 +28,7 @@ def test_samples_of_schnell_equal_the_stock_pipelines(schnell: Family, guidance_
     assert (ours - expected).abs().max() < 1e-4
 
 
-def test_the_levels_are_those_that_the_stock_pipeline_hands_over(schnell: Family):
+def test_the_levels_equal_the_levels_of_the_stock_pipeline(schnell: Family):
     """The scheduler's own would end at 0.001 before 0."""
     assert schnell.model.schedule(4, (32, 64), 1).sigmas == (1.0, 0.75, 0.5, 0.25, 0.0)
 

@@ -78,7 +78,7 @@ def test_another_instruction_of_sana_is_the_stock_pipelines_argument(name: str, 
 
 
 @pytest.mark.parametrize("name", ["sana", "sana_video"])
-def test_sana_models_that_are_told_the_guidance_or_have_another_vae_are_refused(name: str, tmp_path: Path):
+def test_sana_models_with_guidance_as_an_input_or_with_another_vae_are_refused(name: str, tmp_path: Path):
     folder = tiny_pipelines.save(name, tmp_path, guidance_embeds=True)
     with pytest.raises(ConfigError, match=r"has guidance_embeds = True, so it is .*a distilled model"):
         load(folder)

@@ -26,7 +26,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Referring:
     return load_referring("wan_i2v", tmp_path_factory.mktemp("i2v"))
 
 
-def test_the_transformer_is_told_what_the_stock_pipeline_tells_it(made: Referring):
+def test_the_transformer_gets_the_inputs_of_the_stock_pipeline(made: Referring):
     """What CLIP sees bit for bit; the latents of picture and grey frames, after a mask of 4 channels."""
     with fed_to(made.stock.transformer) as fed:
         made.run_stock("a", PICTURES[:1], SIZE, 3.0, 1)

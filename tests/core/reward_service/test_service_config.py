@@ -61,7 +61,7 @@ def read(tmp_path: Path, text: str | dict[str, Any], environment: dict[str, str]
     return config.read(path, environment or {})
 
 
-def test_upstreams_file_is_read_as_it_is_and_what_has_no_effect_is_named(tmp_path: Path):
+def test_upstreams_file_is_read_unchanged_and_settings_without_effect_are_named(tmp_path: Path):
     found = read(tmp_path, UPSTREAM)
     assert [served.names for served in found.served] == [("ocr",)]
     assert (found.settings.host, found.settings.port, found.token) == ("localhost", 8080, "")

@@ -38,7 +38,7 @@ def test_frames_are_whole_pairs_of_whole_tokens(shape, expected):
     assert (found.shape[:3], fps) == expected
 
 
-def test_of_many_frames_every_second_is_taken_and_scaled_by_bicubic_interpolation():
+def test_every_second_of_many_frames_is_taken_and_scaled_by_bicubic_interpolation():
     clip = pixels(162, 28, 56)
     found, fps = sampled(clip, 24.0)
     assert fps == 12.0

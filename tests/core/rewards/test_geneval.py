@@ -66,7 +66,7 @@ def test_scores_follow_from_the_number_of_objects_that_are_found(
     assert judged(detections, *include) == expected
 
 
-def test_one_too_many_is_wrong_where_it_is_excluded():
+def test_one_object_too_many_is_wrong_if_it_is_excluded():
     exclude = [{"class": "dog", "count": 3}]
     assert judged([one("dog")] * 2, TWO, exclude=exclude) == (1, 1, 1)
     assert judged([one("dog")] * 3, TWO, exclude=exclude) == (0.5, 0, 0)

@@ -17,7 +17,7 @@ from tests.core.solvers.fields import Builder, noise, sd3_schedule
 
 
 @pytest.mark.parametrize("solver", ["euler", "dpm2", "unipc", "unipc1", "unipc3", "flow_sde", "cps", "edm"])
-def test_the_levels_are_those_at_which_a_rollout_asks_the_model(solver: Any):
+def test_the_levels_of_a_kernel_are_the_times_at_which_a_rollout_asks_the_model(solver: Any):
     kernel = kernel_of(SolverConfig(solver=solver, num_steps=10), lambda: SD3)
     asked: list[float] = []
 

@@ -208,7 +208,7 @@ def test_each_prefix_may_have_a_profile_and_with_it_an_endpoint_of_its_own(seawe
         store.read(f"{url}/object")
 
 
-def test_profiles_come_before_cosmos_variables_and_those_before_aws_own(tmp_path: Path, monkeypatch):
+def test_profiles_precede_cosmos_variables_which_precede_variables_of_aws(tmp_path: Path, monkeypatch):
     (tmp_path / "config").write_text("[profile a]\nendpoint_url = http://a\n[profile b]\nregion = b\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     variables = {f"{s3.CHECKPOINT}{name}": name for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}

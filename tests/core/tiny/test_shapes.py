@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_answers_are_balanced_and_say_what_the_files_show(folder: Path):
+def test_answers_are_balanced_and_agree_with_the_files(folder: Path):
     pictures, clips = (answers(folder / "true", name) for name in ("pictures", "clips"))
     assert sorted(Counter(pictures.values()).values()) == [4] * 16
     assert sorted(Counter(clips.values()).values()) == [4] * 4

@@ -87,7 +87,7 @@ def test_a_pattern_gives_its_modules_a_rank_and_a_strength(sd3: Family):
     assert trainable_elements(weight_shapes(sd3.folder), PATTERNS) == trained
 
 
-def test_every_linear_module_is_what_a_plan_counts(family: Family):
+def test_all_linear_adapts_exactly_the_modules_that_a_plan_counts(family: Family):
     everything = config(target_modules="all-linear")
     model = family.load("transformer")
     linear = {name for name, module in model.transformer.named_modules() if isinstance(module, nn.Linear)}

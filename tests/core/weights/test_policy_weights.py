@@ -161,7 +161,7 @@ def test_a_fresh_policy_is_the_base_model_exactly(model, conditioning):
     assert torch.equal(output(model, conditioning), base)
 
 
-def test_using_a_part_gives_what_loading_it_gives(model, conditioning, lora):
+def test_using_a_part_gives_the_same_as_loading_it(model, conditioning, lora):
     weights = prepare(model.transformer, lora)
     old, current = noisy(weights, 1), noisy(weights, 2)
     weights.load("current", old)

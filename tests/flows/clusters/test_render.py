@@ -120,7 +120,7 @@ def test_the_flow_is_a_pod_without_gpus_that_has_the_profile_and_joins_with_the_
     assert said == "joins\n" + "".join(f"{word}|" for word in COMMAND)
 
 
-def test_the_schemas_refuse_what_they_do_not_know(tmp_path: Path):
+def test_the_schemas_refuse_unknown_keys(tmp_path: Path):
     cluster, *_, job = manifests(profile(tmp_path, RAY), *COMMAND)
     cluster["spec"]["workerGroupSpecs"][0]["replica"] = 1
     with pytest.raises(jsonschema.ValidationError, match="replica"):
@@ -157,7 +157,7 @@ def test_a_cluster_has_a_script_for_each_kind_of_nodes(tmp_path: Path):
         subprocess.run(["bash", "-n"], input=file.text, text=True, check=True)
 
 
-def test_a_job_of_slurm_has_what_the_largest_stage_needs(tmp_path: Path):
+def test_a_job_of_slurm_has_the_resources_of_the_largest_stage(tmp_path: Path):
     text = "[launch]\nlauncher = 'slurm'\nprocesses = 2\nstage_processes = { update = 8 }\n[launch.slurm]\n"
     text += "gpus_per_node = 2\n[launch.slurm.stages.update]\nnodes = 4\ncpus_per_node = 6\n"
     (file,) = render("slurm", profile(tmp_path, text), [])

@@ -166,7 +166,7 @@ def test_with_other_rewards_policies_are_judged_from_the_fork_on(origin: Run, tm
     assert faults(fork) == faults(origin)
 
 
-def test_a_comparison_counts_what_a_fork_refers_to(origin: Run) -> None:
+def test_a_comparison_counts_referenced_artifacts_of_a_fork(origin: Run) -> None:
     url = origin.store_url
     for changes in ((), FASTER):
         fork = begun(origin, 1, overrides=changes)

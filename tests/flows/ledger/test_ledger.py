@@ -160,7 +160,7 @@ def test_attempts_of_a_killed_flow_count_with_their_seconds(recipe, tmp_path):
     assert after.iterations == {0: 9.0}
 
 
-def test_start_up_is_what_comes_before_the_first_step_and_device_hours_count_it(recipe, tmp_path, main):
+def test_start_up_is_the_time_before_the_first_step_and_counts_in_device_hours(recipe, tmp_path, main):
     run = planned(recipe(), tmp_path, run_id="hand")
     page = Ledger(run.url, "", [].append).page("iteration-0000/rollout", time.monotonic())
     page.turn(lambda: [entry("rollout", "runs/hand/iterations/0000/rollout", 1800.0, devices=4)])

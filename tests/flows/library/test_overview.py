@@ -147,7 +147,7 @@ def test_a_killed_process_leaves_an_interrupted_run(recipe, tmp_path):
     assert words(run)["iteration-0000/rollout"] == "interrupted"
 
 
-def test_another_look_reads_only_what_its_process_has_passed(recipe, tmp_path, monkeypatch):
+def test_another_look_reads_only_stages_that_the_process_has_passed(recipe, tmp_path, monkeypatch):
     run = begun(recipe, tmp_path)
     with run.lease(), Reporter(run.url) as reporter:
         reporter.working("iteration-0000/rollout", [])

@@ -65,7 +65,7 @@ def test_a_plan_pins_the_files_and_captions_of_its_data(recipe, pictures):
     assert generated.data_prompts == rendered_text.prompts(rendered_text.Options())
 
 
-def test_prompts_of_the_data_are_embedded_once_and_after_those_trained_on(recipe, pictures, tmp_path):
+def test_prompts_of_the_data_are_embedded_once_and_after_the_prompts_trained_on(recipe, pictures, tmp_path):
     without, with_data = (plan_with(recipe(), data) for data in (None, local_data(pictures)))
     texts = [prompt["text"] for prompt in run_of(with_data, tmp_path).prepared.embed.config.model_dump()["prompts"]]
     assert texts == [*(prompt.text for prompt in with_data.prompts), "a cat"]

@@ -258,7 +258,7 @@ def test_a_model_that_the_recipe_names_replaces_the_shipped_one_of_its_class(rec
     assert plan_of(Settings(recipe, overrides=(f"plugins=[{named}]",))).model.adapter == "sd3"
 
 
-def test_a_class_that_no_model_claims_lists_those_that_are_known(recipe: str, folder: Path):
+def test_a_pipeline_class_that_no_model_claims_lists_the_known_ones(recipe: str, folder: Path):
     spec = folder / "tiny2" / "__init__.py"
     spec.write_text(spec.read_text(encoding="utf-8").replace("OtherPipeline", "WanPipeline"), encoding="utf-8")
     assert "no model plugin for the pipeline class 'OtherPipeline'; known: Cosmos2" in refused(recipe)

@@ -30,7 +30,7 @@ def test_the_plan_of_sd3_5_is_as_the_page_shows_it(tmp_path: Path):
     assert printed.plan(tmp_path) == stored("plan-sd3_5"), STALE
 
 
-def test_the_stages_of_sd3_5_are_those_that_its_recipe_plans(tmp_path: Path):
+def test_the_page_lists_the_stages_that_the_recipe_of_sd3_5_plans(tmp_path: Path):
     """On a tiny model, for two of its iterations."""
     (tmp_path / "prompts.txt").write_text("\n".join(map(str, range(48))), encoding="utf-8")
     overrides = (

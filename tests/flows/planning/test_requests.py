@@ -89,7 +89,7 @@ def test_embeddings_are_shared_by_runs_that_ask_for_the_same(recipe, tmp_path):
     assert one.prepared.embed.slot != shorter.prepared.embed.slot
 
 
-def test_only_the_newest_policies_keep_what_training_goes_on_from(recipe, tmp_path):
+def test_only_the_newest_policies_keep_the_state_that_training_goes_on_from(recipe, tmp_path):
     path = recipe(("[rollout]", "[train.ckpt]\nmax_keep = 2\n[rollout]"))
     run = make_run(path, tmp_path, iterations=3)
     for k in range(1, 4):
@@ -117,7 +117,7 @@ def test_only_the_newest_rollouts_keep_their_tensors_and_their_media(recipe, tmp
     )
 
 
-def test_an_update_reads_no_media_and_a_reward_reads_what_it_declares(recipe, tmp_path):
+def test_an_update_reads_no_media_and_a_reward_reads_the_part_that_it_declares(recipe, tmp_path):
     run = make_run(recipe(), tmp_path, iterations=1)
     (reward,) = rewards(run, run.slots.iteration(0, "rollout"), 0)
     assert reward.one("samples").parts == ("index", "media")

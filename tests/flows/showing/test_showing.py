@@ -77,7 +77,7 @@ def test_iterations_that_share_a_row_say_how_many_limits_tripped():
     assert rows(found, {})[-1]["tripped"] == "2 limits"
 
 
-def test_only_what_the_algorithm_measures_has_a_column():
+def test_only_numbers_that_the_algorithm_measures_have_a_column():
     found = collected(None, 2)
     measured = pd.DataFrame({"loss": [1.0, 3.0], "data_loss": [0.5, 1.0], "grad_norm": [math.nan, 2.0]})
     found.trained = {

@@ -87,7 +87,7 @@ def test_wan_is_planned_at_its_true_size_and_fits(wan: Path, profile: str):
 
 
 @pytest.mark.slow
-def test_wan_on_small_gpus_is_refused_with_what_makes_it_fit(wan: Path):
+def test_wan_on_small_gpus_is_refused_with_settings_that_make_it_fit(wan: Path):
     asked = recipe(wan, "eight-gpus", "launch.device_memory_gb=24")
     found = room.misfits(room.settled(asked, room.checkpointing(asked, PLAIN)), PLAIN)
     assert [message.partition(" needs ")[0] for message in found] == ["encode", "finetune", "evaluate"]

@@ -253,7 +253,7 @@ def test_a_run_without_a_ledger_says_what_is_not_known(tmp_path):
     assert answer(lines, "report") == "written after the first iteration"
 
 
-def test_a_stage_that_is_to_be_made_again_is_told_with_its_reason(begun):
+def test_a_stage_that_is_to_be_made_again_is_shown_with_its_reason(begun):
     run = begun("")
     store.remove(store.join(run.slots.policy(8), "manifest.1.json"))
     lines = shown(open_run(run.plan.run_id, run.store_url).now(), 80, 24)

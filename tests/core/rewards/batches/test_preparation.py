@@ -57,7 +57,7 @@ def test_the_next_samples_are_prepared_while_one_is_scored_and_no_more_of_them()
     assert num_threads() == 0
 
 
-def test_samples_that_were_told_are_prepared_across_the_border_of_two_calls():
+def test_announced_samples_are_prepared_across_the_border_of_two_calls():
     preparing, first, second = Preparing(), samples("a", "b"), samples("c", "d")
     prepared = Prepared(preparing)
     prepared.expect(first)

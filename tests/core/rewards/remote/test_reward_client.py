@@ -270,7 +270,7 @@ def test_a_check_asks_the_service_as_a_run_does_and_scores_nothing(server: Rewar
         ((200, Raw(b"junk", {"Content-Encoding": "gzip"})), UnavailableError, "cannot be decompressed"),
     ],
 )
-def test_a_check_finds_what_a_run_would_stop_at(
+def test_a_check_finds_errors_at_which_a_run_would_stop(
     server: RewardServer, answer: tuple[int, object], error: type[Exception], says: str
 ):
     server.pull_answers = [answer]

@@ -128,7 +128,7 @@ def test_a_page_of_a_run_that_has_not_ended_is_said_not_to_be_compared(recipe, t
     assert told(run) == ([], ["runs/hand/report/index.html: the run has not ended"])
 
 
-def test_a_page_that_is_older_than_what_it_shows_is_said_not_to_be_compared(run: Run):
+def test_a_page_older_than_its_artifacts_is_said_not_to_be_compared(run: Run):
     finished = store.read(writing.address(run))
     change(run, '<span class="state finished">finished</span>', '<span class="state running">running</span>')
     assert told(run) == ([], ["runs/hand/report/index.html: written before the run had ended; it was running"])

@@ -78,7 +78,7 @@ def test_workers_are_on_all_nodes_a_lost_node_costs_its_units_and_a_new_one_gets
     assert again.artifact().manifest.content == work.artifact().manifest.content
 
 
-def test_a_gang_that_the_cluster_can_never_hold_is_refused_with_what_it_has(work: Work) -> None:
+def test_a_gang_that_the_cluster_can_never_hold_is_refused_with_its_resources(work: Work) -> None:
     work.asks(gang=True)
     with closing(work.waves(processes=6, ray={"nodes": 3, "nodes_timeout_s": 1})) as waves:
         with pytest.raises(StageError, match="needs 3 nodes with 1 CPU, 2 GPU each") as raised:
