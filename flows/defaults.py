@@ -1,21 +1,21 @@
-"""Defaults of options, which the command line shows without importing what uses them."""
+"""Defaults of options. The command line shows them without importing the modules that use them."""
 
 import os
 
 DEFAULT_STORE = "outputs"
 """Directory of all runs where nothing names a store."""
 STORE_VARIABLE = "COSMOS_FLOWS_STORE"
-"""Environment variable with the store of commands and flows that are given none."""
+"""Environment variable: the store of commands and flows that name no store."""
 REPORTS_VARIABLE = "COSMOS_FLOWS_REPORTS"
-"""Environment variable with the address of ``cosmos-flows report --serve``, which pages in Prefect link."""
+"""Environment variable: the address of the server ``cosmos-flows report --serve``. Pages in Prefect link to it."""
 REPORTS_PORT = 8090
 """Port of ``cosmos-flows report --serve``."""
 GRACE_H = 24.0
 """Hours without a write after which an attempt counts as ended. Longer than any stage computes without writing."""
 STOP_WAIT_S = 120.0
-"""Seconds that a command waits for the end of a run that it stops: stages end first, on other machines too."""
+"""Seconds that a command waits until a run that it stops has ended. Its stages end first, on other machines too."""
 SNAPSHOTS_KEPT = 3
-"""Newest snapshots of a dataset that are kept, with all that they name."""
+"""Number of snapshots of a dataset that ``gc`` keeps: the newest, with everything that they name."""
 
 
 def served_report(run_id: str) -> str:
@@ -25,5 +25,5 @@ def served_report(run_id: str) -> str:
 
 
 def store_of(given: str | None) -> str:
-    """Return the store that was given, else the one of :data:`STORE_VARIABLE` here, else :data:`DEFAULT_STORE`."""
+    """Return the given store, else the value of :data:`STORE_VARIABLE`, else :data:`DEFAULT_STORE`."""
     return given or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE

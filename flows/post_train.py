@@ -15,7 +15,7 @@ from stages.artifacts.generations import has_begun
 from stages.artifacts.request import Request
 
 Selection = Callable[[int], bool]
-"""Whether a policy version is one of some."""
+"""A choice of policy versions or iterations: returns whether a number is chosen."""
 
 
 def post_train(
@@ -23,8 +23,9 @@ def post_train(
 ) -> Iterator[Wave]:
     """Yield the waves of a run, in order. The stages of a wave run side by side.
 
-    ``exported`` and ``judged`` select the policy versions that are exported and evaluated. By default the recipe does.
-    ``decoded`` selects the rollouts whose other samples are decoded too, where the recipe decodes a share; else none.
+    ``exported`` and ``judged`` choose the policy versions that are exported and evaluated. By default the recipe does.
+    ``decoded`` chooses the rollouts whose remaining samples are decoded too, if the recipe decodes only a share of
+    them; by default none.
     """
     if (kind := kinds.of(run.plan)) is not None:
         yield from kind.waves(run, exported, judged)
@@ -85,7 +86,7 @@ def iteration(run: Run, k: int, *, last: bool) -> Iterator[Wave]:
 
 
 def embedding(run: Run, k: int) -> Iterator[Wave]:
-    """Yield the wave that embeds the prompts of iteration k and of the next ones, if k is the first of them."""
+    """Yield the wave that embeds the prompts of several iterations from k on; nothing if an earlier one embeds k's."""
     together = run.prepared.embedded_with(k)
     if together is not None and k == together.start:
         request = run.prepared.embed_at(k)
@@ -93,7 +94,7 @@ def embedding(run: Run, k: int) -> Iterator[Wave]:
 
 
 def decoding(run: Run, k: int) -> Iterator[Wave]:
-    """Yield the wave that decodes what rollout k did not, where the recipe decodes a share."""
+    """Yield the wave that decodes the samples that rollout k left undecoded, if the recipe decodes only a share."""
     request = partial(requests.decode, run, k)
     yield Wave(Step(f"iteration-{k:04d}/decode", "decode", run.slots.iteration(k, "decode"), request, k))
 
@@ -120,13 +121,13 @@ def evaluation(run: Run, k: int) -> Iterator[Wave]:
 
 
 def steps(run: AnyRun, *, undecoded: bool = False) -> list[Step]:
-    """Return every stage of the run, and the exports and evaluations of its earlier ends and of other settings.
+    """Return every step of the run, with exports and evaluations begun under fewer iterations or other settings.
 
-    With ``undecoded`` also the stage ``decode`` of rollouts that nobody wanted decoded yet.
+    With ``undecoded`` also the step ``decode`` of every rollout, begun or not.
     """
     judges = [stage for stage, runs in (("validate", run.validates), ("evaluate", run.evaluates)) if runs]
 
-    # A look lists each folder that it asks for. Most versions have none.
+    # In a look, each question lists a folder. Most versions have no folder, so one listing tells which do.
     there = store.names(store.join(run.url, "exports")) if looks_in_listings() else None
 
     def begun(k: int, stage: str) -> bool:
@@ -145,7 +146,7 @@ def steps(run: AnyRun, *, undecoded: bool = False) -> list[Step]:
 
 
 def steps_before(run: AnyRun) -> list[Step]:
-    """Return the stages that a fork did not make but refers to, in its own slots; none for other runs."""
+    """Return the steps before a fork's first policy version: its slots refer to their artifacts. Empty otherwise."""
     if run.plan.origin is None:
         return []
     whole = replace(run, plan=run.plan.model_copy(update={"origin": None}))

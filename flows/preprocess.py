@@ -56,7 +56,7 @@ class _Progress(Reporter):
 
 
 def _key(dataset: str) -> str:
-    """Return the key of a dataset's artifacts."""
+    """Return the key of a dataset's artifacts in Prefect."""
     return f"dataset-{dataset.lower().replace('_', '-')}"
 
 
@@ -96,7 +96,7 @@ def preprocess(
     log = get_run_logger().info if deployment.get_id() else None
     with _Progress(root, config.name) as reporter:
         shown = Display(log, reporter)
-        # Parts may be made by other versions and machines: each part says by which.
+        # Package versions and machines may differ between parts of a dataset: each part records its own.
         slots, suspended = gpus.slots(config.launch), pauses.stop_if_suspended
         waves = Waves(root, config.launch, shown, allow_numerics_change=True, check=suspended, slots=slots)
         with shown, closing(waves):

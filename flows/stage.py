@@ -87,7 +87,7 @@ def run(
 
 
 def _renew_page(run_id: str, store_url: str) -> list[str]:
-    """Write the page of the run anew, if it has one. Return why it lacks what damaged stages made."""
+    """Write the page of the run again, if it has one. Return the error if damaged artifacts prevent that, else none."""
     opened = open_run(run_id, store_url)
     if size(join(opened.run.slots.report, Report.PAGE)) is None:
         return []
@@ -101,7 +101,7 @@ def _renew_page(run_id: str, store_url: str) -> list[str]:
 def _require_order(run: AnyRun, every: Sequence[Step], step: Step) -> None:
     """Raise :class:`ConfigError` if a stage of an earlier wave was never made.
 
-    Heads and numbers name what a run made in the order of its waves; a gap among them is what an audit calls a loss.
+    Heads and metrics record artifacts in the order of the waves. An audit reports a gap in them as a loss.
     """
     for before in every:
         if before.wave == step.wave:
