@@ -1,4 +1,4 @@
-"""Plans and runs as every kind has them."""
+"""Plans and runs: the fields and methods that runs of every kind have."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from stages.contracts import Init, ModelRef, StageConfig
 
 
 class Changeable(Protocol):
-    """A section of a recipe."""
+    """A section of a recipe, which can be copied with other values."""
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
         """Return the section with other values."""
@@ -79,7 +79,7 @@ class Ranking(Changeable, Protocol):
 
     @property
     def freq(self) -> int:
-        """Return the number of iterations between evaluations; 0 for none but the first and the last."""
+        """Return the number of iterations between evaluations; 0 evaluates only the first and the last policy."""
         ...
 
     @property
@@ -140,50 +140,50 @@ OfKind = TypeVar("OfKind", bound=AnyRecipe, covariant=True)
 
 
 class BasePlan(Section, Generic[OfKind]):
-    """A recipe of a kind, and everything that was resolved for it. A kind leaves out what it does not have."""
+    """A recipe, and everything that was resolved for it. Fields that a kind of run does not use keep their defaults."""
 
-    # Of the recipe before a kind names its own.
+    # For the type of the recipe, until a kind names its class.
     model_config = ConfigDict(arbitrary_types_allowed=True)
     format: Literal[1] = FORMAT
     run_id: str
     recipe: OfKind
     model: ModelRef
     prompts: tuple[Prompt, ...]
-    """Training prompts; for supervised training, the media's unless they are in the store."""
+    """Training prompts; for supervised training the captions of the media, unless these stay in the store."""
     shares: tuple[Share, ...] = Field(default=(), json_schema_extra={"neutral": []})
-    """The sets of a mixture, in the order of their prompts; none if all prompts are one set."""
+    """The sets of a mixture, in the order of their prompts; empty if all prompts are one set."""
     validation_prompts: tuple[Prompt, ...] = ()
     data_prompts: tuple[Prompt, ...] = Field(default=(), json_schema_extra={"neutral": []})
-    """Prompts of the media that an algorithm with rewards reads besides its prompts."""
+    """Captions of the media that an algorithm with rewards reads in addition to its prompts."""
     data_digest: str = Field(default="", json_schema_extra={"neutral": ""})
     """Digest of the files of the media that are trained on; ``""`` for media that are generated, and for no media."""
     held_out_prompts: tuple[Prompt, ...] = Field(default=(), json_schema_extra={"neutral": []})
-    """Prompts of the held-out media."""
+    """Captions of the held-out media."""
     held_out_digest: str = Field(default="", json_schema_extra={"neutral": ""})
     """Digest of the files of the held-out media."""
     init: Init | None = Field(default=None, json_schema_extra={"neutral": None})
-    """The trained weights that policy version 0 begins with; None if it begins as the base or with fresh ones."""
+    """The trained weights that policy version 0 begins with; None for the base model's or fresh weights."""
     init_inputs: tuple[Input, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
     """The policy of another run that ``init`` names, and the frozen adapter below it, if there is one."""
     origin: Origin | None = Field(default=None, json_schema_extra={"neutral": None})
-    """The run that this one is a fork of; None for one that begins with policy version 0."""
+    """The run that this run is a fork of; None for a run that begins with policy version 0."""
     data_snapshot: Pinned | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
-    """The prepared dataset that is trained on. A run keeps it, so a newer one does not change the default run id."""
+    """The snapshot that is trained on. A run keeps it, so a newer snapshot does not change the default run id."""
     held_out_snapshot: Pinned | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
-    """The prepared dataset whose media are held out."""
+    """The snapshot whose media are held out."""
     prefixed: bool = Field(default=False, json_schema_extra=NOT_IDENTITY)
-    """Whether text embeddings are stored behind a frozen prefix of the transformer; pinned, as they have one format."""
+    """Whether stored embeddings are outputs of the transformer's frozen first module. Pinned: a run has one format."""
     checkpointing: bool | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
-    """Pinned decision of ``policy.model_gradient_checkpointing = "auto"``; None for a recipe that says it itself."""
+    """Pinned decision of ``policy.model_gradient_checkpointing = "auto"``; None if the recipe decides."""
     buckets: tuple[tuple[int, int], ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
-    """Heights and widths that media are cut to, each to the nearest; none if all have one size."""
+    """Heights and widths in pixels. Each medium is cut to the nearest pair; empty if all are cut to one size."""
     plugins: tuple[Pin, ...] = Field(default=(), json_schema_extra=NOT_IDENTITY)
     """Plugins from outside the package, with the digests of their files: an edited file is refused."""
     early_warning: EarlyWarningConfig | None = Field(default=None, json_schema_extra=NOT_IDENTITY)
-    """Limits on the scores of rollouts: from the last recipe of the run that had any, else the default ones when
-    the run was planned. None in plans from before there were any."""
+    """Limits on the scores of rollouts: from the run's newest recipe that sets limits, else the defaults at the time
+    of planning. None in plans written before limits existed."""
     stage_versions: dict[str, int] = Field(json_schema_extra=NOT_IDENTITY)
-    """Stage versions of its Requests: of the code that planned it, or that last took ``--remake``."""
+    """Version of each stage in the Requests: from the code that planned the run, or last took ``--remake``."""
     races_decided: bool
     """Whether the store lets only the first of several writers create a file. If not, one process may write a run."""
 
@@ -199,12 +199,12 @@ class BasePlan(Section, Generic[OfKind]):
 
     @property
     def first(self) -> int:
-        """Return the policy version that the run begins with: 0, or where it forked."""
+        """Return the policy version that the run begins with: 0, or the version at which it forked."""
         return self.origin.at if self.origin else 0
 
     @property
     def generates(self) -> bool:
-        """Return whether the run makes its rollouts; False if it trains on its origin's."""
+        """Return whether the run makes its own rollouts; False if it trains on the rollouts of its origin."""
         return self.origin is None or self.origin.stored is None
 
     @property
@@ -213,7 +213,7 @@ class BasePlan(Section, Generic[OfKind]):
         return 0 if self.origin is None or self.origin.alike else self.first
 
     def optimizer_step(self, k: int, num_steps: int) -> int:
-        """Return the optimizer steps before iteration k, at ``num_steps`` an iteration."""
+        """Return the number of optimizer steps before iteration k, with ``num_steps`` in each iteration."""
         before = self.origin.optimizer_steps if self.origin else 0
         return before + (k - self.first) * num_steps
 
@@ -261,7 +261,7 @@ class Slots:
         return store.join(self.root, "iterations", f"{k:04d}", stage)
 
     def version(self, k: int, stage: str) -> str:
-        """Return the slot of a stage that judges policy version k: its export, held-out samples or their scores."""
+        """Return the slot of a stage on policy version k: its export, its held-out samples or their scores."""
         return store.join(self.root, "exports", f"{k:04d}", stage)
 
     def policy(self, k: int) -> str:
@@ -294,7 +294,7 @@ class BaseRun(Generic[Planned]):
 
     @cached_property
     def slots(self) -> Slots:
-        """Return where the artifacts of this run alone go."""
+        """Return the slots of the artifacts that this run does not share with others."""
         return Slots(self.url, self.trains_on_rewards)
 
     @property
@@ -304,12 +304,12 @@ class BaseRun(Generic[Planned]):
 
     @property
     def trains_on_rewards(self) -> bool:
-        """Return whether iterations are rollout, reward, update (True) or finetune (False)."""
+        """Return whether an iteration is rollout, reward and update (True), or finetune (False)."""
         return self.recipe.train.train_policy.rewarded
 
     @cached_property
     def scored(self) -> tuple[RewardConfig, ...]:
-        """Return the rewards that score every rollout: the recipe's, and the statistics that are monitored."""
+        """Return the rewards that score every rollout: the recipe's, and pixel statistics if early warning has them."""
         warning, labels = self.plan.early_warning, [reward.fn.label for reward in self.recipe.rewards]
         if warning is None or not warning.statistics or STATISTICS in labels:
             return self.recipe.rewards
@@ -348,13 +348,13 @@ class BaseRun(Generic[Planned]):
         return k in (self.plan.baseline, self.recipe.train.num_iterations) or bool(freq and k % freq == 0)
 
     def exports(self, k: int) -> bool:
-        """Return whether policy version k is exported, judged or not."""
+        """Return whether policy version k is exported. Every version that is judged is."""
         every = self.recipe.train.ckpt.export_every
         return self.is_due(k) or bool(every and k % every == 0)
 
     @property
     def is_made(self) -> bool:
-        """Return whether its last wave was made: the report on all of its policy versions.
+        """Return whether the run's last wave was made: the report on all of its policy versions.
 
         Raises :class:`ArtifactError` if the report's manifest is damaged.
         """
@@ -368,19 +368,19 @@ class BaseRun(Generic[Planned]):
         return replace(self, plan=self.plan.model_copy(update={"recipe": recipe}))
 
     def drop_old_state(self, newest: int) -> list[str]:
-        """Delete what the recipe does not keep with policy ``newest``, unless a fork reads it. Return slots."""
+        """Delete the parts that :meth:`not_kept` names, unless a fork reads them. Return their slots."""
         gone = self.not_kept(newest)
         for slot, parts in gone.items():
             drop(slot, *parts, held=partial(is_held, self.url, slot))
         return [*gone]
 
     def not_kept(self, newest: int) -> dict[str, list[str]]:
-        """Return the parts that the recipe keeps until policy version ``newest`` is there, by their slots."""
+        """Return the parts, by slot, that the recipe no longer keeps once policy version ``newest`` exists."""
         keep = self.recipe.train.ckpt.max_keep
         return {} if keep is None or newest <= keep else {self.slots.policy(newest - keep): [*TRAINING_ONLY]}
 
     def lease(self) -> Lease:
-        """Return the lease, held by at most one process, that allows to make or delete artifacts of this run."""
+        """Return the run's lease. At most one process holds it, and may make or delete artifacts of the run."""
         return Lease(self.lease_url)
 
     def holder(self, patience_s: float) -> dict[str, Any] | None:
@@ -392,7 +392,7 @@ class BaseRun(Generic[Planned]):
 
     @property
     def lease_url(self) -> str:
-        """Return where its lease is."""
+        """Return the URL of the run's lease."""
         return store.join(self.url, "lease")
 
 

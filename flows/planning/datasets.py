@@ -37,10 +37,10 @@ class Media(NamedTuple):
     digest: str = ""
     """Digest of the files; ``""`` for media that are generated, and for no media."""
     snapshot: "Pinned | None" = None
-    """The snapshot that has them; None for media that are no prepared dataset."""
+    """The snapshot that holds the media; None if they are no prepared dataset."""
 
     def planned(self, role: str) -> dict[str, Any]:
-        """Return the fields of a plan about these media. Captions of a snapshot stay in the store."""
+        """Return a plan's fields on media in the role ``data`` or ``held_out``, without the captions of a snapshot."""
         prompts = () if self.snapshot else self.prompts
         return {f"{role}_prompts": prompts, f"{role}_digest": self.digest, f"{role}_snapshot": self.snapshot}
 
@@ -53,18 +53,18 @@ class Pinned(Section):
     digest: str
     """Digest of the bytes of the snapshot."""
     items: int
-    """Number of items on the side that is used."""
+    """Number of items on the side of the split that is used."""
     prompts: int
     """Number of different captions of these items."""
     later: tuple[tuple[int, ...], ...] = ()
-    """For each part, the later parts that say which of its media are still there; empty if all media are."""
+    """For each part, the indices of later parts that say which of its media still exist; empty if all media do."""
     pictures: tuple[tuple[int, int], ...] = ()
-    """Sizes of the references of the caption whose references have the most tokens; empty without any."""
+    """Sizes of the references of the caption whose references have the most tokens; empty if no caption has any."""
     typical_pictures: tuple[tuple[int, int], ...] = ()
-    """Sizes of the references of the caption whose number of tokens is in the middle."""
+    """Sizes of the references of the caption with the median number of tokens."""
 
     def read(self, store_url: str) -> Snapshot:
-        """Return the snapshot. Raises :class:`ArtifactError` if it has gone or is another one."""
+        """Return the snapshot. Raises :class:`ArtifactError` if it is gone, or has another digest."""
         found = Snapshot.read(store_url, self.dataset, self.number)
         if found is None or found.digest != self.digest:
             state = "has gone" if found is None else "is another one than was planned"
@@ -78,7 +78,7 @@ class PromptSet(NamedTuple):
 
     prompts: tuple[Prompt, ...] = ()
     shares: tuple[Share, ...] = ()
-    """The sets of a mixture, in the order of their prompts."""
+    """The sets of a mixture, in the order of their prompts; empty if all prompts are one set."""
 
 
 class Datasets(NamedTuple):
@@ -93,12 +93,12 @@ class Datasets(NamedTuple):
 
     @property
     def captions(self) -> tuple[tuple[Prompt, ...], ...]:
-        """Return the captions of media that are trained on with rewards, and of held-out ones."""
+        """Return the captions of media that an algorithm with rewards reads, and of the held-out media."""
         return self.data.prompts, self.held_out.prompts
 
 
 def read_datasets(recipe: Recipe, store_url: str, mistakes: Mistakes) -> Datasets:
-    """Return the contents of the recipe's datasets. Add what cannot be read, and what does not fit together."""
+    """Return the contents of the recipe's datasets. Add to ``mistakes`` what is unreadable or does not fit."""
     policy, validation = recipe.train.train_policy, recipe.validation
     data = mistakes.reach(_trained_media, recipe, store_url) or Media()
     in_store = isinstance(policy.dataset, SnapshotOptions) and not policy.rewarded
@@ -138,7 +138,7 @@ def read_datasets(recipe: Recipe, store_url: str, mistakes: Mistakes) -> Dataset
 
 
 def _trains_on_held_out(recipe: Recipe, found: Datasets) -> bool:
-    """Return whether both are the same files or, for generated media, share a prompt."""
+    """Return whether trained and held-out media are the same files or, if they are generated, share a prompt."""
     media, held_out = data_of(recipe), held_out_of(recipe)
     if media is None or held_out is None or media.name != held_out.name:
         return False
@@ -154,7 +154,7 @@ def _ids(prompts: tuple[Prompt, ...]) -> set[str]:
 
 
 def _prompts(dataset: DatasetOptions | None, place: str) -> PromptSet:
-    """Return the prompts of a dataset, which has at least one; none for None.
+    """Return the prompts of a dataset, at least one; an empty set if ``dataset`` is None.
 
     Raises :class:`ConfigError` naming ``place`` for a dataset without prompts, and for prompts that are too long.
     """
@@ -176,7 +176,7 @@ def _prompts(dataset: DatasetOptions | None, place: str) -> PromptSet:
 
 
 def _some(prompts: tuple[Prompt, ...], dataset: DatasetOptions, place: str) -> tuple[Prompt, ...]:
-    """Return prompts. Raises :class:`ConfigError` naming ``place`` if there are none, and like :func:`_of_length`."""
+    """Return the prompts. Raises :class:`ConfigError` with ``place`` if there are none, or like :func:`_of_length`."""
     if not prompts:
         raise ConfigError(
             f"{place}: the dataset {dataset.name!r} gives no prompts; expected at least one, so name other files of "
@@ -186,7 +186,7 @@ def _some(prompts: tuple[Prompt, ...], dataset: DatasetOptions, place: str) -> t
 
 
 def _of_length(prompts: tuple[Prompt, ...], place: str) -> tuple[Prompt, ...]:
-    """Return prompts. Raises :class:`ConfigError` naming ``place`` for prompts that no text encoder takes."""
+    """Return the prompts. Raises :class:`ConfigError` naming ``place`` if one is too long for every text encoder."""
     if long := [prompt for prompt in prompts if len(prompt.text) > MAX_TEXT]:
         first = f"e.g. {long[0].id} has {len(long[0].text)}, {long[0].text[:SHOWN]!r}..."
         raise ConfigError(
@@ -197,24 +197,24 @@ def _of_length(prompts: tuple[Prompt, ...], place: str) -> tuple[Prompt, ...]:
 
 
 def _with(*names: str) -> list[str]:
-    """Return the datasets whose plugins have one of some functions."""
+    """Return the datasets whose plugins have at least one of the functions ``names``."""
     every = {name: plugins.load("datasets", name) for name in plugins.known("datasets")}
     return [name for name, plugin in every.items() if any(hasattr(plugin, one) for one in names)]
 
 
 def data_of(recipe: Recipe) -> DatasetOptions | None:
-    """Return the media that are trained on, in addition to prompts of rollouts if there are any; None without them."""
+    """Return the dataset of the media that are trained on, with rewards ``train_policy.data``; None without media."""
     policy = recipe.train.train_policy
     return getattr(policy, "data", None) if policy.rewarded else policy.dataset
 
 
 def held_out_of(recipe: Recipe) -> DatasetOptions | None:
-    """Return the held-out media; None without them."""
+    """Return the dataset of the held-out media; None without them."""
     return recipe.validation.data if recipe.validation else None
 
 
 def _trained_media(recipe: Recipe, store_url: str) -> Media:
-    """Return the media that are trained on; only the digest of files that supervised training reads.
+    """Return the media that are trained on. Files for supervised training come without captions.
 
     Raises :class:`ConfigError` for media that are needed and missing, or given and not read.
     """
@@ -243,7 +243,7 @@ def _trained_media(recipe: Recipe, store_url: str) -> Media:
 
 
 def _media(recipe: Recipe, data: DatasetOptions | None, place: str, store_url: str) -> Media:
-    """Return the media of a dataset; none for None.
+    """Return the media of a dataset; empty if ``data`` is None.
 
     Raises :class:`ConfigError` naming ``place`` if their size is not the size that the policy is trained on.
     """
@@ -299,7 +299,7 @@ def _of_snapshot(recipe: Recipe, options: SnapshotOptions, store_url: str) -> Me
     prompts = _prompts_in(items, parts.references_in)
     _of_length(prompts, f"snapshot {head.number} of {name!r}")
     counts: dict[str, Any] = {"items": len(items), "prompts": len(prompts)}
-    with suppress(ConfigError):  # named with their captions, when all prompts are checked
+    with suppress(ConfigError):  # the check of all prompts names their captions too
         counts |= {"pictures": largest(path, prompts), "typical_pictures": typical(path, prompts)}
     later = tuple(every.later()) if any(every.later()) else ()
     return Media(prompts, snapshot=Pinned(dataset=name, number=head.number, digest=head.digest, later=later, **counts))
@@ -320,7 +320,7 @@ def _prompts_in(items: Any, references_in: Callable[[Any], tuple[Reference, ...]
 
 
 def weights_of(options: DatasetOptions | None) -> dict[str, float]:
-    """Return the shares of the sources of a prepared dataset; none if its items are drawn equally often."""
+    """Return the shares of a prepared dataset's sources, by name; empty if all items are drawn equally often."""
     return dict(options.weights) if isinstance(options, SnapshotOptions) else {}
 
 

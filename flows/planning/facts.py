@@ -11,7 +11,7 @@ from flows.planning.plan import Plan
 
 
 def about(plan: AnyPlan) -> Rows:
-    """Return what was run. Equal plans give equal rows: there is no path of a machine in them."""
+    """Return rows on model, algorithm, data and rewards of a plan. Equal plans give equal rows, without local paths."""
     if (kind := kinds.of(plan)) is not None:
         return kind.about(plan)
     assert isinstance(plan, Plan)
@@ -39,8 +39,8 @@ def about(plan: AnyPlan) -> Rows:
 def settings(plan: AnyPlan, *, identity: bool) -> Rows:
     """Return the settings of the recipe that differ from their defaults, sorted by name.
 
-    A plan that was read has the keys of free tables, such as a medium's, in another order than the recipe.
-    With ``identity`` without settings that do not decide the result: machines, numbers of kept files, logging.
+    Sorted, because a plan that was read has the keys of free tables in another order than its recipe.
+    With ``identity`` only settings that decide the result: no machines, numbers of kept files or logging.
     """
     decides = dict(flat(plan.recipe.identity()))
     changed = flat(plan.recipe.model_dump(mode="json", exclude_defaults=True))
@@ -53,12 +53,12 @@ def roles(plan: AnyPlan) -> dict[str, str]:
 
 
 def name_of_model(path: str) -> str:
-    """Return a model's path without the folders of a machine."""
+    """Return the last folder of a local path; a model's name as it is."""
     return path.rstrip("/").rpartition("/")[2] if path.startswith(("/", ".", "~")) else path
 
 
 def flat(values: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted names and plain values of nested ones; lists of tables have numbers from 0."""
+    """Yield the plain values in nested tables with their dotted names, which count the tables of a list from 0."""
     if isinstance(values, dict):
         items = values.items()
     elif isinstance(values, list) and any(isinstance(value, dict) for value in values):

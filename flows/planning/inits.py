@@ -21,7 +21,7 @@ from stages.contracts import Init, ModelRef
 
 @dataclass(frozen=True)
 class Origin:
-    """A run whose policy another one may begin with."""
+    """A run whose policy another run may begin with."""
 
     recipe: Recipe
     model: ModelRef
@@ -32,13 +32,13 @@ class Origin:
 
 
 Found = tuple[Init, tuple[Input, ...]]
-"""What a policy begins with, and the artifacts with its tensors; none for a folder."""
+"""The weights that a policy begins with, and the artifacts that hold their tensors; no artifacts for a folder."""
 
 
 def resolve(recipe: Recipe, model: ModelRef, origin_of: Callable[[str], Origin]) -> Found:
-    """Return what ``policy.init_from`` names: a run, which ``origin_of`` finds by its id, or a folder.
+    """Return the weights that ``policy.init_from`` names: a run's, which ``origin_of`` finds by its id, or a folder's.
 
-    Raises :class:`ConfigError` if it names nothing, and with all reasons why this recipe cannot train on it.
+    Raises :class:`ConfigError` if it names neither, or with all reasons why this recipe cannot train on them.
     """
     named, policy = recipe.policy.init_from or "", recipe.policy
     place = f"policy.init_from = {named!r}"
@@ -62,7 +62,7 @@ def below(recipe: Recipe, init: Init | None) -> LoraConfig | None:
 
 
 def leave_prefix(recipe: Recipe, init: Init | None) -> bool:
-    """Return whether the first, frozen module that texts pass is the base's: no adapter changes it."""
+    """Return whether no adapter changes the transformer's first module, which text embeddings pass through."""
     adapters = [recipe.policy.lora]
     if init is not None and recipe.policy.init_mode == "stack":
         adapters.append(init.lora)
@@ -88,7 +88,7 @@ def _of_run(named: str, model: ModelRef, origin_of: Callable[[str], Origin]) -> 
             f"policy.init_from = {named!r}: it was trained on {origin.model.path} ({origin.model.digest[:12]}), this "
             f"recipe trains on {model.path} ({model.digest[:12]}); set policy.model_name_or_path to its base model"
         )
-    # What `export` takes.
+    # The part that `export` reads too.
     policy = input_of(origin.policy(k), EMA if origin.recipe.train.ema_enable else CURRENT)
     adapter, inputs = origin.recipe.policy.lora, (policy,)
     if adapter is not None and origin.below is not None:
@@ -101,7 +101,7 @@ def _of_run(named: str, model: ModelRef, origin_of: Callable[[str], Origin]) -> 
 
 
 def _newest(origin: Origin) -> int | None:
-    """Return the newest finished policy version, looking from the planned end on; None without any."""
+    """Return the newest finished policy version, which may be past the planned end; None if there is none."""
     planned = origin.recipe.train.num_iterations
 
     def is_there(k: int) -> bool:

@@ -1,6 +1,6 @@
-"""Kinds of runs that train no diffusion model. Each ``kind.py`` in a folder of the flows has one as ``KIND``.
+"""Kinds of runs that train something else than a diffusion model. Each ``flows/*/kind.py`` defines one as ``KIND``.
 
-A kind adds what is its own. Waves, audit, cost, replay and the frame of the report are the same for all.
+A kind adds only what differs. The loop over waves, audit, cost, replay and the frame of the report serve all kinds.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,11 +24,11 @@ class Kind:
     check: Callable[[dict[str, Any], str], tuple[Any, list[str]]]
     """Builds the recipe from its values, as :func:`cosmos_rl_core.recipes.reading.checked` does."""
     plan: type[BasePlan[Any]]
-    """Class of its plans, which no other kind has."""
+    """Class of its plans. No two kinds share one."""
     make_plan: Callable[..., Any]
-    """Resolves a recipe: run id, source, known mistakes and ``without_weights`` follow it."""
+    """Makes a plan of a recipe. Its other arguments: run id, source, known mistakes, ``without_weights``."""
     written: Callable[[Any], dict[str, Any]]
-    """Returns the recipe of a plan as somebody would write it, with the order of its tables. Forks begin with it."""
+    """Returns the recipe of a plan as a person would write it, with its tables in order. Forks begin with it."""
     run: Callable[[Any, str], Any]
     """Makes a run of a plan and the address of the store."""
     summary: str
@@ -38,13 +38,13 @@ class Kind:
     stages: Callable[[Any], list[str]]
     """Returns the stages with torch that a run of a recipe may have."""
     shape: Callable[[Any, dict[str, Any]], dict[str, Any]]
-    """Returns what decides the arithmetic of an iteration, from a plan and the launch settings that count."""
+    """Returns the settings that decide the arithmetic of an iteration, from a plan and the launch settings."""
     about: Callable[[Any], Rows]
-    """Returns what was run, as :func:`flows.planning.facts.about` does."""
+    """Returns rows that describe a plan, as :func:`flows.planning.facts.about` does."""
     data: Callable[[Any], dict[str, str]]
-    """Returns what a comparison shows of the data of a plan, in words by name."""
+    """Returns the data of a plan for a comparison: texts by name."""
     described: Callable[[Any, str, str], tuple[str, Sequence[Any], str]]
-    """Returns what a run would do, in words, the memory of its stages, and what that leaves out."""
+    """Returns a text on what the run of a plan would do, the memory of its stages, and what that memory leaves out."""
     as_json: Callable[[Any, str], dict[str, Any]]
     """Returns a plan for scripts."""
     reads: Callable[[Any], Iterator[str]]

@@ -74,7 +74,7 @@ class Settings:
     fork: ForkOf | None = None
     """The run whose recipe is taken in place of a file."""
     of_study: bool = False
-    """Whether it is a run of a study, which the study's command continues."""
+    """Whether the run belongs to a study. The command of the study continues such a run."""
 
     @property
     def changes(self) -> list[str]:
@@ -127,7 +127,7 @@ class Plan(BasePlan[Recipe]):
 
     @property
     def supervised(self) -> ModelRef:
-        """Return the model for stages whose loss is one on media."""
+        """Return the model for stages with a loss on media."""
         scale = self.model.supervised_guidance_scale
         own = {} if scale is None else {"embedded_guidance_scale": scale}
         return self.sampled.model_copy(update=own | _no_options())
@@ -173,7 +173,8 @@ def plan_of(settings: Settings, *, without_weights: bool = False, misfits: check
     """Return the plan for these settings and write nothing. Raises :class:`ConfigError` with every mistake.
 
     With ``without_weights`` files of the base model may be absent, except configs. The plan can then be described, not
-    run: its model has no digest, and its default name is unknown. ``misfits`` looks for stages that fit no device.
+    run: its model has no digest, and its default name is unknown. ``misfits`` returns a message
+    for each stage that does not fit the launch settings.
     """
     mistakes = Mistakes()
     values = read_values(settings.recipe, settings.changes, settings.cluster, mistakes)
@@ -189,9 +190,9 @@ def plan_from(
     misfits: checks.Misfits | None = None,
     told: Callable[[str], bool] = lambda sentence: True,
 ) -> Plan:
-    """Return the plan of a recipe's values, like :func:`plan_of`. ``mistakes`` are those in the values' source.
+    """Return the plan of a recipe's values, like :func:`plan_of`. ``mistakes`` were found in the source of the values.
 
-    ``told`` returns whether a sentence on settings without effect is a mistake: whether somebody wrote them.
+    ``told`` returns whether a sentence on settings without effect is a mistake: it is if a person wrote the settings.
     """
     mistakes.catch(store.check_readable, settings.store)
     paths = values.get("plugins", [])
@@ -221,7 +222,7 @@ def make_plan(
 ) -> Plan:
     """Resolve and check a valid recipe, whose ``policy.init_from`` may name a run of the store.
 
-    Raises one :class:`ConfigError` with the mistakes ``known`` and found.
+    Raises one :class:`ConfigError` with the ``known`` mistakes and all that are found here.
     """
     mistakes = Mistakes([*known, *misplaced(recipe.launch)])
     name = run_id or Path(source).stem
@@ -246,7 +247,7 @@ def make_plan(
     elif not damages:
         mistakes.append(checks.nothing_to_size(recipe.policy.model_name_or_path))
     if mistakes or mistakes.unreached or model is None:
-        raise checks.refusal(source, mistakes, () if absent else damages)  # A plan does without absent weights.
+        raise checks.refusal(source, mistakes, () if absent else damages)  # A plan needs no weights.
     plan = Plan(
         run_id="?",
         recipe=recipe,
@@ -295,7 +296,7 @@ def _no_options() -> dict[str, None]:
 
 
 def _origin(store_url: str, run_id: str) -> inits.Origin:
-    """Return what a policy can begin with in a run. Raises like :func:`read_plan`."""
+    """Return a run of the store, for a policy that begins with its weights. Raises like :func:`read_plan`."""
     plan = read_plan(store_url, run_id)
     slots = Slots(run_url(store_url, run_id), plan.recipe.train.train_policy.rewarded)
     return inits.Origin(plan.recipe, plan.model, plan.below, slots.policy)
@@ -351,12 +352,12 @@ def require_same(frozen: AnyPlan, plan: AnyPlan) -> None:
 
 
 def read_plan(store_url: str, run_id: str) -> Plan:
-    """Return the plan of a run, with what it went on with last. Raises like :func:`every_plan`."""
+    """Return the plan of a run, with the settings that it last continued with. Raises like :func:`every_plan`."""
     return every_plan(store_url, run_id)[-1]
 
 
 def every_plan(store_url: str, run_id: str) -> list[Plan]:
-    """Return the plan of a run as it was written, and as it was from each record of what the run went on with.
+    """Return the plan of a run as it was written, then as each record of settings to continue with changed it.
 
     Raises :class:`ConfigError` if there is no run, and :class:`ArtifactError` if its plan is missing or damaged.
     """

@@ -1,4 +1,4 @@
-"""The rule that ranks the policy versions of a run: what its plan says of it."""
+"""The rule that ranks the policy versions of a run, from its plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from flows.planning.base import AnyRun
 
 HELD_OUT = "held-out "
-"""Beginning of the names of the numbers that rank policies."""
+"""Prefix in the names of the numbers that rank policies."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Judge:
 
 
 def weights_of(run: AnyRun) -> dict[str, float]:
-    """Return the weights of the rewards that train, if their sum ranks policies unless the recipe says otherwise.
+    """Return the weights of the rewards that train. By default their weighted sum ranks policies.
 
-    Empty if there is none, or if it is the score of a single reward.
+    Empty without evaluations, and if the sum equals the score of a single reward.
     """
     weights = {reward.fn.label: reward.weight for reward in run.recipe.rewards if reward.role == "train"}
     return {} if not run.evaluates or (not gates_of(run) and [*weights.values()] == [1.0]) else weights
@@ -55,7 +55,7 @@ def gates_of(run: AnyRun) -> dict[str, Gate]:
 
 
 def judge_of(run: AnyRun) -> Judge | None:
-    """Return what ranks policy versions: what ``validation.best_by`` says, else its default; None if nothing does."""
+    """Return the rule that ranks policy versions: by ``validation.best_by``, else by default; None if nothing does."""
     validation, rewards = run.recipe.validation, run.recipe.rewards
     best_by = getattr(validation, "best_by", None)
     training = [reward for reward in rewards if reward.role == "train"]

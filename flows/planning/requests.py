@@ -70,7 +70,7 @@ def rollout(run: Run, k: int) -> Request:
 
 
 def decode(run: Run, k: int) -> Request:
-    """Return the Request for the media of those samples of rollout k that it did not decode."""
+    """Return the Request for the media of the samples that rollout k left undecoded."""
     batch_size = run.recipe.rollout.n_generation_mini_batch
     config = contracts.Decode(model=run.plan.base, media=run.plan.media, decoding=_decoding(run), batch_size=batch_size)
     inputs = {"samples": (input_of(run.slots.iteration(k, "rollout"), INDEX, TENSORS),)}
@@ -89,14 +89,14 @@ def reward(run: Run, scoring: RewardConfig, samples: str, k: int | None) -> Requ
 
 
 def stage_for(scoring: RewardConfig) -> type[contracts.Reward]:
-    """Return the stage that makes the scores of a reward: with torch ``judge``."""
+    """Return the stage that makes the scores of a reward: ``judge`` if it needs torch, else ``reward``."""
     return contracts.Judge if scoring.fn.facts.torch else contracts.Reward
 
 
 def rewards_ahead(run: AnyRun, making: Request) -> list[Request]:
     """Return the Requests for the scores of a rollout that is being made, by the rewards that overlap with it.
 
-    None for other stages.
+    Empty for other stages.
     """
     if making.stage != contracts.Rollout.name:
         return []
@@ -106,11 +106,11 @@ def rewards_ahead(run: AnyRun, making: Request) -> list[Request]:
 
 
 def _scores(run: Run, scoring: RewardConfig, samples: str, k: int | None, source: Callable[..., Input]) -> Request:
-    """Return the Request for scores of a slot, whose parts ``source`` returns as an input."""
+    """Return the Request for scores of the samples in a slot. ``source`` makes an input of the names of its parts."""
     folder, _, name = samples.rpartition("/")
     # Evaluations have no latents.
     reads = scoring.fn.reads(run.plan.media.frames) if name == "rollout" else "media"
-    # Once a look, because the version of a scorer takes longer than all else. With the reward, whose id is the key.
+    # Once in a look, because the version of a scorer takes longest. The key has the reward's id: keep the reward, too.
     config, _ = once(("scores", id(scoring), reads), lambda: (_scoring(scoring, reads), scoring))
     slot = store.join(folder, f"{'reward' if name == 'rollout' else name}-{scoring.fn.label}")
     inputs = {"samples": (source(INDEX, TENSORS if reads == "latents" else MEDIA),)}
@@ -249,7 +249,7 @@ def validate(run: Run, k: int) -> Request:
 def evaluate(run: Run, k: int) -> Request:
     """Return the Request for samples of policy version k from the held-out prompts.
 
-    It holds neither k nor the seed of the run, so all versions and runs draw the same noise.
+    The Request holds neither k nor the seed of the run, so all versions and runs draw the same noise.
     """
     validation, diffusers = run.recipe.validation, run.recipe.policy.diffusers
     assert validation is not None
@@ -272,7 +272,7 @@ def evaluate(run: Run, k: int) -> Request:
 
 
 def fragment(run: Run, k: int) -> Request:
-    """Return the Request for what a report shows of the rollout of iteration k."""
+    """Return the Request for the fragment of the report on the rollout of iteration k."""
     labels = tuple(reward.fn.label for reward in run.scored)
     config = Fragment(
         held_out=False,
@@ -289,13 +289,13 @@ def fragment(run: Run, k: int) -> Request:
 
 
 def judged(run: Run, k: int) -> Request:
-    """Return the Request for what a report shows of policy version k on held-out prompts and media."""
+    """Return the Request for the fragment of the report on policy version k: its held-out prompts and media."""
     labels = tuple(reward.fn.label for reward in run.recipe.rewards) if run.evaluates else ()
     config = Fragment(
         held_out=True,
         rewards=labels,
         headline=run.headline_reward if labels else "",
-        # Whatever ranks policies now, so that another choice makes no fragment again.
+        # Also if another number ranks policies now, so that a new choice makes no fragment again.
         weights=(weights := ranking.weights_of(run)),
         gates=ranking.gates_of(run) if weights else {},
     )
@@ -336,7 +336,7 @@ def report(run: Run, iterations: int, judged: list[int]) -> Request:
 
 
 def _all_numbers(slot: str) -> Input:
-    """Return scores with all numbers that the reward gave, also numbers that nothing trains on, and its errors."""
+    """Return the input of scores with every number that the reward gave, even those without use, and its errors."""
     return input_of(slot, contracts.Reward.SCORES, contracts.Reward.ANSWERS)
 
 
@@ -364,6 +364,6 @@ def _behaviour(run: Run, k: int) -> Input:
     """Return the weights that generate rollout k: from ``staleness`` versions ago."""
     version, part = max(0, k - run.recipe.train.staleness), run.needs.behaviour
     if part == REFERENCE and run.needs.reference_after(0) == "base":
-        # It never changes: the base, or what version 0 begins with.
+        # This reference never changes: it is the base, or the weights that version 0 begins with.
         version = 0
     return input_of(run.slots.policy(version), part)

@@ -27,12 +27,12 @@ class PreparedMedia(NamedTuple):
     embeds: tuple[Request, ...] = ()
     encodes: tuple[Request, ...] = ()
     parts: tuple[Input, ...] = ()
-    """The parts; empty for media that are no prepared dataset."""
+    """Parts of the prepared dataset; empty for other media."""
     captions: tuple[Input, ...] = ()
     """The captions that captioners wrote for the parts."""
 
     def inputs(self) -> dict[str, tuple[Input, ...]]:
-        """Return the latents, and the parts that say what they are, by the roles of a stage that trains on them."""
+        """Return inputs of a stage that trains on the media: latents, and the parts and captions that describe them."""
         return {"data": inputs_of(self.encodes), "parts": self.parts, "captions": self.captions}
 
 
@@ -44,14 +44,14 @@ class Prepared:
     store_url: str
 
     def steps(self) -> dict[str, Request]:
-        """Return the Requests that come before iteration 0, each once, by its name, in order."""
+        """Return the Requests that come before iteration 0 by the names of their steps, in order, each once."""
         named: dict[str, Request] = {} if self.references is None else {"references": self.references}
         if self.embeds_all and self.plan.embedded_prompts:
             named["embed"] = self.embed
         if not self.embeds_all and self.plan.data_prompts:
             named["embed-data"] = self._embed_data
         named |= _named(self.data, "") | _named(self.held_out, "-held-out")
-        # Both sides of a split are parts of one dataset.
+        # Both sides of a split share the Requests of their dataset's parts. The first name counts.
         first = {request.slot: name for name, request in reversed(named.items())}
         return {name: request for name, request in named.items() if first[request.slot] == name}
 
@@ -69,7 +69,7 @@ class Prepared:
         return self.embedded_with(0) is None
 
     def embedded_with(self, k: int) -> range | None:
-        """Return the iterations whose prompts one stage embeds with iteration k's; None if it embeds all."""
+        """Return the iterations whose prompts one stage embeds with iteration k's; None if it embeds all prompts."""
         return costs.embedded_together(self.plan.recipe, len(self.plan.prompts), k)
 
     def embed_at(self, k: int) -> Request:
@@ -83,7 +83,7 @@ class Prepared:
         return self._embeds[together]
 
     def embeddings_at(self, k: int) -> tuple[Request, ...]:
-        """Return the Requests for all that iteration k conditions on. The first has the negative prompt."""
+        """Return the Requests for all embeddings that iteration k reads. The first includes the negative prompt."""
         prompts = (self.embed_at(k),) if self.plan.embedded_prompts else ()
         media = (self._embed_data,) if not self.embeds_all and self.plan.data_prompts else ()
         return (*prompts, *media, *self.data.embeds)
@@ -154,14 +154,14 @@ class Prepared:
     def _encode_part(
         self, config: contracts.Encode, parts: tuple[Input, ...], until: int, later: tuple[int, ...]
     ) -> Request:
-        """Return the Request for the latents of the last of the parts ``until`` a number.
+        """Return the Request for the latents of part number ``until``, counted from 1.
 
-        Its media may have gone with ``later`` parts. Latents that were made before stay in use.
+        The ``later`` parts may say that media of it are gone. Latents that were made before stay in use.
         """
         inputs = {"parts": parts[:until]}
         several = (inputs | {"later": tuple(parts[k] for k in later[:n])} for n in range(len(later), 0, -1))
         requests = [self._shared(config, one) for one in (*several, inputs)]
-        # Nothing is made while any of these is current, so that every later look finds the same one.
+        # If one of these is current, nothing is made, and every later look finds the same one.
         return next((one for one in requests if current_of(one.slot)[1] is not None), requests[0])
 
     def _embed(self, prompts: tuple[Prompt, ...], negative_prompt: str | None = None) -> Request:
@@ -196,7 +196,7 @@ class Prepared:
 
 
 def _named(media: PreparedMedia, ending: str) -> dict[str, Request]:
-    """Return the Requests by names that end in ``ending`` and, for a dataset, the number of the part."""
+    """Return the Requests by names of steps: ``encode`` and ``ending``, with the number of the part in a dataset."""
     pairs = {"embed": media.embeds, "encode": media.encodes}
     if not media.parts:
         return {f"{stage}{ending}": one for stage, some in pairs.items() for one in some}
@@ -224,7 +224,7 @@ class Run(BaseRun[Plan]):
 
     @cached_property
     def needs(self) -> Needs:
-        """Return what the algorithm needs."""
+        """Return the needs of the algorithm."""
         return costs.needs_of(self.recipe)
 
     @property
@@ -238,7 +238,7 @@ class Run(BaseRun[Plan]):
         return self.recipe.train.staleness
 
     def not_kept(self, newest: int) -> dict[str, list[str]]:
-        """Return training state, and parts of rollouts, by their slots."""
+        """Return the parts of policies and rollouts, by slot, that are not kept once policy ``newest`` exists."""
         gone, kept = super().not_kept(newest), self.recipe.rollout.keep
         for part, keep in ((TENSORS, kept.tensors), (MEDIA, kept.media)):
             if self.trains_on_rewards and keep is not None and newest > keep:

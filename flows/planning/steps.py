@@ -58,7 +58,7 @@ class Wave:
 
 
 def require_same_as_written(plan: Plan, store_url: str) -> None:
-    """Raise like :func:`require_same` if the run was planned before. Nothing is written."""
+    """Raise like :func:`require_same` if the run was planned before with other settings. Write nothing."""
     # Without its files, the model has no digest to compare.
     if plan.model.digest and store.read_if_exists(store.join(run_url(store_url, plan.run_id), PLAN_FILE)) is not None:
         require_same(read_plan(store_url, plan.run_id), plan)

@@ -1,4 +1,4 @@
-"""Runs that train on the rollouts of another run: what their updates read in place of rollouts of their own."""
+"""Runs that train on the rollouts of another run: the inputs of their updates, and how their losses treat them."""
 
 from cosmos_rl_core.algorithms._base import algorithm_of
 from cosmos_rl_core.algorithms._foreign import Foreign
@@ -13,7 +13,7 @@ from stages.artifacts.slots import current_of, named_manifest
 
 
 def made_by(run: Run, k: int) -> Input:
-    """Return the weights that made stored rollout k. Raises :class:`ArtifactError` if it is not there."""
+    """Return the weights that made stored rollout k. Raises :class:`ArtifactError` if the rollout is not there."""
     slot = run.slots.iteration(k, "rollout")
     _, rollout = current_of(slot)
     if rollout is None:
@@ -25,7 +25,7 @@ def made_by(run: Run, k: int) -> Input:
 def foreign(run: Run, k: int, own: Input) -> Foreign | None:
     """Return how update k treats a stored rollout; None if the run's weights ``own`` made it.
 
-    Raises :class:`ConfigError` if others made it, and the algorithm has no loss on rollouts of other policies.
+    Raises :class:`ConfigError` if other weights made it and the algorithm has no loss on rollouts of other policies.
     """
     begins = run.plan.origin
     if begins is None or begins.stored is None or (source := made_by(run, k)).content == own.content:
@@ -38,7 +38,7 @@ def foreign(run: Run, k: int, own: Input) -> Foreign | None:
 
 
 def settled(wanted: StoredRollouts, origin: AnyRun, plan: AnyPlan) -> StoredRollouts:
-    """Return how a plan trains on stored rollouts, with what its loss compares with.
+    """Return how a plan trains on stored rollouts, with the anchor that its loss compares with.
 
     If no anchor is named, the loss compares with the run's own copy, and with staleness with the policy that made the
     rollouts. If the origin trains on stored rollouts itself, its anchor is taken. Raises :class:`ConfigError` if an

@@ -1,6 +1,6 @@
 """Records of what a run continued with: stage versions, early warning, and the number that ranks its policies.
 
-Without a record, the plan's count.
+Without a record, the values in the plan apply.
 """
 
 import itertools
@@ -28,7 +28,7 @@ class Versions(Section):
     versions: dict[str, int]
     early_warning: EarlyWarningConfig | None = None
     best_by: str | None = None
-    """``validation.best_by`` of the recipe; the plan's counts if a record was written without the field."""
+    """``validation.best_by`` of the recipe; the plan's applies if a record was written without the field."""
 
     def replaced(self, recipe: AnyRecipe) -> dict[str, Any]:
         """Return the fields of a plan with this recipe that the record replaces."""
@@ -36,7 +36,7 @@ class Versions(Section):
         return {"stage_versions": versions, "early_warning": warning, "recipe": self.ranking(recipe)}
 
     def ranking(self, recipe: OfKind) -> OfKind:
-        """Return a recipe with the number that ranks policies now."""
+        """Return the recipe with the ``validation.best_by`` of this record."""
         if "best_by" not in self.model_fields_set or self.best_by == best_by_of(recipe):
             return recipe
         assert recipe.validation is not None, "a run's number never comes or goes"
@@ -56,7 +56,7 @@ def go_on_with(
     early_warning: EarlyWarningConfig | None,
     best_by: str | None,
 ) -> None:
-    """Record what the run at ``root`` makes its Requests with, and ranks its policies by, from now on."""
+    """Write a record: stage versions, early warning and ranking with which the run at ``root`` continues."""
     before = newest(root, run_id)
     number = 1 if before is None else before.number + 1
     record = Versions(run_id=run_id, number=number, versions=versions, early_warning=early_warning, best_by=best_by)
