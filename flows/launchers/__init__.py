@@ -8,7 +8,10 @@ from flows.launchers._base import JobLauncher
 
 
 def load(run_url: str, config: LaunchConfig) -> JobLauncher:
-    """Return the launcher that a cluster profile names. Import no other."""
+    """Return the launcher that a cluster profile names, and import no other.
+
+    Raises :class:`ConfigError` if a package that it needs is not installed.
+    """
     try:
         launcher = importlib.import_module(f"flows.launchers.{config.launcher}")
     except ModuleNotFoundError as error:

@@ -41,9 +41,9 @@ class Job:
     request: Request
     execution: Execution = field(default_factory=Execution)
     fresh: bool = False
-    """Whether only processes may run it that have served no other Request."""
+    """Whether its processes must not have served another Request before."""
     part: Part | None = None
-    """Ranks that run here, if others run on other nodes."""
+    """The ranks on this node, if others run on other nodes; else None."""
 
     @cached_property
     def name(self) -> str:
@@ -68,7 +68,7 @@ class JobState:
     reason: str = ""
     """The launcher's own message."""
     node_lost: bool = False
-    """Whether the job ended because its node did, so that the job itself may be well."""
+    """Whether the job ended because its node was lost, perhaps without a fault of its own."""
 
     @property
     def killed(self) -> bool:
@@ -111,7 +111,7 @@ class JobLauncher(Protocol):
     """A place where jobs run: this machine, the nodes of a Slurm job, or a Ray cluster."""
 
     devices: Sequence[str]
-    """Devices of this machine that stages get; none where a scheduler gives them."""
+    """Devices of this machine that stages get; empty if a scheduler assigns devices."""
 
     def __init__(self, run_url: str, config: LaunchConfig) -> None: ...
 
@@ -123,10 +123,10 @@ class JobLauncher(Protocol):
         ...
 
     def taken_meanwhile(self, need: Need) -> Share | None:
-        """Lock devices of this machine for what runs at the same time as a wave; None if not enough are free."""
+        """Lock devices of this machine for work during a wave; return None if not enough are free."""
 
     def give_back(self) -> None:
-        """Free devices that are kept between jobs: the flow is about to wait."""
+        """Free the devices that are kept between jobs, because the flow is about to wait."""
 
     def submit(self, job: Job) -> RunningJob:
         """Start a job, now or when the scheduler has room."""
@@ -144,4 +144,4 @@ class JobLauncher(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what is kept between jobs."""
+        """Release the processes and devices that are kept between jobs."""

@@ -20,11 +20,11 @@ from stages.execution.outcome import Failure, Outcome, Status, read_failures, re
 from stages.execution.spending import Crew, together
 
 LOST = {"killed", "crash", "hung"}
-"""Kinds of failure that cost a worker. Any other one would meet the next worker too, and ends the stage."""
+"""Kinds of failure after which other workers go on. Any other kind would hit the next worker too: the stage ends."""
 MOST_LOSSES = 3
-"""Workers that may be lost with one unit, or in a row before they ask for one. Then the stage fails."""
+"""The stage fails when so many workers were lost with one unit, or in a row before they asked for a unit."""
 JOIN_S = 1.0
-"""Interval in seconds at which devices for another worker are looked for."""
+"""Interval in seconds between searches for devices for another worker."""
 STATUS_S = 0.2
 LOG = "=== worker {} ===\n"
 
@@ -77,7 +77,7 @@ class ElasticJob:
         self.served_before = False
 
     def poll(self) -> JobState:
-        """Look at all workers, let others take the place of lost ones, and return the state."""
+        """Look at all workers, replace lost ones, and return the state."""
         if self._state.phase != "ended":
             for worker in list(self._workers.values()):
                 if self._state.phase != "ended":
@@ -118,7 +118,7 @@ class ElasticJob:
         while True:
             with self._handing.guard:
                 wait, known = self._handing.units.wait, self._handing.units.count is not None
-                # Where one could not take part, the next one would be like it.
+                # In place of a worker with other numerics, the next one would have them too.
                 most = self._most - len(self._handing.unlike)
             if most <= 0:
                 self._fail(Failure(kind="config", message=self._why_none(), retryable=False))
@@ -168,7 +168,7 @@ class ElasticJob:
             worker.status, worker.progressed_s = status, now_s
         with self._handing.guard:
             mistake, unlike = self._handing.mistake, self._handing.unlike[self._told :]
-            # One that waits for a unit reports nothing.
+            # A worker that waits for a unit reports no progress.
             waits = worker.number in self._handing.asked and not self._handing.units.of(worker.number)
         self._told += len(unlike)
         for message in unlike:
@@ -210,9 +210,9 @@ class ElasticJob:
                 self._fail(failure)
 
     def _lose(self, worker: _Worker, failure: Failure, *, node_lost: bool = False) -> None:
-        """Let other workers have the units of a lost worker; fail if one unit is lost too often.
+        """Hand the units of a lost worker to others; fail if too many workers were lost with one unit.
 
-        A worker that was lost with its node says nothing about its units.
+        The loss of a node is not counted against the units.
         """
         self._leave(worker)
         with self._handing.guard:
@@ -237,7 +237,7 @@ class ElasticJob:
         self._state = JobState("ended", failure.exit_code)
 
     def _leave(self, worker: _Worker) -> None:
-        """Keep what is left of a worker that has ended."""
+        """Keep the log of a worker that has ended, and delete its files."""
         worker.ended_s = time.monotonic()
         with suppress(OSError):
             worker.log = worker.job.log() or b""
@@ -253,7 +253,7 @@ class ElasticJob:
         if now_s - self._written_s < STATUS_S and self._state.phase != "ended":
             return
         self._written_s = now_s
-        # Its workers are looked at one by one, and workers that hang are ended here.
+        # The stage always reports progress: workers that hang are ended here, one by one.
         self._sequence += 1
         everyone = [*self._ended, *self._workers.values()]
         with self._handing.guard:
@@ -277,7 +277,7 @@ class ElasticJob:
 
 
 def _pinned(job: Job) -> dict[str, Any] | None:
-    """Return the numerics that the run began the stage with; None if it has not, or may go on with others."""
+    """Return the numerics with which the run began the stage; None if it has not begun it, or may change them."""
     record = job.execution.numerics_record
     if record is None or job.execution.allow_numerics_change:
         return None

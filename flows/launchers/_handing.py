@@ -18,18 +18,18 @@ from stages.execution.handing import FINISH, LEAVE, address_in
 ANSWER_S = 1.0
 """Longest wait for an answer, in seconds. A worker that gets no units then asks again."""
 TURN_S = 0.1
-"""Interval in seconds at which questions that wait are looked at again."""
+"""Interval in seconds between looks at questions that have no answer yet."""
 
 
 class Units:
-    """The units of a stage, which wait, are with a worker, or are made. Not for threads."""
+    """The units of a stage. Each of them waits, is with a worker, or is made. Not safe for several threads."""
 
     def __init__(self) -> None:
         self.count: int | None = None
-        """Number of units; None before the first worker has said it."""
+        """Number of units; None until the first worker tells it."""
         self.made: set[int] = set()
         self.losses: Counter[int] = Counter()
-        """Number of workers that each unit was with when they were lost."""
+        """For each unit, the number of workers that were lost while they had it."""
         self._waiting: deque[int] = deque()
         self._with: dict[int, list[int]] = {}
         self._last: int | None = None
@@ -50,9 +50,11 @@ class Units:
         return self._with.get(worker, [])
 
     def take(self, worker: int, most: int, count: int) -> list[int] | str:
-        """Return units for a worker, FINISH or LEAVE once all are made, and no units while others still make some.
+        """Return up to ``most`` units for a worker; none while other workers make the last ones.
 
+        Once all ``count`` units are made, return FINISH for the worker that makes the artifact, LEAVE for the others.
         A unit with which a worker was lost is handed out alone, so that a second loss shows whether it is the reason.
+        Raises ``ValueError`` if workers disagree on ``count``.
         """
         if self.count is None:
             self.count = count
@@ -77,13 +79,13 @@ class Units:
         return found
 
     def finish(self, worker: int, unit: int) -> None:
-        """Take notice that a worker has made a unit."""
+        """Record that a worker has made a unit."""
         if unit in self.of(worker):
             self._with[worker].remove(unit)
         self.made.add(unit)
 
     def give_back(self, worker: int, *, lost: bool) -> list[int]:
-        """Let other workers have the units of one that has ended, and return them. ``lost``: against its will."""
+        """Free the units of a worker that has ended, and return them. With ``lost``, count a loss for each."""
         units = self._with.pop(worker, [])
         self._waiting.extendleft(reversed(units))
         self.losses.update(units if lost else ())
@@ -111,7 +113,7 @@ class Handing:
     """Numerics that every worker must have; None takes the first worker's."""
     units: Units = field(default_factory=Units)
     gave_back: set[int] = field(default_factory=set[int])
-    """Workers that end because somebody asked them to."""
+    """Workers that were asked to end and gave back their units."""
     left: set[int] = field(default_factory=set[int])
     """Workers that were told that they have nothing more to do."""
     asked: set[int] = field(default_factory=set[int])
@@ -119,7 +121,7 @@ class Handing:
     mistake: str = ""
     """Why the units cannot be handed out."""
     unlike: list[str] = field(default_factory=list[str])
-    """Workers with other numerics, and the differences."""
+    """A message for each worker with other numerics, with the differences."""
     guard: threading.Lock = field(default_factory=threading.Lock)
     """Lock for others that read these fields while the thread works."""
 
@@ -167,7 +169,7 @@ class Handing:
         with suppress(ConnectionError):
             data = one.recv(65536)
         if not data:
-            # Its process tells how it ended.
+            # How the worker ended is read from its process.
             self._selector.unregister(one)
             del self._connected[one]
             one.close()

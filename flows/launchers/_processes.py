@@ -23,13 +23,13 @@ from flows.launchers._base import Job
 from stages.registry import STAGES
 
 REPLY_TIMEOUT_S = 120.0
-"""Wait for the fork server in seconds: its imports from a slow disk. Other replies come at once."""
+"""Longest wait for a reply of the fork server, in seconds. The first comes after imports, from a slow disk perhaps."""
 PROCESSES, TORCHRUN = "cosmos_rl_core.processes", "torch.distributed.run"
 OPTIONS = ("--rdzv-backend", "c10d", "--max-restarts", "0")
 """Options of torchrun without restarts: a retry is a new attempt."""
 
 ALONE = ("RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1")
-"""Variables of a rank alone. The flow may have others, of a job that started it as a rank."""
+"""Variables of a single rank. They replace the flow's own, which a job that started it as a rank may have set."""
 
 
 def module(python: str, name: str) -> list[str]:
@@ -92,7 +92,7 @@ def ranks_command(
 ) -> list[str]:
     """Return the command by which torchrun starts a command as each rank of a stage; see :func:`stage_command`.
 
-    A rank alone starts without it, because torchrun takes the time of another interpreter that imports torch.
+    A single rank starts without torchrun, which is one more interpreter that imports torch.
     """
     nodes = launch.nodes_of(stage)
     if launch.processes_of(stage) == 1:
@@ -124,7 +124,7 @@ def environment_here(launch: LaunchConfig, *, alone: bool = True) -> dict[str, s
 
 
 def _shown(job: Job, share: Share | None) -> dict[str, str]:
-    """Return the variable that shows a stage its devices. Without a share, the settings name them."""
+    """Return the variable with the devices that a stage sees: of its share, else of the settings."""
     if share is not None:
         return share.environment
     return {VISIBLE: ",".join(map(str, job.execution.gpus))} if job.execution.gpus else {}

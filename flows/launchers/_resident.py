@@ -1,7 +1,7 @@
 """Processes that stay between Requests, one for each device, and the Requests that they serve as ranks.
 
-A process serves a Request only under the settings of those before, and only while each of them ended well on every
-rank. It ends when it is idle for long, when its flow is about to wait, and when another run waits for its device.
+A process serves another Request only under the same settings, and only if all before it ended well on every rank.
+It ends when it is idle for long, when its flow is about to wait, and when another run waits for its device.
 """
 
 import json
@@ -39,7 +39,7 @@ POLITE_S = 2 * ASK_S
 MEETING_FILE = "meeting"
 """File next to a request at which its ranks join their process group."""
 REASONS = 3
-"""Number of last reasons that are told."""
+"""Number of processes that have ended whose reasons are kept, the last ones."""
 BITS = {"device", "threads", "deterministic"}
 """Settings of an execution that a process cannot change from one Request to the next."""
 
@@ -53,9 +53,9 @@ class Resident:
         self.served = 0
         """Number of Requests that ended well."""
         self.left = False
-        """Whether a Request left something in it, so that it ends."""
+        """Whether a Request left state in the process, which has to end then."""
         self.kept_bytes = 0
-        """Bytes of frozen weights that it holds, after the last of them."""
+        """Bytes of frozen weights that the process holds after its last Request."""
         self.idle_since_s: float | None = time.monotonic()
         """When it became idle by the monotonic clock; None while it serves."""
         orders, self._orders = os.pipe()
@@ -82,7 +82,7 @@ class Resident:
         return self.process.poll() is None
 
     def fits(self, settings: dict[str, Any], fresh: bool) -> bool:
-        """Return whether the process may serve a Request of these settings; none that served before if ``fresh``."""
+        """Return whether the process may serve a Request with these settings. If ``fresh``, it must be its first."""
         return self.settings == settings and not self.left and not (fresh and self.served)
 
     def order(self, order: dict[str, Any]) -> bool:
@@ -96,7 +96,7 @@ class Resident:
         return self.runs
 
     def poll(self) -> int | None:
-        """Return None while it serves, 0 if that ended well, and else the exit code of the process."""
+        """Return None while it serves a Request, 0 if the Request ended well, else the exit code of the process."""
         if self.idle_since_s is None:
             # Before the reply is looked for, so that the last one of an ended process is not missed.
             code, reply = self.process.poll(), b""
@@ -113,7 +113,7 @@ class Resident:
         return 0
 
     def close(self) -> None:
-        """Release what belongs to the process, which has been killed."""
+        """Release the pipes and the lock of the process, which has been killed."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(ASK_S)
         for pipe in (self._orders, self._replies):
@@ -137,7 +137,7 @@ class Residents:
         self._watcher: threading.Thread | None = None
 
     def idle(self) -> list[str]:
-        """Return the devices of processes that run and serve no Request."""
+        """Return the devices of idle processes. End idle processes that cannot serve another Request."""
         with self._guard:
             idle = [one for one in self._at.values() if one.idle_since_s is not None]
             lost = [one for one in idle if one.left or not one.runs]
@@ -146,7 +146,7 @@ class Residents:
             return [name for name, one in self._at.items() if one.idle_since_s is not None]
 
     def start(self, job: Job, request: Path, log: Path, share: Share | None) -> "Gang":
-        """Let processes of a share's devices serve a Request as its ranks, the first of them as rank 0.
+        """Let processes on the devices of a share serve a Request as its ranks, in the order of the devices.
 
         Raises :class:`UnavailableError` if another run has taken a device meanwhile.
         """
@@ -183,7 +183,7 @@ class Residents:
         return Gang(self, members, served_before, job.request.stage)
 
     def _names(self, count: int, share: Share | None) -> list[str]:
-        """Return the devices of a Request. Without devices, these are numbers of processes that are free."""
+        """Return the names of the processes for a Request: devices or, without a share, numbers of free processes."""
         if share is not None:
             return list(share.devices[:count])
         busy = {name for name, one in self._at.items() if one.idle_since_s is None}
@@ -191,7 +191,7 @@ class Residents:
         return [name for name, _ in zip(free, range(count), strict=False)]
 
     def _begin(self, name: str, settings: dict[str, Any], log: Path, share: Share | None) -> Resident:
-        """Start a process on a device, in place of one that is there."""
+        """Start a process on a device. Kill the process that it replaces, if there is one."""
         lock: IO[bytes] | None = None
         if (before := self._at.pop(name, None)) is not None:
             # The lock goes from the one to the other.
@@ -266,7 +266,7 @@ class Residents:
                 self._look()
 
     def _look(self) -> None:
-        """End idle processes that have waited long, and those whose device another run waits for."""
+        """End processes that were idle for long, and idle processes whose device another run waits for."""
         with self._guard:
             now_s, idle = time.monotonic(), [self._at[name] for name in self.idle()]
             long = [one for one in idle if now_s - (one.idle_since_s or now_s) > IDLE_S]

@@ -62,7 +62,7 @@ def exits_of_ranks(log: Sequence[str]) -> set[int]:
 
 
 def _ran_out_of_memory(text: str) -> bool:
-    """Return whether a scheduler, C++, Rust or the last Python error with its causes says so in a rank's lines."""
+    """Return whether a rank's lines report it: by a scheduler, C++, Rust, or the last Python error with its causes."""
     aborted = list(_ABORTED.finditer(text))
     if _OUT_OF_MEMORY.search(text) or any(_ABORTED_FOR_MEMORY.fullmatch(match[1]) for match in aborted):
         return True

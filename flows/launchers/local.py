@@ -59,7 +59,7 @@ class JobLauncher:
         self._residents.give_back()
 
     def _how(self, stage: str) -> str:
-        """Return how the ranks of a stage run: cold, forked or resident. Only those with torch may stay."""
+        """Return how the ranks of a stage run: cold, forked or resident. Only a stage with torch may be resident."""
         if not STAGES[stage].torch:
             return "cold" if self._config.mode == "cold" else "forked"
         return self._config.ranks_on(devices.device_of(stage, self._config, self.devices))

@@ -1,4 +1,4 @@
-"""Scoring on this machine while a rollout is made. It is no stage: what it does not do, the reward stage does."""
+"""Scoring on this machine while a rollout is made. It is no stage: the reward stage scores the samples it leaves."""
 
 from collections.abc import Callable
 from typing import Self
@@ -59,16 +59,16 @@ class EarlyScoring:
 
     @property
     def pid(self) -> int | None:
-        """Return the id of the process, of several the first; None if it has ended."""
+        """Return the id of the process, or of the first of several; None after its end."""
         return None if self._process is None else self._process.pid
 
     @property
     def has_begun(self) -> bool:
-        """Return whether it has loaded what scores. Before that, no sample is at hand."""
+        """Return whether it has loaded the scorer. Before that, it has scored nothing."""
         return read_status(self._folder.path) is not None
 
     def is_running(self) -> bool:
-        """Return whether it runs. Why it failed is noted once."""
+        """Return whether it runs. Note once why it failed."""
         if self._process is None or (code := self._process.poll()) is None:
             return self._process is not None
         # Ranks that a killed torchrun left would keep their devices.

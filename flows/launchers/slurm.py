@@ -108,7 +108,7 @@ class Step:
         return (self.directory / LOG).read_bytes()
 
     def show_stacks(self) -> None:
-        """Do nothing: Slurm would send the signal to torchrun too, which it ends."""
+        """Do nothing: Slurm would send the signal to torchrun too, and end it."""
 
     def cancel(self) -> None:
         """End the step on all nodes by SIGTERM, and ``srun`` if that takes too long."""

@@ -26,12 +26,12 @@ SECRET = re.compile("KEY|SECRET|TOKEN|PASSWORD|CREDENTIALS")
 
 
 def passed(environment: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables that are set."""
+    """Return the sorted names of the variables of :data:`PASSED` that are set."""
     return sorted(name for name in environment if _is_one_of(name, PASSED))
 
 
 def plain(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables without secrets: neither the name suggests one, nor is the value a URL that may hold one."""
+    """Return the variables of :data:`PASSED` for other machines: no pod's own, and no secrets by name or in a URL."""
     open_ = [name for name in passed(environment) if not SECRET.search(name)]
     mine = [name for name in open_ if not _is_one_of(name, OF_THE_POD)]
     return {name: environment[name] for name in mine if not _may_hold_a_secret(environment[name])}

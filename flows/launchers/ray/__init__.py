@@ -96,7 +96,7 @@ class JobLauncher:
 
 
 class Bridge:
-    """The process that speaks with the cluster, and what it told."""
+    """The process that speaks with the cluster, and its last news."""
 
     def __init__(self, run_url: str, launch: LaunchConfig) -> None:
         self.processes = Processes()
@@ -105,7 +105,7 @@ class Bridge:
         """Kind and message of the error by which it ended."""
         self._head_timeout_s = launch.ray.head_timeout_s
         self._address = launch.ray.address
-        # So Ray itself does, too.
+        # Ray itself resolves "auto" in the same way.
         if self._address == "auto":
             self._address = os.environ.get("RAY_ADDRESS") or self._address
         self._guard = threading.Lock()
@@ -134,7 +134,7 @@ class Bridge:
 
     @property
     def runs(self) -> bool:
-        """Return whether the bridge runs and is listened to; then the nodes are there."""
+        """Return whether the bridge runs and its lines are read. If not, its nodes are lost."""
         return self._process.poll() is None and self._reader.is_alive()
 
     def say(self, **what: Any) -> None:
@@ -170,7 +170,7 @@ class Bridge:
         )
 
     def end(self) -> None:
-        """Kill the bridge. Ray ends what it has on the nodes."""
+        """Kill the bridge. Ray then ends its actors on the nodes."""
         kill_tree(self._process.pid)
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ class RayJob:
         """Keep what the bridge told. Called by its thread."""
         if self._ended.is_set():
             return
-        # They may be deleted meanwhile, because nobody waits for this job any more.
+        # The folder may be gone by now, because nobody waits for this job any more.
         with suppress(FileNotFoundError):
             for name, text in told.files.items():
                 temporary = self.directory / f"{name}.tmp"

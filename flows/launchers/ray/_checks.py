@@ -22,7 +22,7 @@ from flows.launchers.ray._findings import EQUAL, WRITTEN, Findings, Question, in
 LIMIT_S = 120.0
 """Longest wait for a node, in seconds: its store may be tried again for a minute."""
 OF_THE_FLOW = ("Python", "cosmos-rl-flows", "ray")
-"""Versions that are the same where the flow runs. Others need only be equal on all nodes of a kind."""
+"""Versions that must equal the flow's. Others need only be equal on all nodes of a kind."""
 
 
 class Checks:
@@ -35,9 +35,9 @@ class Checks:
         self._found: dict[tuple[str, tuple[str, ...]], Findings] = {}
 
     def passed(self, nodes: Sequence[dict[str, Any]], stage: str, paths: tuple[str, ...]) -> bool:
-        """Return whether a stage can run on each of these nodes of a kind; False while some have not answered.
+        """Return True if a stage can run on all of these nodes of a kind, False while some have not answered.
 
-        Raises :class:`ConfigError` with everything that is wrong, :class:`UnavailableError` if it may pass.
+        Raises :class:`ConfigError` with everything that is wrong, :class:`UnavailableError` if all of it may pass.
         """
         hosts = {(node["NodeID"], paths): node["NodeManagerAddress"] for node in nodes}
         mute = {host: error for key, host in hosts.items() if key not in self._found and (error := self._look(key))}
@@ -56,7 +56,7 @@ class Checks:
         return True
 
     def _look(self, key: tuple[str, tuple[str, ...]]) -> str:
-        """Ask a node, or take its answer if it has come; return why it cannot answer."""
+        """Ask a node, or take its answer if it has come; return why it cannot answer, else ``""``."""
         if key not in self._asked:
             self._asked[key] = self._ask(*key), time.monotonic()
         answer, since_s = self._asked[key]
@@ -85,7 +85,7 @@ class Checks:
 
 
 def _by_host(found: Sequence[tuple[str, str]]) -> str:
-    """Return messages with the hosts for which they are, in words."""
+    """Return all messages as one text, in which hosts with equal messages are together."""
     hosts: dict[str, list[str]] = {}
     for host in dict(found):
         every = "; ".join(message for here, message in found if here == host)
@@ -98,7 +98,7 @@ def _each(found: dict[str, Findings], kind: str) -> Iterator[tuple[str, str]]:
 
 
 def _differing(found: dict[str, Findings]) -> Iterator[tuple[str, str]]:
-    """Yield hosts with other versions than the flow, or than most nodes; where two are as common, than the flow."""
+    """Yield hosts and versions that differ from the flow's or, if the flow's do not matter, from most nodes'."""
     flow = installed()
     for name in ("Python", *EQUAL):
         ours = flow.get(name, "none")
@@ -114,7 +114,7 @@ def _differing(found: dict[str, Findings]) -> Iterator[tuple[str, str]]:
 
 
 def paths_in(settings: Any) -> tuple[str, ...]:
-    """Return the files and folders that settings name: absolute paths that are there where the flow runs."""
+    """Return the files and folders that settings name: absolute paths that exist where the flow runs."""
     return tuple(sorted({text for text in _texts(settings) if text.startswith("/") and Path(text).exists()}))
 
 

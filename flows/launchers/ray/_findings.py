@@ -42,7 +42,7 @@ class Findings(Section):
 
 
 def installed() -> dict[str, str]:
-    """Return the versions of Python and of the packages that are here."""
+    """Return the versions of Python and of the packages :data:`EQUAL` on this machine."""
     return {"Python": platform.python_version()} | versions(EQUAL)
 
 

@@ -23,7 +23,7 @@ CALLS = 64
 CLOSE_S = 20.0
 """Seconds that an actor has to end its processes before it is killed, and they with it."""
 SHARE = 0.001
-"""Amount of a resource that a bundle asks for to be on a node of this kind."""
+"""Amount of an accelerator type that a bundle asks for. Any amount above 0 selects nodes of that type."""
 
 WITHDRAWN = (1, 4)
 """``NodeDeathInfo.Reason`` of Ray: expected, and drained by the autoscaler as idle. Such nodes are not lost."""
@@ -46,7 +46,7 @@ class Kind:
 
     @classmethod
     def of(cls, nodes: RayNodes, ranks: int) -> "Kind":
-        """Return the kind of a stage with so many ranks."""
+        """Return the kind of nodes for a stage with ``ranks`` ranks on all nodes together."""
         here = -(-ranks // nodes.nodes)
         cpus = nodes.cpus_per_node or 1
         labels = tuple(sorted(nodes.labels.items()))
@@ -73,7 +73,8 @@ class Kind:
     def missing(self, nodes: Sequence[dict[str, Any]], has: str) -> CosmosRLError:
         """Return the error of a cluster that has too few nodes of this kind. ``has`` describes the nodes that it has.
 
-        It is unavailable, so that the stage is tried again, where hosts that were lost may be the missing ones.
+        It is an :class:`UnavailableError`, so that the stage is tried again, if enough hosts would be there without the
+        lost ones; else a :class:`ConfigError`.
         """
         here = {node["NodeManagerAddress"] for node in nodes if node["Alive"]}
         dead = [node for node in nodes if not node["Alive"] and node.get("DeathReason") not in WITHDRAWN]
@@ -100,7 +101,7 @@ class Gang:
     run_url: str
     launch: str
     nodes: list[Any] = field(default_factory=list[Any])
-    """Actors, one a node, the node of rank 0 first; none before the cluster has room."""
+    """Actors, one a node, the node of rank 0 first; empty before the cluster has room."""
     hosts: list[str] = field(default_factory=list[str])
     busy: bool = True
     idle_since_s: float = 0.0
@@ -169,7 +170,7 @@ class Gang:
 
 
 def carry_units(node: Any, folder: Path, ended: threading.Event) -> None:
-    """Carry what workers on a node and the launcher say to each other, whose socket is in a folder, in threads."""
+    """Carry messages between the workers on a node and the launcher's socket in ``folder``, in threads."""
 
     def accept() -> None:
         while not ended.is_set():

@@ -1,6 +1,6 @@
-"""The processes of stages on one node of a cluster, started and watched as on a machine without one.
+"""The processes of stages on one node of a cluster, started and watched as on a machine without a cluster.
 
-The bridge makes an actor of it on each node of a gang. Its processes end with it.
+The bridge makes an actor of :class:`Node` on each node of a gang. The processes end with the actor.
 """
 
 import os
@@ -23,7 +23,7 @@ from stages.execution.outcome import STATUS
 
 
 class Node:
-    """See the module. One job at a time; several threads of the actor call it."""
+    """The actor on a node. It has one job at a time; several threads call its methods."""
 
     def __init__(self, run_url: str, launch: str) -> None:
         self._local = JobLauncher(run_url, LaunchConfig.model_validate_json(launch))
@@ -38,7 +38,7 @@ class Node:
         return ray.util.get_node_ip_address()
 
     def begin(self, request: str, execution: str, *, fresh: bool, part: tuple[int, int, str] | None) -> dict[str, str]:
-        """Start a job. Return nothing, or kind and message of the error."""
+        """Start a job. Return ``kind`` and ``message`` of the error; empty without one."""
         settings = Execution.model_validate_json(execution)
         self._seen, self._read_bytes = {}, 0
         try:
@@ -57,7 +57,7 @@ class Node:
         return {}
 
     def poll(self) -> dict[str, Any]:
-        """Return the state of the job, and what changed since the last time."""
+        """Return the state of the job, with files and lines of the log that are new since the last call."""
         job = self._job
         if job is None:
             return {}
@@ -84,11 +84,11 @@ class Node:
         return None if self._relay is None else self._relay.accept()
 
     def receive(self, number: int) -> bytes | None:
-        """Return bytes from a connection, none if it says nothing for a moment, and None at its end."""
+        """Return bytes from a connection: ``b""`` if none come for a moment, None at its end."""
         return None if self._relay is None else self._relay.receive(number)
 
     def send(self, number: int, data: bytes) -> None:
-        """Send bytes to a connection, none to end it."""
+        """Send bytes to a connection; ``b""`` ends it."""
         if self._relay is not None:
             self._relay.send(number, data)
 

@@ -33,7 +33,7 @@ class Order(Section):
 
 
 class Told(Section):
-    """News of a job, from the bridge. What did not change is left out."""
+    """News of a job, from the bridge. Files that did not change are left out."""
 
     id: str
     phase: str
@@ -49,7 +49,7 @@ class Told(Section):
 
 
 class Line(Section):
-    """A line in either direction: one of these is given."""
+    """A line in either direction. One of its fields is given."""
 
     order: Order | None = None
     cancel: str | None = None
@@ -63,5 +63,5 @@ class Line(Section):
 
 
 def line(**what: Any) -> bytes:
-    """Return a line."""
+    """Return a :class:`Line` with these fields as JSON, with a line break."""
     return Line(**what).model_dump_json(exclude_defaults=True).encode() + b"\n"

@@ -1,4 +1,4 @@
-"""The socket at which workers on a node ask for units of an elastic stage. The bridge carries it to the launcher."""
+"""The socket at which workers on a node ask for units of an elastic stage. The bridge passes on what they say."""
 
 import selectors
 import socket
@@ -35,7 +35,7 @@ class Relay:
         return None
 
     def receive(self, number: int) -> bytes | None:
-        """Return bytes from a connection, none if it says nothing for a moment, and None at its end."""
+        """Return bytes from a connection: ``b""`` if none come for a moment, None at its end."""
         if not _speaks(self._connected[number]):
             return b""
         with suppress(OSError):

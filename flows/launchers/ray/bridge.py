@@ -1,6 +1,6 @@
 """Carry jobs between a flow and a Ray cluster: ``python -m flows.launchers.ray.bridge``, started by the flow.
 
-It is the driver: its actors and reserved nodes end with it, and it ends with the flow. Lines of JSON
+It is Ray's driver: its actors and reserved nodes end with it, and it ends with the flow. Lines of JSON
 (:mod:`flows.launchers.ray._orders`) come by standard input and go to the descriptor that is standard output at first.
 """
 
@@ -39,13 +39,13 @@ TURN_S = 0.1
 ANSWER_S = 2.0
 """Longest wait for the states of all jobs, in seconds. A node that does not answer is asked again."""
 SOON_S = 2.0
-"""Wait for nodes, in seconds, below which nothing is said."""
+"""Wait for nodes, in seconds, after which the reason is told."""
 REASON_S = 40.0
-"""Wait for the error of another node, in seconds, while the known ones only report a lost rank."""
+"""Wait for the error of another node, in seconds, while the errors so far only report a lost rank."""
 HEAD_S = 5.0
 """Interval in seconds at which the head is asked whether it is there."""
 PROCESSES_S = 5.0
-"""Interval in seconds at which the processes that stay are told."""
+"""Interval in seconds at which the flow is told which processes stay."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Part:
 
     node: Any
     asked: Any = None
-    """Answer of the node that is on its way."""
+    """Answer of the node that was asked for and has not come yet."""
     phase: str = "running"
     exit_code: int | None = None
     failures: dict[str, Failure] = field(default_factory=dict[str, Failure])
@@ -95,7 +95,7 @@ class Bridge:
         self._ended: list[str] = []
 
     def serve(self) -> None:
-        """Carry until the flow ends."""
+        """Take orders and watch jobs until the flow ends."""
         while True:
             began_s = time.monotonic()
             with suppress(queue.Empty):
@@ -140,7 +140,7 @@ class Bridge:
         return gang
 
     def _free(self, why: str, idle_s: float = 0.0) -> None:
-        """Give back nodes that no job uses, and have not for ``idle_s`` seconds."""
+        """Give back the nodes that no job has used for ``idle_s`` seconds."""
         now_s = time.monotonic()
         for gang in [one for one in self._gangs if not one.busy]:
             if now_s - gang.idle_since_s >= idle_s:
@@ -208,7 +208,7 @@ class Bridge:
         return self._checks.passed(own, work.stage, work.paths)
 
     def _takes_idle(self, work: Work) -> bool:
-        """Let a job that waits have a gang of its kind that has become idle meanwhile; return whether there is one."""
+        """Give a waiting job an idle gang of its kind, if there is one; return whether it got one."""
         idle = [gang for gang in self._gangs if gang.kind == work.gang.kind and not gang.busy]
         for gang in idle[:1]:
             self._drop(work.gang)
@@ -218,7 +218,7 @@ class Bridge:
     def _wait(self, work: Work) -> None:
         """Tell why a job waits, and give back idle nodes of other kinds.
 
-        Raises like :meth:`Kind.missing` if the cluster has no nodes for it, and none came.
+        Raises the error of :meth:`Kind.missing` if the cluster has too few nodes for it for too long.
         """
         waits_s, kind = time.monotonic() - work.asked_s, work.gang.kind
         reason = f"waits for {kind}"
@@ -255,7 +255,7 @@ class Bridge:
                 if name.startswith("error."):
                     part.failures[name] = Failure.model_validate_json(found["files"][name])
         told = Told(id=work.order.id, phase="running", files=files, log=log, served_before=served_before)
-        # A part that only lost another one comes last.
+        # A part that only reports the loss of another comes last.
         ended = sorted((part for part in work.parts if part.phase == "ended"), key=lambda part: part.lost_another)
         failed = [part for part in ended if part.exit_code]
         if len(ended) == len(work.parts) or (failed and self._has_reason(work, failed[0])):
@@ -271,7 +271,7 @@ class Bridge:
             answer([part.node.meet_at.remote(address) for part in work.parts[1:]])
 
     def _has_reason(self, work: Work, failed: Part) -> bool:
-        """Return whether the reason of a failure is known, or has not come for long."""
+        """Return whether the reason of a failure is known, or was waited for long enough."""
         work.failed_s = work.failed_s or time.monotonic()
         return not failed.lost_another or time.monotonic() - work.failed_s > REASON_S
 
@@ -315,7 +315,10 @@ def _described(nodes: list[dict[str, Any]]) -> str:
 
 
 def _joined(settings: Settings) -> None:
-    """Join the cluster. Raises :class:`ConfigError` if it does not take this process, or it does not answer."""
+    """Join the cluster.
+
+    Raises :class:`ConfigError` if it refuses this process, :class:`UnavailableError` if it does not answer.
+    """
     deadline_s = time.monotonic() + settings.head_timeout_s
     while True:
         try:
@@ -340,7 +343,7 @@ def _joined(settings: Settings) -> None:
 
 
 def _reached(address: str) -> None:
-    """Raise ``OSError`` if nothing listens there, ``RayError`` if it refuses: to join, Ray would ask for minutes."""
+    """Raise ``OSError`` if nothing listens there, ``RayError`` if it refuses. Joining alone would try for minutes."""
     host, _, port = address.rpartition(":")
     if port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
