@@ -26,7 +26,7 @@ LOG_TAIL = 30
 
 
 def place_of(request: Request) -> str:
-    """Return a stage's name, as ``status`` has it: ``iteration-0003/update``; with a digest if it prepares data."""
+    """Return a stage's name as ``status`` shows it: ``iteration-0003/update``; with a digest if it prepares data."""
     last = request.slot.rpartition("/")[2]
     digest = f" {last[:12]}" if len(last) == DIGEST_LENGTH else ""
     return named(place_in_store(request.slot), request.stage) + digest
@@ -44,14 +44,14 @@ class RunningStage:
     stopped: str | None = None
     """Why the job was ended, if it was ended here."""
     asked_s: float = field(default_factory=time.monotonic)
-    """When it was asked for."""
+    """When the attempt was asked for, by the monotonic clock."""
     begun_s: float = field(default_factory=time.monotonic)
-    """Time at which the job was submitted, or left the queue of a scheduler: from then on it costs."""
+    """When the job was submitted, or left the queue of a scheduler: from then on it costs device time."""
     _ended_s: float | None = None
     _log_url: str = ""
     """Where the log is, once it is written."""
     _left: bool = False
-    """Whether its flow ended it, for a reason that is not its own."""
+    """Whether the flow ended the attempt, for a reason outside of it."""
     _failure: tuple[StageError | None] | None = None
     _began_s: float = field(default_factory=time.monotonic)
     _progressed_s: float = field(default_factory=time.monotonic)
@@ -61,7 +61,7 @@ class RunningStage:
         before = self.state
         # Before the status is read, so that the last status of an ended process is not missed.
         self.state = self.job.poll()
-        # It may have started workers of an elastic stage, which takes time.
+        # After the poll, which may have started workers of an elastic stage and taken time.
         now_s = time.monotonic()
         if self.state.phase == "waiting":
             self.begun_s = self._began_s = self._progressed_s = now_s
@@ -87,12 +87,12 @@ class RunningStage:
             self.state, self._ended_s = JobState("ended", KILLED), time.monotonic()
 
     def leave(self) -> None:
-        """Take notice that the flow is about to leave an attempt, which has ended by now."""
+        """Record that the flow leaves the attempt. If it has not ended by itself, the flow has ended it."""
         if self._ended_s is None:
             self._ended_s, self._left = time.monotonic(), True
 
     def remember(self) -> None:
-        """Look for the failure of an attempt that has ended by itself, whose files will be gone."""
+        """Look for the failure of an attempt that has ended by itself, before its files are deleted."""
         if not self._left:
             self.failure()
 
@@ -136,7 +136,7 @@ class RunningStage:
         return self._failure[0]
 
     def _look_for_failure(self) -> StageError | None:
-        """Error files of ranks come before exit codes."""
+        """Return the failure: from an error file of a rank, else from the exit code and the log."""
         if current_manifest(self.request) is not None:
             return None
         where = place_of(self.request)

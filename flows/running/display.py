@@ -16,7 +16,7 @@ Log = Callable[[str], None]
 
 
 class Follower(Protocol):
-    """Somebody who is told how a run goes."""
+    """An object that is told how a run goes."""
 
     def working(self, wave: str, statuses: Sequence[Status]) -> None:
         """Take notice of the progress of a wave. Called many times a second."""
@@ -40,7 +40,7 @@ class Display:
             progress.TimeElapsedColumn(),
             console=self.console,
             transient=True,
-            # Elsewhere its end would print an empty line.
+            # Without a terminal, its end would print an empty line.
             disable=not can_redraw(self.console),
         )
         self._bar = self._progress.add_task("", visible=False)
@@ -53,7 +53,7 @@ class Display:
         self._progress.stop()
 
     def follow(self, follower: Follower) -> None:
-        """Tell somebody else, too, how the run goes."""
+        """Add a follower, which is told how the run goes."""
         self._followers.append(follower)
 
     def progress(self, name: str, statuses: Sequence[Status]) -> None:

@@ -1,6 +1,6 @@
 """Events of runs for automations of Prefect: each tells what this process did, never what was already current.
 
-They wait in the queue in which Prefect sends its heartbeats, so a server that is away ends no run. None is sent outside
+They wait in the queue of Prefect's heartbeats, so a run goes on while the server does not answer. None is sent outside
 of a flow run, or to a command's own server, which nobody looks at.
 """
 
@@ -28,9 +28,9 @@ BUDGET_REACHED = f"{PREFIX}.budget.reached"
 AUDIT_FAILED = f"{PREFIX}.audit.failed"
 RUN_FINISHED = f"{PREFIX}.run.finished"
 FILES_CHANGED = f"{PREFIX}.files-changed"
-"""Emitted by whatever adds files to a dataset."""
+"""Emitted by a program of the user's that adds files to a dataset."""
 FIRST = 10
-"""Faults that an event names."""
+"""Number of faults that an event names."""
 
 
 def policies_committed(run: AnyRun, begun: Container[str], made: Iterable[Manifest]) -> None:
@@ -46,7 +46,7 @@ def policies_committed(run: AnyRun, begun: Container[str], made: Iterable[Manife
 
 
 def warning_tripped(run: AnyRun, k: int, tripped: Sequence[str], decision: str, page: str) -> None:
-    """Emit :data:`WARNING_TRIPPED` for limits that an iteration exceeds, with what the recipe decides on it."""
+    """Emit :data:`WARNING_TRIPPED` for limits that an iteration exceeds, with the decision of the recipe."""
     facts = {"iteration": k, "tripped": [*tripped], "decision": decision, "page": page}
     _emit(WARNING_TRIPPED, run.store_url, run.plan.run_id, facts)
 
@@ -88,7 +88,7 @@ def _is_heard() -> bool:
 
 
 def _emit(event: str, store_url: str, run_id: str, facts: Mapping[str, Any]) -> None:
-    """Emit an event. Prefect adds flow run, deployment and tags to what is related to it."""
+    """Emit an event. Prefect adds flow run, deployment and tags to its related resources."""
     if _is_heard():
         place = {"run": run_id, "store": store.absolute(store_url), "url": run_url(store_url, run_id)}
         resource = {
@@ -100,9 +100,9 @@ def _emit(event: str, store_url: str, run_id: str, facts: Mapping[str, Any]) -> 
 
 
 def _materialized(url: str, name: str, upstream: Sequence[str], facts: Mapping[str, Any]) -> None:
-    """Emit that an asset was made, which Prefect Cloud has pages of.
+    """Emit that an asset was made. Prefect Cloud has a page for each asset.
 
-    One whose URL has characters that Prefect takes in no key, such as a space, is left out.
+    An asset is left out if its URL has characters that Prefect refuses in a key, such as a space.
     """
     if not _is_heard():
         return

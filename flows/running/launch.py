@@ -80,7 +80,7 @@ def grouped(name: str, work: Callable[[], None]) -> None:
 
 
 def _ended(work: Callable[[], None]) -> Any:
-    """Return None, or a state that holds why the work ended early; see :func:`_attempt`."""
+    """Do work. Return None, or a state with the exception that ended it early; see :func:`_attempt`."""
     try:
         work()
     except Pause as suspended:
@@ -92,7 +92,7 @@ def _ended(work: Callable[[], None]) -> Any:
 
 
 def _result(outcome: Any) -> Any:
-    """Return what a task returned, or raise what the state that it returned holds."""
+    """Return the result of a task, or raise the exception in the state that it returned."""
     result = outcome.result(raise_on_failure=False) if isinstance(outcome, State) else outcome
     if isinstance(result, BaseException):
         raise result.with_traceback(None)
@@ -100,7 +100,7 @@ def _result(outcome: Any) -> Any:
 
 
 def _attempt(waves: Waves, name: str, requests: Sequence[Request]) -> Any:
-    """Return the manifests, or a state that holds why there are none.
+    """Return the manifests, or a state with the exception because of which there are none.
 
     If an exception were raised, Prefect would log all its frames twice. A task that a suspension ended would be shown
     as running forever.

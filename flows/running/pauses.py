@@ -66,7 +66,7 @@ def wait_while_paused(waiting: Waiting) -> None:
 def suspend(evidence: str, message: str) -> None:
     """Suspend the flow run without a time limit and raise Prefect's ``Pause``: its process has to end.
 
-    Resume then asks for what :class:`Resume` has. Returns if the flow run has no deployment, whose worker could resume
+    Resume then shows the form :class:`Resume`. Returns if the flow run has no deployment, whose worker could resume
     it, or if the server does not answer.
     """
     context = FlowRunContext.get()

@@ -44,7 +44,7 @@ class Progress(Section):
     crew: Crew | None = None
     """The workers of that stage, if it is elastic."""
     processes: Processes = Processes()
-    """Processes that stay between stages. None after the end of the run's own process."""
+    """Processes that stay between stages; empty after the end of the run's own process."""
     iterations: int = Field(default=0, ge=0)
     """Iterations that the process takes the run to, which may be more than were planned; 0 if that is not known."""
     written: float = Field(default=0.0, ge=0)
@@ -57,9 +57,9 @@ class Progress(Section):
 class Reporter:
     """A writer of a run's progress, from ``with`` to its end. Failures to write are ignored.
 
-    ``is_made``, if it is given, is asked when the work ends well: a process that made one stage of a run says that the
-    run is done only if nothing is left of it, and otherwise leaves what the process before it said. ``iterations`` is
-    what the process takes the run to.
+    ``is_made``, if it is given, is called when the work ends well. If it returns False, the process made only a part of
+    the run: then the progress from before is written again, else ``done``. ``iterations`` is the number of iterations
+    to which the process takes the run.
     """
 
     def __init__(self, run_url: str, is_made: Callable[[], bool] | None = None, iterations: int = 0) -> None:

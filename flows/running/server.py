@@ -113,7 +113,7 @@ def named_server() -> str | None:
         raise ConfigError(f"{path}: active is {active!r}, expected the name of a profile; {_MEND_PROFILES}")
     profile = profiles.get(active, {}) if isinstance(profiles, dict) else None
     if not isinstance(profile, dict):
-        # Without what was found: profiles hold keys.
+        # The message does not quote the file, because profiles hold keys.
         raise ConfigError(f"{path}: expected a table of profiles with a table {active!r}; {_MEND_PROFILES}")
     return profile.get("PREFECT_API_URL")
 
@@ -158,9 +158,9 @@ def _require_healthy(url: str) -> None:
 
 
 def _full_disk(what: str) -> NoSpaceError | None:
-    """Return an error that names a disk of the own server without room, None if all have some.
+    """Return an error that names a full disk of the command's own server; None if all have room.
 
-    They hold its database and what SQLite writes next to it. What the server itself says is not kept.
+    The disks hold its database and SQLite's temporary files. The output of the server is not kept.
     """
     home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
     for folder in (home, Path(os.environ.get("TMPDIR", "/tmp"))):

@@ -14,14 +14,14 @@ MEASURED = ("kl", "loss", "data_loss", "grad_norm")
 
 
 def means_of(steps: Any, names: Iterable[str] = MEASURED) -> dict[str, float]:
-    """Return the means of columns over the optimizer steps, without missing values; no column that has none."""
+    """Return the means of columns over the optimizer steps, without missing values. Leave out columns without any."""
     return {name: float(steps[name].mean()) for name in names if name in steps and steps[name].notna().any()}
 
 
 def shown_of(manifest: Manifest) -> dict[str, Any]:
     """Return the summary of an artifact without its seconds; numbers of optimizer steps are their means.
 
-    Returns nothing if the table of an update cannot be read: what comes after needs it and raises an error.
+    Empty if the table of an update cannot be read: the next stage reads it too, and raises the error.
     """
     summary = {name: value for name, value in manifest.summary.items() if name != "seconds"}
     if METRICS not in manifest.files:

@@ -31,7 +31,7 @@ POLL_INTERVAL_S = 0.05
 NUMERICS, SCORERS = "numerics", "scorers"
 """Folders of a run: pinned numerics of its stages, and pinned scorers of reward services."""
 Holding = Callable[[Sequence[Request]], AbstractContextManager[None]]
-"""Waits for what stages that run side by side need, and keeps it."""
+"""Waits for the resources of stages that run side by side, and keeps them while its context is open."""
 
 
 @dataclass
@@ -81,8 +81,8 @@ class Waves:
 
         Stages that do not fit the devices together take turns, each inside ``holding``. ``asked_s`` is when the wave
         was asked for, by the monotonic clock; by default now. Raises :class:`ConfigError` if a stage does not fit the
-        devices even alone, and :class:`StageError` if one failed. If several failed, it is a failure that a retry
-        cannot help; the other failures are printed.
+        devices even alone, and :class:`StageError` if one failed. If several failed, a failure that a
+        retry cannot help is raised first; the other failures are printed.
         """
         made: list[RunningStage] = []
         asked_s = time.monotonic() if asked_s is None else asked_s
@@ -124,7 +124,7 @@ class Waves:
     def _turns(self, name: str, requests: Sequence[Request]) -> list[list[Request]]:
         """Return the Requests of a wave in turns that fit the devices.
 
-        Raises :class:`ConfigError` for stages that do not fit even alone, which nothing before may have asked.
+        Raises :class:`ConfigError` for stages that do not fit even alone, because no earlier check may have asked.
         """
         stages, devices = [request.stage for request in requests], self._jobs.devices
         if wrong := misfits(stages, self.config, devices, self.slots):
@@ -184,7 +184,7 @@ class Waves:
         return [self._told(slot, error) for slot, error in failed.items()]
 
     def _told(self, slot: str, error: StageError) -> StageError:
-        """Return the error of an attempt; one that no other attempt follows, if the attempt before ended likewise."""
+        """Return the error of an attempt. It becomes final if the attempt before raised the same exception there."""
         before = self._raised_at.get(slot)
         self._raised_at[slot] = error.raised_at
         return error.again() if error.raised_at and error.raised_at == before else error
@@ -211,7 +211,7 @@ class Waves:
         return max(min(self.config.elastic.max, (count - others) // each), 1)
 
     def _scoring_ahead(self, requests: Sequence[Request]) -> Iterator[EarlyScoring]:
-        """Start what scores the rollouts of this wave while they run. Only on this machine.
+        """Start processes that score the rollouts of this wave while they run, only on this machine.
 
         Rewards with torch get devices that are free now, and wait for none: the plan says which ones never fit.
         """
@@ -232,7 +232,7 @@ class Waves:
                 yield EarlyScoring(rollout, job, self.config, self.display.note, share)
 
     def _wait_for(self, early: Sequence[EarlyScoring]) -> None:
-        """Let scoring that began before its wave ended score the samples at hand."""
+        """Wait until early scoring that has loaded its scorer has scored the samples, at most for the stall timeout."""
         began_s, early = time.monotonic(), [one for one in early if one.has_begun]
         while any(one.is_running() for one in early) and time.monotonic() - began_s < self.config.stall_timeout_s:
             time.sleep(POLL_INTERVAL_S)
@@ -249,7 +249,7 @@ class Waves:
             gpus=launch.stage_gpus.get(stage, ()),
             threads=launch.threads,
             deterministic=launch.deterministic,
-            # A reward service never computes so, and its scorers have the versions of this stage's.
+            # A judge computes as a reward service does, because scorers of one version give equal scores in both.
             tf32=launch.tf32 and stage != Judge.name,
             attention=launch.attention if stage != Judge.name else "auto",
             # Longer than the stall timeout: a rank that waits for a slow write must not fail before it counts as hung.

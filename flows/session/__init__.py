@@ -1,1 +1,1 @@
-"""A run at work: the loop, and what watches it."""
+"""A run at work: the loop, and its observers."""

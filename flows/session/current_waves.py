@@ -47,9 +47,9 @@ def left(waves: Sequence[Wave], take: Take, ended: Ended) -> Iterator[Wave]:
 
 
 def leading(waves: Iterable[Wave]) -> list[CurrentWave]:
-    """Return the waves whose artifacts are current, up to the first that has another, by their Requests.
+    """Return the waves whose artifacts are all current, up to the first with a missing or outdated artifact.
 
-    What is damaged ends them too: its wave raises the error in its turn. Call it inside of ``one_look``.
+    A damaged artifact ends them too: its wave raises the error in its turn. Call it inside of ``one_look``.
     """
     found: list[CurrentWave] = []
     with uncollected():
@@ -70,7 +70,7 @@ def names_of(current: Sequence[CurrentWave]) -> str:
 
 
 def _current(wave: Wave) -> CurrentWave | None:
-    # Before a Request is made, which reads the manifests of its inputs.
+    # First, because to make a Request the manifests of its inputs are read.
     if any(current_of(step.slot)[1] is None for step in wave.steps):
         return None
     requests = [step.request() for step in wave.steps]

@@ -72,9 +72,9 @@ def _keeps_to_budget(run: AnyRun, ledger: Ledger) -> Observer:
 
 @contextmanager
 def observers_of(run: AnyRun, waves: Waves, deriving: Deriving) -> Iterator[list[Observer]]:
-    """Open what follows a run, in the order in which it is told of a wave: numbers, report, Prefect, warnings.
+    """Yield the observers of a run, in the order in which they are told of a wave: numbers, report, Prefect, warnings.
 
-    Numbers and report of a finished run are left as they are if they are current.
+    They leave numbers and report of a finished run as they are, if both are current.
     """
     # Imported here because it needs pandas, and Prefect imports this file again to cancel a flow run.
     tracking = importlib.import_module("flows.watching.tracking")
@@ -92,7 +92,7 @@ def observers_of(run: AnyRun, waves: Waves, deriving: Deriving) -> Iterator[list
         found.append(_derives(deriving, tracker.done, tracker.passed, always=tracker.sends))
         found.append(Observer(taken=tracker.taken))
         found.append(Observer(before=lambda *_: pages.begin()))
-        # What Prefect shows is made from what a page is made from.
+        # Prefect shows the facts that were collected for the page.
         found.append(_derives(deriving, pages.done, pages.passed, always=board is not None))
         if board is not None:
             shown = open_ones.enter_context(showing.Showing(run, pages.collected, board, note))

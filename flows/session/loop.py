@@ -15,7 +15,7 @@ from stages.registry import trains
 NameOf = Callable[[Wave], str]
 Grouped = Callable[[str, Callable[[], None]], None]
 BLOCK = 50
-"""Iterations of one group, in runs of more."""
+"""Number of iterations in a group, in runs of more iterations."""
 
 
 def _plainly(name: str, work: Callable[[], None]) -> None:
@@ -31,7 +31,7 @@ def make(
     """Take the base policy through every wave. ``launch(name, *requests)`` makes a wave and returns its manifests.
 
     Each iteration ends with a head, which names all that was made. ``grouped`` is called with the name of each group of
-    waves and with the work that makes them. With ``take``, waves that are made are not launched but taken together.
+    waves and with the work that makes them. With ``take``, waves that are already made are taken together instead.
     Returns the manifest of the report.
     """
     manifests: list[Manifest] = []
@@ -57,7 +57,7 @@ def make(
 
 
 def _walk(waves: Iterable[Wave], levels: Sequence[NameOf], work: Callable[[Wave], None], grouped: Grouped) -> None:
-    """Work on every wave, in order, inside the groups of each level. A group without a name is none."""
+    """Work on every wave, in order, inside the groups of each level. Waves with an empty name are in no group."""
     if not levels:
         for wave in waves:
             work(wave)

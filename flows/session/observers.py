@@ -1,4 +1,4 @@
-"""Observers of a run at work: what is asked before each wave, and what is told after it."""
+"""Observers of a run at work: functions that are called before and after each wave."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Numbers and heads of a run one of whose stages was made alone."""
+"""Numbers and heads of a run, after one of its stages was made alone."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,13 +12,13 @@ from stages.artifacts.slots import current_of
 
 
 class _NotYetError(Exception):
-    """Raised at the first wave that is not whole."""
+    """Raised at the first wave that lacks an artifact."""
 
 
 def record(run: AnyRun, note: Callable[[str], None]) -> None:
     """Write ``metrics.jsonl`` and the heads of all that was made, in the order of the waves, as the whole run does.
 
-    It ends at the first wave that is not whole. Raises :class:`ArtifactError` if a table or a head is damaged.
+    It ends at the first wave that lacks an artifact. Raises :class:`ArtifactError` if a table or a head is damaged.
     """
 
     def look(_: str, *requests: Request) -> list[Manifest]:

@@ -71,7 +71,7 @@ Override = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+=", description="secti
 
 
 def default_run_id(algorithm: str, recipe: str) -> str:
-    """Return the name of a run without one. It contains this flow run's id, so that retries continue the same run."""
+    """Return a name for a run that was given none. It has this flow run's id, so that retries continue the same run."""
     words = str(deployment.get_name() or Path(recipe).stem).split("-")
     others = [word for word in words if word != algorithm]
     return "-".join([algorithm, *others, str(flow_run.get_id())[-8:]])
@@ -83,7 +83,7 @@ def working_on(
 ) -> Iterator[Waves]:
     """Hold the run's lease, and report progress to its store and to people.
 
-    The work may be a part of the run: it is said to be done once its last wave is made.
+    The work may be a part of the run, whose progress becomes ``done`` only when its last wave is made.
     On a worker the lines go to the flow run's log in the UI, elsewhere to the console.
     """
     reporting = Reporter(run.url, lambda: run.is_made, run.recipe.train.num_iterations)
@@ -138,7 +138,7 @@ def _tag(plan: AnyPlan) -> None:
 
 
 def ends_in_state(work: Callable[P, str]) -> Callable[P, State[None]]:
-    """Turn the string that a flow returns into the message of its final state, and our errors into a failed state.
+    """Turn the string that a flow returns into the message of its final state, and this project's errors into states.
 
     The state holds the error, because Prefect logs all frames of a raised error twice.
     """
@@ -267,7 +267,7 @@ def train(settings: Settings, algorithm: str | None = None) -> str:
 def _take(
     waves: Waves, observers: Sequence[Observer], deriving: Deriving, current: Sequence[CurrentWave], ended: Ended
 ) -> None:
-    """Take a run through waves that are made: tell observers of each, in order, and people of all in one line."""
+    """Tell the observers of waves that are already made, in order, and print one line for all of them."""
     waves.display.note(line_of(current))
     taken(waves, names_of(current), partial(tell, observers, deriving, current, ended, waves.check))
 
