@@ -1,4 +1,4 @@
-"""GPUs of this machine: which of them runs may use, and a lock on each GPU that a stage uses.
+"""GPUs of this machine: the GPUs that runs may use, and a lock on each GPU that a stage uses.
 
 A lock (:mod:`flows.devices.locks`) is held through the stage's standard input. Torchrun passes its workers only the
 first three descriptors, and no stage reads its standard input. So the launcher, torchrun and every rank hold the locks,
@@ -28,9 +28,9 @@ from stages.registry import STAGES
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 MIG = "MIG-"
-"""Beginning of the name of a part of a GPU. CUDA shows a process one such part, whatever the variable names."""
+"""Prefix of the names of MIG devices, which are parts of GPUs. CUDA shows a process one, even if more are named."""
 CHOOSING_TRIES, CHOOSING_S = 20, 0.01
-"""Number of times, and interval in seconds, that a run tries to be the one that chooses devices."""
+"""How often, and at which interval in seconds, a run tries to lock the choice of devices."""
 ASK_S = 0.5
 """Interval in seconds at which a waiting run looks for free devices."""
 QUERY_TIMEOUT_S = 60.0
@@ -56,15 +56,15 @@ class Share:
     """Open file that holds the locks."""
     devices: Sequence[str] = ()
     apart: dict[str, IO[bytes]] = field(default_factory=dict[str, IO[bytes]])
-    """Open files that hold the lock of one device each, by device, where :func:`taken` was asked for such locks."""
+    """Open files by device, each with the lock of that device. Empty unless :func:`taken` was called with ``kept``."""
 
     def close(self) -> None:
-        """Free the locks that no process holds."""
+        """Close the flow's own files. Locks that a stage's process inherited stay until it ends."""
         for file in (self.file, *self.apart.values()):
             file.close()
 
     def lock(self, device: str, kept: set[str] | None) -> bool:
-        """Lock a device, or take it out of the kept ones; see :func:`taken`. Return False if it is not free."""
+        """Lock a device, or take it out of the set ``kept``; see :func:`taken`. Return False if it is not free."""
         if kept is None:
             return locks.lock(self.file, locks.byte_of(device))
         if device in kept:
@@ -84,7 +84,7 @@ class Share:
 
 
 def need_of(stage: str, launch: LaunchConfig) -> Need:
-    """Return the devices that a stage needs: its ``stage_gpus``, else one for each rank, without torch none."""
+    """Return the devices that a stage needs: its ``stage_gpus``, else one for each rank; none without torch."""
     if chosen := launch.stage_gpus.get(stage, ()):
         return Need(stage, len(chosen), chosen)
     elastic = launch.elastic_of(stage)
@@ -92,7 +92,7 @@ def need_of(stage: str, launch: LaunchConfig) -> Need:
 
 
 def shares_of(stage: str, launch: LaunchConfig) -> list[Need]:
-    """Return the devices of a stage before it begins; an elastic one has a need for each of its first workers."""
+    """Return what a stage needs to begin: one need, or for an elastic stage one for each of its first workers."""
     elastic = launch.elastic_of(stage)
     return [need_of_worker(stage, launch)] * elastic.min if elastic else [need_of(stage, launch)]
 
@@ -108,9 +108,9 @@ def _num_ranks(stage: str, launch: LaunchConfig) -> int:
 
 
 def device_of(stage: str, launch: LaunchConfig, devices: Sequence[str]) -> Device | None:
-    """Return where the ranks of a stage compute. ``devices`` are what this machine gives to stages.
+    """Return the kind of device on which the ranks of a stage compute. ``devices`` are this machine's for stages.
 
-    None leaves it to the ranks, which take a GPU if they see one: the profile names none, and none is known here.
+    None if neither the profile nor this machine tells: the ranks then take a GPU if they see one.
     """
     if launch.device is not None:
         return launch.device
@@ -123,9 +123,9 @@ def device_of(stage: str, launch: LaunchConfig, devices: Sequence[str]) -> Devic
 
 
 def visible(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the devices that CUDA shows to a process with this environment; none on a machine without GPUs.
+    """Return the devices that CUDA shows to a process with this environment; empty on a machine without GPUs.
 
-    They have UUIDs, which name one device everywhere, except where nothing tells the UUID.
+    They are UUIDs, which name one device everywhere, or the names in the variable if the UUIDs are unknown.
     """
     known = _known()
     if (named := environment.get(VISIBLE)) is None:
@@ -167,7 +167,7 @@ def known_to_driver(driver: Path = DRIVER, devices: Path = Path("/dev")) -> list
 
 
 def _device(name: str, known: Sequence[Sequence[str]]) -> str:
-    """Return the UUID of a device, the name if the UUID is unknown, and nothing if CUDA has no such device."""
+    """Return the UUID of a device, its name if the UUID is unknown, or ``""`` if CUDA has no such device."""
     if name.isdecimal() and known:
         return known[int(name)][0] if int(name) < len(known) else ""
     if not name.startswith(("GPU-", "MIG-")):
@@ -180,7 +180,7 @@ def _device(name: str, known: Sequence[Sequence[str]]) -> str:
 def require(needs: Sequence[Need], devices: Sequence[str]) -> None:
     """Raise :class:`ConfigError` if stages that run side by side need more devices than are visible.
 
-    A machine without devices passes.
+    On a machine without devices, nothing is raised.
     """
     if not devices:
         return
@@ -265,7 +265,7 @@ def users(devices: Sequence[str]) -> dict[str, int]:
 
 
 def _lock_soon(guard: IO[bytes]) -> bool:
-    """Lock the byte of those who choose, which others hold for milliseconds."""
+    """Lock the byte for the choice of devices, which other runs hold for milliseconds. Return False if that fails."""
     for _ in range(CHOOSING_TRIES):
         if locks.lock(guard, locks.CHOOSING):
             return True
@@ -287,7 +287,7 @@ def _take(needs: Sequence[Need], devices: Sequence[str], kept: Collection[str] |
             need = share.need
             alone = need.count == 1
             eligible = [name for name in _eligible(need, devices) if alone or not name.startswith(MIG)]
-            # Processes that stay serve before others start.
+            # Devices with processes that stay come first, before new processes start.
             eligible.sort(key=lambda name: name not in (left or ()))
             free = (device for device in eligible if share.lock(device, left))
             found = set(islice(free, need.count))

@@ -1,7 +1,7 @@
-"""The fit of stages to devices: of each alone, told before anything starts, and of a wave's stages together.
+"""The fit of stages to devices: of each stage alone, checked before a run starts, and of a wave's stages together.
 
-A wave whose stages do not fit together is made in turns, in its order. How it is cut depends on the machine alone and
-is part of no name and no digest.
+A wave whose stages do not fit together is made in turns, in its order. The turns depend on the machine alone, and are
+part of no name and no digest.
 """
 
 from collections import defaultdict
@@ -18,7 +18,7 @@ FEWER = "use fewer processes (launch.processes, launch.stage_processes)"
 def most(launch: LaunchConfig, devices: Sequence[str] | None, slots: int | None = None) -> int | None:
     """Return how many devices the stages of a wave may use together, None for any number.
 
-    ``devices`` come from :func:`devices_for`; ``slots`` is the number of ``launch.gpu_limit``, if it is known.
+    ``devices`` come from :func:`devices_for`; ``slots`` is the number of slots of ``launch.gpu_limit``, if it is known.
     """
     return min((count for count, _ in _bounds(launch, devices or (), slots)), default=None)
 
@@ -26,7 +26,7 @@ def most(launch: LaunchConfig, devices: Sequence[str] | None, slots: int | None 
 def devices_for(launch: LaunchConfig, *, runs_here: bool) -> list[str] | None:
     """Return the devices of this machine that stages have to fit, None if they need not run on it.
 
-    For a plan that need not run here these are counted only if the profile does not say how many GPUs there are.
+    A plan that need not run on this machine counts its devices only if the profile gives no number of GPUs.
     """
     if launch.launcher != "local" or launch.forks or not (runs_here or launch.gpus is None):
         return None
@@ -34,7 +34,7 @@ def devices_for(launch: LaunchConfig, *, runs_here: bool) -> list[str] | None:
 
 
 def turns(stages: Sequence[str], launch: LaunchConfig, count: int | None) -> list[list[int]]:
-    """Cut a wave into turns whose stages fit the devices, as places in ``stages``, in order.
+    """Cut a wave into turns whose stages fit the devices. Return the indices into ``stages`` of each turn, in order.
 
     ``count`` is :func:`most`. A stage that does not fit alone is a turn.
     """
@@ -48,7 +48,7 @@ def turns(stages: Sequence[str], launch: LaunchConfig, count: int | None) -> lis
 
 
 def why_not_together(stages: Sequence[str], launch: LaunchConfig, count: int | None) -> str:
-    """Return why the last of some stages cannot compute while the others do, with what to set; "" if it can.
+    """Return why the last of ``stages`` cannot compute next to the others, with advice; "" if it can.
 
     ``count`` is :func:`most`.
     """
@@ -67,7 +67,7 @@ def why_not_together(stages: Sequence[str], launch: LaunchConfig, count: int | N
 def misfits(
     stages: Sequence[str], launch: LaunchConfig, devices: Sequence[str] | None, slots: int | None = None
 ) -> list[str]:
-    """Return a message for each mistake by which stages do not fit the devices even alone.
+    """Return a message for each reason why a stage does not fit the devices even alone.
 
     ``devices`` are what this machine shows, None if stages need not run on it.
     """
@@ -92,10 +92,10 @@ def misfits_of(
     *,
     runs_here: bool,
 ) -> list[str]:
-    """Return a message for each mistake by which stages do not fit the profile, this machine or the limit's slots.
+    """Return a message for each reason why a stage does not fit the profile, this machine or the limit's slots.
 
-    ``slots_of`` returns the slots of ``launch.gpu_limit``, None if there is none or nobody tells; its
-    :class:`ConfigError` is one of the mistakes.
+    ``slots_of`` returns the number of slots of ``launch.gpu_limit``, None if it has none or it is not known. The
+    message of its :class:`ConfigError` is one of the messages.
     """
     found = Mistakes()
     slots = found.catch(slots_of, launch)
@@ -103,7 +103,7 @@ def misfits_of(
 
 
 def _bounds(launch: LaunchConfig, devices: Sequence[str], slots: int | None) -> list[tuple[int, str]]:
-    """Return each number of devices that holds here, with what says it."""
+    """Return each upper limit on the number of devices, with a text that names its source."""
     found: list[tuple[int, str]] = []
     if not launch.forks:
         found += [(launch.gpus, f"launch.gpus = {launch.gpus}")] if launch.gpus else []
@@ -125,7 +125,7 @@ def _fit(stages: Sequence[str], launch: LaunchConfig, count: int | None) -> bool
 
 
 def _too_many(needs: Sequence[Need], bounds: Sequence[tuple[int, str]]) -> list[str]:
-    """Return a message for each number of devices that is needed and not there, with the stages that need it."""
+    """Return a message for each number of devices above the lowest limit, with the stages that need so many."""
     if not bounds:
         return []
     count, why = min(bounds)

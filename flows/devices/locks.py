@@ -1,4 +1,4 @@
-"""The file of locks: a byte for each device that is in use, and one for each that somebody waits for.
+"""The file of locks: a locked byte for each device in use, and one for each device that a run waits for.
 
 These are Linux locks of open file descriptions: every process that inherits the open file holds them too, and the
 kernel frees them when the last of these processes has ended, for whatever reason.
@@ -24,7 +24,7 @@ LOCKS = Path("/tmp/cosmos-flows-devices.lock")
 CHOOSING = 0
 """Byte that a run locks while it chooses devices, so that two runs never get half of their devices each."""
 WANTED = 2**57
-"""Distance of the byte by which a run tells that it waits for a device. Any number of runs may lock it together."""
+"""Offset from a device's byte to the byte of runs that wait for it. Any number of runs may lock that together."""
 _FLOCK = "hhqqi4x"
 """``struct flock`` of 64-bit Linux: type, whence, start, length, process."""
 
@@ -66,7 +66,7 @@ def is_current(file: IO[bytes]) -> bool:
 
 @contextmanager
 def wanting(devices: Iterable[str]) -> Iterator[None]:
-    """Tell other runs inside the block that this one waits for these devices."""
+    """Tell other runs, while the context is open, that this run waits for these devices."""
     with open_locks() as file:
         for device in devices:
             with suppress(BlockingIOError, PermissionError):

@@ -1,4 +1,4 @@
-"""Processes that stay between the stages of a run, as its status tells of them."""
+"""Processes that stay between the stages of a run, as its status shows them."""
 
 from cosmos_rl_core.config.base import Section
 
@@ -7,7 +7,7 @@ class Staying(Section):
     """A process that stays between stages."""
 
     device: str
-    """Name of its device; its number where stages compute on the CPU."""
+    """Name of its device; its own number if stages compute on the CPU."""
     pid: int
     since: str
     """When it started, in UTC."""

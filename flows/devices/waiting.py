@@ -14,12 +14,12 @@ class Waiting:
     check: Callable[[], None]
     """Raises if the work must stop, for example because its lease is lost."""
     give_back: Callable[[], None] = lambda: None
-    """Frees what this flow keeps for later and others may wait for."""
+    """Frees the devices that idle processes of this flow keep, for which others may wait."""
     why: str = ""
     """The last printed reason."""
 
     def turn(self, why: str, seconds: float) -> None:
-        """Print a new reason, give back what others may wait for, sleep, and raise if the work must stop."""
+        """Print a new reason, call ``give_back``, sleep, and call ``check``, which raises if the work must stop."""
         if why != self.why:
             self.note(why)
         self.give_back()

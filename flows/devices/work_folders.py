@@ -36,17 +36,17 @@ class WorkFolder:
 
 
 def hold(file: int | IO[bytes]) -> None:
-    """Lock an open file for this process and all that inherit it."""
-    # Some file systems have no locks. Then the age of the files decides.
+    """Lock an open file for this process and every process that inherits it."""
+    # Some file systems have no locks. There the age of the files alone tells whether they are in use.
     with suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_SH)
 
 
 def abandoned(run_url: str, older_than_s: float, others_s: float) -> dict[Path, int]:
-    """Return the size in bytes of each folder of this user that no process uses or has written to for so long.
+    """Return the size in bytes of each folder of this user that no process uses, or has written to for some time.
 
-    A folder with a Request of the run has to be ``older_than_s``, any other one ``others_s``: its flow may not have
-    written its Request yet, or be one of another run that has just begun.
+    The time is ``older_than_s`` seconds for a folder with a Request of the run, else ``others_s`` seconds: another
+    folder's flow may not have written its Request yet, or may be of another run that has just begun.
     """
     found: dict[Path, int] = {}
     for folder in sorted(_place().glob(f"{PREFIX}*")):
@@ -89,7 +89,7 @@ def _place() -> Path:
 
 
 def is_full(folder: Path, size: int = 1) -> bool:
-    """Return whether the disk of a folder has no room for so many bytes."""
+    """Return whether the disk of a folder has no room for ``size`` bytes."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(size))
