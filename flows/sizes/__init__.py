@@ -1,1 +1,1 @@
-"""Sizes of a run before it runs: parameters, bytes, memory."""
+"""Sizes of a run, computed before it starts: parameters, bytes, memory."""

@@ -1,4 +1,4 @@
-"""Memory of activations and of the VAE in each stage: passes of the recipe's batches, counted without weights."""
+"""Memory of activations and of the VAE in each stage, counted by passes of the recipe's batches without weights."""
 
 import math
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ TRAINING = ("update", "finetune")
 
 
 def tile(recipe: Recipe) -> int:
-    """Return the number of samples that a rollout makes at once."""
+    """Return the number of samples that a rollout denoises at once."""
     return min(recipe.rollout.n_generation_mini_batch, recipe.rollout.samples_per_shard)
 
 
@@ -39,10 +39,10 @@ def micro_batch(recipe: Recipe, pictures: Pictures) -> int:
 
 
 def peaks(recipe: Recipe, kinds: Iterable[str], basis: Basis) -> dict[str, tuple[int, int]]:
-    """Return the bytes of a rank's activations, and of the VAE at work, in each stage that has any.
+    """Return, by stage, the bytes of a rank's activations in the transformer and in the VAE. Stages without are absent.
 
-    Context-parallel peers divide activations evenly; a few of a transformer's tensors are whole on each. Text encoders
-    take one text at a time, whose activations are left out.
+    Activations are divided evenly among context-parallel ranks, though a few tensors of a transformer are whole on
+    each. The activations of text encoders, which take one text at a time, are left out.
     """
     asked = {kind: passes(recipe, kind, basis) for kind in kinds}
     every = [one for found in asked.values() for one in found if one is not None]

@@ -1,4 +1,4 @@
-"""Facts of a run, besides its recipe, that decide its memory and time."""
+"""Facts of a run, in addition to its recipe, that decide its memory and time."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -16,9 +16,9 @@ class Basis(NamedTuple):
     below: LoraConfig | None = None
     """Settings of the frozen adapter below the trained one, if there is one."""
     pictures: Pictures = ()
-    """Sizes of the references of a prompt, the largest of the run."""
+    """Height and width of each reference of the prompt whose references have the most tokens in the run."""
     generates: bool = True
-    """The run makes rollouts. If not, an update also holds the policy that made the stored ones."""
+    """Whether the run makes rollouts. If not, an update also holds the policy that made the stored rollouts."""
 
 
 PLAIN = Basis()
@@ -26,10 +26,9 @@ PLAIN = Basis()
 
 
 def largest(pipeline: str, prompts: Iterable[Prompt], known: Iterable[Pictures] = ()) -> Pictures:
-    """Return the sizes of the references of the prompt whose references have the most tokens; none without any.
+    """Return the sizes of the references of the prompt whose references have the most tokens; empty without any.
 
-    ``known`` are the largest sizes of other prompts. Raises :class:`ConfigError` for a size that the model does not
-    take.
+    ``known`` are the largest sizes of other prompts. Raises :class:`ConfigError` for a size that the model refuses.
     """
     found = _by_tokens(pipeline, prompts, known)
     return found[-1][0] if found else ()

@@ -1,4 +1,4 @@
-"""Bytes that a run will write, and numbers that it trains."""
+"""Bytes that a run will write, and the number of parameters that it trains."""
 
 import math
 from collections.abc import Callable
@@ -18,20 +18,20 @@ from cosmos_rl_core.weights.shapes import embedding_elements, trainable_elements
 
 GB = 10**9
 TOGETHER = 256
-"""Most prompts of rollouts that the first stage embeds; more only if one iteration has more."""
+"""Largest number of prompts that the first stage ``embed`` takes, unless one iteration has more."""
 LARGEST = 16
-"""A later stage embeds at most this many times as many."""
+"""Largest ratio of the prompts of a later stage ``embed`` to the prompts of the first."""
 MIN_PARAMETERS = 10**8
-"""Parameters of a transformer below which arithmetic does not decide the time, nor activations the memory."""
+"""Number of a transformer's parameters below which neither its arithmetic nor its activations are worth counting."""
 
 
 def base_path(recipe: Recipe) -> str:
-    """Return the directory of the base model. Raises :class:`ConfigError` if there is none."""
+    """Return the local directory of the base model. Raises :class:`ConfigError` if there is none."""
     return directories.resolve_path(recipe.policy.model_name_or_path)
 
 
 def sample_bytes(recipe: Recipe) -> int:
-    """Return the most bytes of tensors that a rollout stores of a sample.
+    """Return the largest number of bytes that a rollout stores for the tensors of one sample, in any iteration.
 
     Raises :class:`ConfigError` for a size that the model cannot generate.
     """
@@ -43,7 +43,7 @@ def sample_bytes(recipe: Recipe) -> int:
 
 
 def _states(kernel: Kernel, train_on: tuple[int, ...]) -> int:
-    """Return the most states and looks back that a rollout stores of a sample."""
+    """Return the largest number of states, and of earlier estimates that a step reads, stored for one sample."""
     if train_on:
         trained_steps(train_on, kernel.trainable)
     # A random step stores at most two states and one look back; its neighbours may store them too.
@@ -68,16 +68,16 @@ def text_bytes(recipe: Recipe) -> int:
 
 
 def reference_bytes(recipe: Recipe, pictures: Pictures) -> int:
-    """Return the bytes of the entries of a conditioning that a prompt's references give, of these sizes."""
+    """Return the bytes that references of these sizes add to the conditioning of a prompt."""
     diffusers = recipe.policy.diffusers
     shapes = sizes.reference_shapes(base_path(recipe), pictures, diffusers.inference_size, diffusers.train_frames)
     return sizes.FLOAT32_BYTES * sum(map(math.prod, shapes.values()))
 
 
 def embedding_bytes(recipe: Recipe, pictures: Pictures = ()) -> int:
-    """Return the bytes that are stored of one prompt with references of these sizes, without masks.
+    """Return the bytes that are stored for one prompt with references of these sizes, without masks.
 
-    Where texts are read with references, a negative and an empty prompt are stored with each.
+    If the model reads texts together with references, a negative and an empty prompt are stored with each prompt.
     """
     takes = directories.spec(base_path(recipe)).references
     texts = 3 if pictures and takes and takes.read_with_text else 1
@@ -106,7 +106,7 @@ def embedded_prompts(recipe: Recipe, num_prompts: int) -> int:
 
 
 def policy_parts(recipe: Recipe) -> dict[str, int]:
-    """Return the bytes of each part of a policy version after the first: float32 weights, copies and two moments.
+    """Return the bytes of each part of a policy version after the first, in float32: weights, copies, two moments.
 
     Raises :class:`ConfigError` for a LoRA target that the model does not have.
     """
@@ -123,8 +123,8 @@ def policy_parts(recipe: Recipe) -> dict[str, int]:
 def reference_after(recipe: Recipe, iteration: int) -> Literal["base", "kept", "renewed"]:
     """Return where the reference of the policy after ``iteration`` comes from.
 
-    A policy that is trained from scratch, or compares with its init, keeps its first version for this; the files of
-    the base do not hold it.
+    A policy that is trained from scratch, or compares with its init, keeps its first version as the reference, because
+    the files of the base do not hold it.
     """
     needs = needs_of(recipe)
     after = needs.reference_after(iteration)
@@ -135,8 +135,8 @@ def reference_after(recipe: Recipe, iteration: int) -> Literal["base", "kept", "
 def keeps_base(recipe: Recipe) -> bool:
     """Return whether version 0 of a policy that begins with trained weights also holds the base as its reference.
 
-    An update makes the base for its loss from the model's files; rollouts, and a reference that is renewed later, read
-    it as a part.
+    The loss of an update takes the base from the model's files. Rollouts, and a reference that is renewed later, read
+    it as a part of the policy.
     """
     policy, needs = recipe.policy, needs_of(recipe)
     as_part = needs.behaviour == REFERENCE or (REFERENCE in needs.roles and needs.update_ref_every_iter > 0)
@@ -154,22 +154,22 @@ def check_budget(recipe: Recipe, what: str, count: int, size: Callable[[Recipe],
 
 
 def parameters(recipe: Recipe) -> tuple[int, int]:
-    """Return how many numbers the transformer has without adapters, and how many train."""
+    """Return the number of the transformer's parameters without adapters, and the number that train."""
     shapes = weight_shapes(base_path(recipe))
     total, trained = (trainable_elements(shapes, lora) for lora in (None, recipe.policy.lora))
     return total, trained
 
 
 def is_large(recipe: Recipe) -> bool:
-    """Return whether arithmetic and activations of the model are worth the seconds that counting them takes."""
+    """Return whether the model is large enough to count its arithmetic and activations, which takes seconds."""
     return parameters(recipe)[0] >= MIN_PARAMETERS
 
 
 def kept_samples(recipe: Recipe) -> int:
-    """Return the number of samples whose tensors are in the store at the same time, at most.
+    """Return the largest number of samples whose tensors are in the store at the same time.
 
-    One rollout more than are kept: the oldest goes when an update has read the newest. A stale rollout is made
-    meanwhile.
+    They are of one rollout more than are kept, because the oldest is deleted after an update has read the newest; and
+    with staleness of one more, which is made during that update.
     """
     keep, train = recipe.rollout.keep.tensors, recipe.train
     rollouts = train.num_iterations
@@ -179,7 +179,7 @@ def kept_samples(recipe: Recipe) -> int:
 
 
 def kept_policy_bytes(recipe: Recipe) -> int:
-    """Return the bytes of all versions. Those older than ``max_keep`` keep only their weights and moving average."""
+    """Return the bytes of all policy versions. All but the newest ``max_keep`` keep only weights and moving average."""
     parts, iterations = policy_parts(recipe), recipe.train.num_iterations
     whole = min(iterations, recipe.train.ckpt.max_keep or iterations)
     return whole * sum(parts.values()) + (iterations - whole) * (parts[CURRENT] + parts.get(EMA, 0))
@@ -198,15 +198,15 @@ def optimizer_steps(recipe: Recipe, options: RewardedOptions) -> int:
 
 
 def most_units(recipe: Recipe) -> int:
-    """Return the largest number of samples, or of pairs, that a rollout is trained as."""
+    """Return the largest number of units, samples or pairs, that an update trains on in a rollout."""
     return recipe.prompts_per_iteration * needs_of(recipe).most_units(recipe.rollout.n_generation)
 
 
 def step_samples(recipe: Recipe, options: RewardedOptions) -> int:
-    """Return the largest number of samples of an optimizer step on a rollout; one of several pairs counts in each."""
+    """Return the largest number of samples of an optimizer step. A sample in several pairs counts in each."""
     return math.ceil(most_units(recipe) / optimizer_steps(recipe, options)) * needs_of(recipe).members
 
 
 def needs_of(recipe: Recipe) -> Needs:
-    """Return what the recipe's algorithm needs. Raises :class:`ConfigError` if a plugin from outside fails."""
+    """Return the needs of the recipe's algorithm. Raises :class:`ConfigError` if a plugin from outside fails."""
     return algorithm_of(recipe.train.train_policy).needs

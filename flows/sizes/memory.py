@@ -35,7 +35,7 @@ from stages.formats.members import KEPT_BYTES
 from stages.generating.plans import TILES_AHEAD
 
 PARTS = (OLD, EMA, REFERENCE, BEHAVIOUR)
-"""Copies of the trainable weights, each of their size."""
+"""Copies of the trainable weights, each as large as these."""
 TRANSFORMER, OTHERS = "transformer", "other components"
 GRADIENTS, OPTIMIZER = "gradients", "optimizer"
 SAMPLES, BATCH, VISITING = "samples", "micro-batch", "gathered or cast"
@@ -43,18 +43,18 @@ IN_PASSING = "largest tensor twice"
 SCORER = "weights of the scorer"
 ACTIVATIONS, VAE = "activations", "VAE at work"
 READ = "read on the CPU"
-"""Weights of the pipeline, which come to the CPU's memory whole, in float32, before they go to a GPU."""
+"""Weights of the pipeline in the CPU's memory, whole and in float32, before they are copied to a GPU."""
 STAYS = "kept between stages"
 """Frozen weights of other stages in a process that stays."""
 ALLOWANCE = "allowance"
-"""Memory of each GPU that is set aside for what no arithmetic here counts."""
+"""Memory of each GPU that is set aside for CUDA, NCCL and the allocator, which are not counted exactly."""
 STEP = "optimizer's buffers"
 MODEL, LOGITS, READING, COPY = "model", "logits", "tensor of the base", "copy to be written"
 """Parts of the memory of models of transformers. A rank maps one tensor of the base at a time."""
 AS_READ = "transformer in float32"
-"""The transformer before its frozen matrices are cast to the half type that they rest in."""
+"""The transformer before its frozen matrices are cast to the half type in which they stay between passes."""
 GATHERED = "files to be written"
-"""Tensors of the files of a policy that a rank gathers, and the bytes of the one that it writes."""
+"""Tensors that a rank gathers for files of a policy, and the bytes of the file that it writes."""
 _KEPT = (TRANSFORMER, MODEL, OTHERS, *PARTS, OPTIMIZER, SCORER, STAYS, ALLOWANCE)
 _WORKING = (*_KEPT, GRADIENTS, SAMPLES, BATCH, LOGITS)
 READING_BASE, PASS, UPDATE, DECODING, WRITING = "reading", "pass", "step", "VAE", "writing"
@@ -91,38 +91,38 @@ class StageMemory:
     ranks: int
     rows: Rows
     nodes: int = 1
-    """Machines that the ranks are spread over evenly."""
+    """Number of machines over which the ranks are spread evenly."""
 
     @property
     def peak(self) -> Bytes:
-        """Return the most that is held at any moment."""
+        """Return the largest number of bytes held at any moment, for the device and for the CPU."""
         every = self.moments.values()
         return Bytes(max(held.device for held in every), max(held.cpu for held in every))
 
     @property
     def moment(self) -> str:
-        """Return when the device holds the most."""
+        """Return the name of the moment at which the device holds the most bytes."""
         return max(self.moments, key=lambda name: self.moments[name].device)
 
     @cached_property
     def moments(self) -> dict[str, Bytes]:
-        """Return what is held at each moment."""
+        """Return the bytes held at each moment of :data:`MOMENTS`."""
         return {moment: sum(self.rows_at(moment).values(), Bytes()) for moment in MOMENTS}
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields, the peak and its moment, and what is held at each moment."""
+        """Return the fields, the peak and its moment, and the bytes held at each moment."""
         moments = {moment: asdict(held) for moment, held in self.moments.items()}
         return asdict(self) | {"peak": asdict(self.peak), "moment": self.moment, "moments": moments}
 
     def rows_at(self, moment: str) -> Rows:
-        """Return what is held at a moment, by kind."""
-        # While weights are read in float32, they are not yet in the type that they rest in.
+        """Return the bytes held at a moment, by kind."""
+        # While weights are read in float32, they are not yet cast.
         absent = TRANSFORMER if moment == READING_BASE and AS_READ in self.rows else None
         return {name: self.rows[name] for name in MOMENTS[moment] if name in self.rows and name != absent}
 
 
 LOADING = ("embed", "encode", "rollout", "decode", "judge", "update", "finetune", "validate", "export", "evaluate")
-"""Stages that load weights of the pipeline or of a scorer. A method of the same name counts the pipeline's weights."""
+"""Stages that load weights of the pipeline or of a scorer. For the pipeline, a method of the same name counts them."""
 
 
 def stages(
@@ -134,7 +134,7 @@ def stages(
 ) -> list[StageMemory]:
     """Return the memory of the stages :data:`LOADING` among ``kinds``.
 
-    ``activations`` adds what :mod:`flows.sizes.activations` counts, once, in a process with torch.
+    ``activations`` adds the memory of :mod:`flows.sizes.activations`, counted for all stages in one process with torch.
     """
     model = _Model(recipe, basis)
     found = [kind for kind in dict.fromkeys(kinds) if kind in LOADING]
@@ -159,7 +159,7 @@ def on_gpus(launch: LaunchConfig) -> bool:
 
 
 def _with_kept(stage: StageMemory, kept_bytes: int) -> StageMemory:
-    """Add all that a process may keep: a stage reads its own weights before others make room for them."""
+    """Add all bytes that a process may keep: it drops other stages' weights only after it has read its own."""
     if not stage.peak.device or not kept_bytes:
         return stage
     return replace(stage, rows=stage.rows | {STAYS: Bytes(kept_bytes)})
@@ -212,7 +212,7 @@ class _Model:
         return trainable_shapes(self.shapes, self.recipe.policy.lora)
 
     def embed(self) -> Rows:
-        """Count the text encoders, and with references whatever else reads pictures."""
+        """Count the text encoders, and with references the VAE and image encoder, which read pictures."""
         return self.holding("text_encoder", *(("vae", "image_encoder") if self.basis.pictures else ()))
 
     def encode(self) -> Rows:
@@ -231,7 +231,7 @@ class _Model:
         return rows | self.holding("vae")
 
     def validate(self) -> Rows:
-        """Count a forward without guidance."""
+        """Count a forward pass without guidance."""
         return self._forward(self._spread("validate"), self._held_out_batch)
 
     def export(self) -> Rows:
@@ -240,11 +240,11 @@ class _Model:
         return {IN_PASSING: Bytes(cpu=2 * sizes.FLOAT32_BYTES * largest)}
 
     def evaluate(self) -> Rows:
-        """Count the whole stock pipeline. Guidance doubles its batch; its matrices rest in the type of the compute."""
+        """Count the whole stock pipeline. Guidance doubles its batch; its matrices are in the computation's dtype."""
         spread = Spread(half=self._half)
         rows = self._forward(spread, self._held_out_batch * (1 + self._guided))
         rows |= self.holding("vae", "text_encoder")
-        rows.pop(AS_READ, None)  # It is read a tensor at a time.
+        rows.pop(AS_READ, None)  # The pipeline is read a tensor at a time.
         if not self._half:
             return rows
         kept = directories.spec(self.path).float32_modules
@@ -252,15 +252,15 @@ class _Model:
         return rows | {TRANSFORMER: Bytes(held), VISITING: Bytes()}
 
     def update(self) -> Rows:
-        """Count training with the parts that the algorithm compares with or keeps, and the samples that it reads."""
+        """Count training, with the parts that the algorithm compares with or keeps, and the samples that are read."""
         needs, train = costs.needs_of(self.recipe), self.recipe.train
         carried = costs.policy_parts(self.recipe)
         parts = {*needs.roles, *carried}
         if train.staleness == 0 and needs.behaviour != CURRENT and needs.behaviour in carried:
-            # One copy serves under both names.
+            # The behaviour is another part as well: one copy serves as both.
             parts.discard(BEHAVIOUR)
         parts |= set[str]() if self.basis.generates else {BEHAVIOUR}
-        # Samples are read when they are drawn, and the last ones read are kept.
+        # Samples are read when they are drawn, and the last ones stay in memory.
         read = min(train.train_batch_per_replica * costs.sample_bytes(self.recipe), KEPT_BYTES)
         return self._training("update", parts, guided=self._guided) | {SAMPLES: Bytes(cpu=read)}
 
@@ -293,7 +293,7 @@ class _Model:
         return Spread(self.recipe.launch.parallelism_of(stage), half=self._half)
 
     def _transformer(self, spread: Spread) -> Bytes:
-        """Count frozen matrices in the half type of the computation, and all else in float32."""
+        """Count frozen matrices in the half type of the computation, and all other weights in float32."""
         kept = directories.spec(self.path).float32_modules
         half = spread.half and self.recipe.policy.lora is not None
         base = resting(self.shapes, spread, halved(kept, is_matrix)) if half else resting(self.shapes, spread)
@@ -307,7 +307,7 @@ class _Model:
         return Bytes(size * (sizes.FLOAT32_BYTES * num_states * latents + given))
 
     def _forward(self, spread: Spread, batch: int, *, guided: bool = False) -> Rows:
-        """Count a stage that trains nothing: state, noise, estimate and velocity of each sample, one more if guided."""
+        """Count a stage that trains nothing: a sample's state, noise, estimate and velocity, two if guided."""
         return _as_read(self, spread) | {
             TRANSFORMER: self._transformer(spread),
             BATCH: self._batch(batch, 4 + guided, guided=guided),
@@ -315,7 +315,7 @@ class _Model:
         }
 
     def _training(self, stage: str, parts: Set[str], *, guided: bool) -> Rows:
-        """Count a stage with an optimizer: latents, noise, state and target of each sample, one velocity a part."""
+        """Count a stage with an optimizer: a sample's latents, noise, state, target, and a velocity from each part."""
         spread = self._spread(stage)
         trained = resting(self.trained, spread)
         checkpointing = self.recipe.policy.model_gradient_checkpointing is True
@@ -330,21 +330,21 @@ class _Model:
                 BATCH: self._batch(micro_batch(self.recipe, self.basis.pictures), 5 + len(copies), guided=guided),
                 VISITING: _visiting(self, spread, backward=True, checkpointing=checkpointing),
                 GATHERED: to_be_written(self.trained, self.recipe.launch, stage),
-                # The buffer of the all-reduce of gradients, or of torch's fused loops: once more their size.
+                # A buffer as large as the gradients, for their all-reduce or for torch's fused loops.
                 STEP: trained,
             }
         )
 
 
 def _as_read(model: _Model, spread: Spread) -> Rows:
-    """Count a whole base that is cast after it was read. Ranks that share it read their rows into the half type."""
+    """Count a whole base that is cast after it was read. Ranks that shard it read their rows in the half type."""
     if not spread.half or model.recipe.policy.lora is None or spread.parallelism.dp_shard_size > 1:
         return {}
     return {AS_READ: sum((resting(shapes, spread) for shapes in _adapters(model)), resting(model.shapes, spread))}
 
 
 def _visiting(model: _Model, spread: Spread, *, backward: bool, checkpointing: bool = False) -> Bytes:
-    """Count matrices that are gathered or cast. Whole frozen ones are cast before; autocast casts adapters."""
+    """Count matrices gathered or cast in a pass. Whole frozen matrices were cast before; autocast casts adapters."""
     lora = model.recipe.policy.lora is not None
     if lora and spread.parallelism.dp_shard_size == 1:
         factors = sum(count_elements(shapes) for shapes in _adapters(model))
@@ -354,10 +354,10 @@ def _visiting(model: _Model, spread: Spread, *, backward: bool, checkpointing: b
 
 
 def to_be_written(trained: Shapes, launch: LaunchConfig, stage: str, tables: Collection[str] = ()) -> Bytes:
-    """Count what a rank has besides, when it writes the largest part of a policy: the optimizer's state.
+    """Count the memory that a rank adds when it writes the largest part of a policy, the optimizer's state.
 
-    Ranks compare checksums first. Those that share matrices then gather a file each, and tensors of others' files. The
-    bytes of a file come to the CPU, with its tensors if these are on a GPU. ``tables`` are never shared.
+    Ranks compare checksums first. Ranks that shard matrices then gather a file each, and tensors for others' files. The
+    CPU holds the bytes of a file, and its tensors too if these are on a GPU. ``tables`` are never sharded.
     """
     ranks, shards = launch.processes_of(stage), launch.parallelism_of(stage).dp_shard_size
     state = {f"{moment}.{name}": shape for moment in range(MOMENTS_KEPT) for name, shape in trained.items()}
@@ -376,15 +376,15 @@ def to_be_written(trained: Shapes, launch: LaunchConfig, stage: str, tables: Col
 
 
 def _adapters(model: _Model) -> list[Shapes]:
-    """Return the shapes of the frozen adapter and of the trained one, as far as there are such."""
+    """Return the shapes of the frozen adapter and of the trained one, if they exist."""
     settings = (model.basis.below, model.recipe.policy.lora)
     return [trainable_shapes(model.shapes, adapter) for adapter in settings if adapter is not None]
 
 
 def _read(model: _Model, kind: str) -> int:
-    """Count what a rank has in the CPU's memory before its device has it.
+    """Count the bytes of weights that a rank holds in the CPU's memory before it copies them to its device.
 
-    Sharded weights are read by rows, and the stock pipeline straight to the device: a tensor at a time.
+    Sharded weights are read by rows, and the stock pipeline a tensor at a time, straight to the device.
     """
     parts = {"embed": "text_encoder", "encode": "vae", "decode": "vae", "rollout": "vae"}
     others = model.holding(parts[kind])[OTHERS].device if kind in parts else 0
