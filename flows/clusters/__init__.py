@@ -1,1 +1,1 @@
-"""Batch scripts of Slurm and manifests of KubeRay for the cluster of a profile. The templates are files to be read."""
+"""Batch scripts of Slurm and manifests of KubeRay for the cluster of a profile, from templates."""

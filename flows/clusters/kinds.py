@@ -13,10 +13,10 @@ S = TypeVar("S", SlurmNodes, KubernetesPods)
 
 @dataclass(frozen=True)
 class Kind(Generic[S]):
-    """Equal nodes."""
+    """Equal nodes of a cluster."""
 
     name: str
-    """Name of the stage that needs these nodes; empty for the nodes of all stages that ask for no others."""
+    """Name of the stage that needs these nodes; empty for the nodes of the stages that do not ask for their own."""
     count: int
     """Number of these nodes that the stages of the profile need at once."""
     gpus: int
@@ -29,9 +29,9 @@ class Kind(Generic[S]):
 
 
 def kinds_of(launch: LaunchConfig, settings: S, own: dict[str, S]) -> list[Kind[S]]:
-    """Return the kinds of nodes of a profile with ``launcher = "ray"``. The first has the nodes of ``[launch.ray]``.
+    """Return the kinds of nodes of a profile with ``launcher = "ray"``. The first is of the nodes of ``[launch.ray]``.
 
-    ``own`` has the settings of single stages.
+    ``own`` has the settings of stages that ask for nodes of their own, by stage.
     """
     stages: dict[tuple[object, ...], list[str]] = {_kind(launch.ray): []}
     for stage in STAGES:
@@ -54,7 +54,7 @@ def kinds_of(launch: LaunchConfig, settings: S, own: dict[str, S]) -> list[Kind[
 
 
 def mistakes_in(launch: LaunchConfig, section: str, own: dict[str, S]) -> Iterator[str]:
-    """Yield a sentence for each mistake in the nodes of single stages that a section gives."""
+    """Yield a sentence for each mistake in the nodes that a section of ``[launch]`` gives to single stages."""
     for name, stages in (("ray", launch.ray.stages), (section, own)):
         for stage in stages:
             if stage not in STAGES:
@@ -80,7 +80,7 @@ def mistakes_in(launch: LaunchConfig, section: str, own: dict[str, S]) -> Iterat
 
 
 def _kind(nodes: RayNodes) -> tuple[object, ...]:
-    """Return by what Ray tells a node from others."""
+    """Return the accelerator type and the labels, by which Ray tells nodes of different kinds apart."""
     return nodes.accelerator_type, *sorted(nodes.labels.items())
 
 

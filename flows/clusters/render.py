@@ -20,9 +20,9 @@ from flows.clusters import kinds
 from flows.clusters.kinds import kinds_of
 
 NAME = "cosmos-flows"
-"""Name of the job, of the cluster, and beginning of the names of files."""
+"""Name of the job and of the cluster, and prefix of the names of files."""
 LEAST_MIN = 15
-"""Shortest job in minutes. It is warned 5 minutes before its end, and would begin again at once."""
+"""Shortest time limit of a job in minutes. Slurm warns it 5 minutes before its end, and it is queued again then."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class File:
 
 
 def slurm(profile: str, launch: LaunchConfig, command: Sequence[str]) -> list[File]:
-    """Return the batch script of a flow, and with Ray one for each other kind of nodes.
+    """Return the batch script of a flow and, with Ray, a batch script for each further kind of nodes.
 
     Raises one :class:`ConfigError` with all mistakes.
     """
@@ -57,7 +57,7 @@ def slurm(profile: str, launch: LaunchConfig, command: Sequence[str]) -> list[Fi
 
 
 def kuberay(profile: str, launch: LaunchConfig, command: Sequence[str]) -> list[File]:
-    """Return the manifests of a Ray cluster, and of the pod in which a command runs if one is given.
+    """Return the manifests of a Ray cluster and, if a command is given, of the pod in which it runs.
 
     Raises one :class:`ConfigError` with all mistakes.
     """
@@ -90,7 +90,7 @@ def render(scheduler: str, profile: str, command: Sequence[str]) -> list[File]:
 
 
 def write(files: Sequence[File], folder: Path) -> None:
-    """Write files into a folder, which is made. Raises :class:`ConfigError`, and writes none, if one exists."""
+    """Create a folder and write files into it. Raises :class:`ConfigError`, and writes none, if one exists."""
     if there := [str(folder / file.name) for file in files if (folder / file.name).exists()]:
         raise ConfigError(f"{', '.join(there)} exists already; delete it, or name another folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def _kuberay_mistakes(launch: LaunchConfig) -> Iterator[str]:
 
 
 def _ray_version() -> str:
-    """Return the version of Ray in the lock, from which the image is made."""
+    """Return the version of Ray in ``requirements.lock``, from which the image is made."""
     lock = shipped.files("deployments")["requirements.lock"].read_text(encoding="utf-8")
     found = re.search(r"^ray==(\S+)", lock, re.MULTILINE)
     assert found is not None
@@ -143,7 +143,7 @@ def _ray_version() -> str:
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("flows.clusters"),
-        autoescape=False,  # nothing of it is HTML
+        autoescape=False,  # no template is HTML
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
