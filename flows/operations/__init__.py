@@ -1,1 +1,1 @@
-"""Commands other than training: rerun, export, checks."""
+"""Work of commands other than training: rerun, datasets, checks, set-up of a Prefect server."""

@@ -18,12 +18,12 @@ ZOMBIES = "cosmos: crash flow runs without a heartbeat"
 SILENCE = timedelta(seconds=90)
 """Three heartbeats: deployments set ``PREFECT_FLOWS_HEARTBEAT_FREQUENCY = 30``."""
 ENDED = ("Completed", "Failed", "Cancelled", "Crashed", "Suspended", "Paused")
-"""States without a process, and ``Paused``, whose process sends heartbeats."""
+"""States in which a silent flow run is no crash: without a process, and ``Paused``."""
 WAITING = ("Scheduled", "Late", "Pending", "AwaitingRetry", "AwaitingConcurrencySlot", "Resuming")
 """States that wait for a worker, for the first time or again, and have no process yet."""
 FLOW_RUNS = {"prefect.resource.id": "prefect.flow-run.*"}
 OURS = {"prefect.resource.id": f"prefect.tag.{tags.PROJECT}"}
-"""Related to every flow run of this project."""
+"""Related resource of every flow run of this project."""
 SENDS = "notify"
 """Capability of blocks that send messages."""
 MAKE_BLOCK = "make one in Prefect's UI, under Blocks"
@@ -43,9 +43,10 @@ class Wanted:
 
 
 def put_automations(client: SyncPrefectClient, wanted: Wanted) -> list[str]:
-    """Create or correct the automation for crashed flow runs and the wanted ones; return their names.
+    """Create or correct the automation for crashed flow runs, and the automations in ``wanted``; return their names.
 
-    Raises :class:`ConfigError` that lists all names for which the server has nothing, before anything is changed.
+    Raises :class:`ConfigError`, before anything is changed, with all names of blocks and deployments that the server
+    does not have.
     """
     wrong = Mistakes()
     found = [_crashes(), *_messages(client, wanted, wrong), *_deployments(client, wanted, wrong)]
@@ -115,7 +116,7 @@ def _messages(client: SyncPrefectClient, wanted: Wanted, wrong: Mistakes) -> Ite
 
 
 def _deployments(client: SyncPrefectClient, wanted: Wanted, wrong: Mistakes) -> Iterator[dict[str, Any]]:
-    """Yield the automations that run deployments which are wanted."""
+    """Yield the automations that run the deployments in ``wanted``. Add unknown names to ``wrong``."""
     if wanted.audit is not None:
         run = {"run_id": "{{ event.payload.run }}", "store": "{{ event.payload.store }}"}
         for name, action in _runs(client, "audit", [wanted.audit], wrong):
@@ -143,7 +144,7 @@ def _on(event: str, resource: str) -> dict[str, Any]:
 def _runs(
     client: SyncPrefectClient, flow: str, names: Sequence[str], wrong: Mistakes
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the names of deployments of a flow, each with the action that runs it."""
+    """Yield the names of a flow's deployments, each with the action that runs it. Add unknown names to ``wrong``."""
     deployed = client.read_deployments(flow_filter=FlowFilter(name=FlowFilterName(any_=[flow]))) if names else []
     known = {f"{flow}/{one.name}": one.id for one in deployed}
     for name in dict.fromkeys(names):

@@ -1,4 +1,4 @@
-"""One caption in a file for each medium of a folder, byte for byte as cosmos-predict2.5's script writes it."""
+"""A file with one and the same caption for each medium of a folder, with the bytes of cosmos-predict2.5's script."""
 
 import os
 from collections.abc import Iterator

@@ -36,7 +36,7 @@ RING_TIMEOUT_S = 300.0
 NUM_BYTES = 32 * 2**20
 NUM_COMMITS = 10
 ERROR = re.compile(r"^(?:\[rank\d+\]: )?(\w[\w.]*(?:Error|Exception): .*)$", re.MULTILINE)
-"""The last line of a traceback in torchrun's output."""
+"""Matches the last line of a traceback in torchrun's output."""
 TAIL = 1000
 LEASES = "prefect.server.concurrency.lease_storage"
 FORGETFUL = f"{LEASES}.memory"
@@ -161,7 +161,7 @@ def _gpu_limit(_: str, launch: LaunchConfig) -> str:
 
 
 def _leases(_: str, launch: LaunchConfig) -> str:
-    """Check where the server stores the leases of slots. Only its own settings tell."""
+    """Check where the server stores the leases of slots, which only its own settings say."""
     settings = _ask(lambda client: client.request("GET", "/admin/settings").json())
     kept_in = settings["server"]["concurrency"]["lease_storage"]
     if kept_in != FORGETFUL:
@@ -192,7 +192,7 @@ def _require_local(launch: LaunchConfig) -> None:
 
 
 def _output(command: list[str], timeout_s: float, failed: str) -> str:
-    """Return what a command prints. If it fails, raises :class:`UnavailableError`: ``failed`` and its last error."""
+    """Return the output of a command. Raises :class:`UnavailableError` with ``failed`` and the last error otherwise."""
     env = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} | os.environ
     ended = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env)
     if ended.returncode:

@@ -1,4 +1,4 @@
-"""The translation of a cosmos-rl file, printed in one line or in full, and written as a recipe."""
+"""The translation of a cosmos-rl file: as one line, as a full report, and as a recipe."""
 
 import itertools
 import os
@@ -20,17 +20,17 @@ EXAMPLE = "one of cosmos-rl's configs"
 LONGEST = 120
 """Maximum characters of a key and its value in the report."""
 SHOWN = ("key", "written", "said", "verdict", "settings", "why")
-"""Facts of a key that scripts see. Its value is none, because it may be a secret."""
+"""Fields of a key that scripts get. The value of the key is left out, because it may be a secret."""
 TITLES = {"cosmos-rl": 6, "is": 2, "here": 6}
 """Columns of the report, and their relative widths."""
 
 
 def note(recipe: str) -> str | None:
-    """Return a line about a cosmos-rl file and the command that prints more; None for a recipe of ours.
+    """Return a line about a cosmos-rl file and the command that prints more; None for a recipe of this project.
 
     Raises :class:`ConfigError` if there is no such TOML file.
     """
-    # Values beyond limits are told with the other mistakes, by the plan.
+    # The plan reports values beyond limits, with all other mistakes.
     values = read_toml(shipped.path_of(recipe, "recipe"), shipped.EXAMPLE, Mistakes())
     if translation.schema_of(values) is None:
         return None
@@ -76,7 +76,7 @@ def _fields(value: object, *names: str) -> dict[str, Any]:
 
 
 def _answer(entry: translation.Entry) -> tuple[str, str, str]:
-    """Return the key, or its table if it has no effect, the verdict, and our settings with the reason."""
+    """Return the key, or its table if it has no effect; the verdict; and this project's settings with the reason."""
     settings = [f"{name} = {held!r}" for name, held in entry.settings.items() if held is not None]
     here = "\n".join([*settings, *filter(None, [entry.why])])
     place = entry.key.rpartition(".")[0] if entry.verdict == "no effect here" else entry.key
@@ -88,7 +88,7 @@ def _brief(text: str) -> str:
 
 
 def write(translation: translation.Translation, source: str, output: str) -> None:
-    """Write the recipe whole, or not at all.
+    """Write the whole recipe into a new file, or nothing.
 
     Raises :class:`ConfigError` if a key is unknown or refused, the file exists or cannot be written, and
     :class:`NoSpaceError` on a full disk.

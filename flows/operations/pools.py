@@ -13,7 +13,7 @@ from flows.operations.automations import Wanted, put_automations
 
 POOL = "cosmos"
 QUEUES = {"checks": 1, "training": 2}
-"""Priorities by queue: the flight check starts before waiting runs."""
+"""Priorities by queue, 1 first: the flight check starts before waiting runs."""
 GPUS = "gpus"
 """Global concurrency limit with a slot a GPU. A cluster profile names it in ``gpu_limit``; see
 :mod:`flows.running.gpus`."""

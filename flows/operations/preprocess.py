@@ -1,4 +1,4 @@
-"""Bring a dataset up to date with its files: index and caption what is new, and write the next snapshot."""
+"""Bring a dataset up to date with its files: index and caption new items, and write the next snapshot."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,27 +29,27 @@ from stages.formats.parts import NO_ITEMS, Parts
 from stages.formats.tables import read_table
 
 SHOWN = 20
-"""Names of items in one line."""
+"""Largest number of items that a message names."""
 Launch = Callable[[str, Request], list[Manifest]]
-"""Makes a stage: from its name in the display and its Request to its manifest."""
+"""Makes an artifact: takes the name to display and a Request, and returns the manifest in a list."""
 
 
 @dataclass(frozen=True)
 class Added:
-    """Additions of a preparation to a dataset."""
+    """The parts and captions that a preparation added to a dataset."""
 
     index: Manifest | None
-    """The part; None if only captions are new."""
+    """Manifest of the new part; None if only captions are new."""
     captions: tuple[Manifest, ...]
-    """Captions of parts, most often of the new one."""
+    """Manifests of new captions, most often those for the new part."""
     left_out: int
     """Number of items that are left out now."""
     replaced: tuple[Input, ...] = ()
-    """The parts of the snapshot before that the new part takes the place of."""
+    """The parts of the snapshot before that the new part replaces."""
 
     @cached_property
     def changes(self) -> tuple[Any, Any]:
-        """Return the new items and the items that have gone, compared with the snapshot before."""
+        """Return the tables of new and of removed items, compared with the snapshot before."""
         if self.index is None:
             return NO_ITEMS, NO_ITEMS
         part = Artifact(input_of(self.index.slot))
@@ -61,7 +61,7 @@ class Added:
 
 
 def unchanged(config: DatasetConfig, store_url: str) -> Snapshot | None:
-    """Return the newest snapshot if the dataset's files are as they were; None otherwise. Reads none of them."""
+    """Return the newest snapshot if the dataset's files have not changed since; None otherwise. Read no file."""
     config = _pinned(config)
     head = snapshots.newest(store_url, config.name)
     same = head is not None and _made_from(head) == (_settings(config), _captioner(config), _stamps(config))
@@ -71,12 +71,12 @@ def unchanged(config: DatasetConfig, store_url: str) -> Snapshot | None:
 def preprocess(
     config: DatasetConfig, store_url: str, launch: Launch, *, verify: bool = False, merge: bool = False
 ) -> tuple[Snapshot, Added | None]:
-    """Index and caption what has changed since the newest snapshot; return the newest one and what was added.
+    """Index and caption what has changed since the newest snapshot. Return the newest snapshot and the additions.
 
-    None was added if nothing has changed. Two processes at once write one snapshot: the loser finds that nothing is
-    new. Under other settings all files are read again; under another captioner all parts are captioned again. With
-    ``verify`` all files are read, and a part is added also if none differs: a killed verification goes on, and the
-    next one reads them again. With ``merge`` several parts become one, for which all files are read.
+    The additions are None if nothing has changed. Of two processes at once, one writes the snapshot, and the other
+    finds nothing new. Under other settings all files are read again; under another captioner all parts are captioned
+    again. With ``verify`` all files are read, and a part is added even if none differs: so a killed verification can
+    continue, and the next verification reads them again. With ``merge`` all files are read into one part.
     """
     config = _pinned(config)
     if config.caption is not None:
@@ -93,7 +93,7 @@ def preprocess(
         index: Manifest | None = None
         if verify or of_same is None or of_same.stamps != stamps:
             request = _index(config, store_url, stamps, parts, verify=verify)
-            # Nothing names the part yet. One that was made long ago must not be taken for garbage meanwhile.
+            # No snapshot names the part yet. An old part must not be deleted as garbage before one does.
             renew(request.slot)
             (index,) = launch("index", request)
             parts = (*parts, input_of(request.slot))
@@ -116,7 +116,7 @@ def preprocess(
 
 
 def _of_diffusion(recipe: str, run: AnyRun) -> Run:
-    """Return a run that conditions on embeddings and latents. Raises :class:`ConfigError` for any other."""
+    """Return the run of a diffusion model. Raises :class:`ConfigError` for a run of another kind."""
     if not isinstance(run, Run):
         raise ConfigError(
             f"{recipe} trains with {run.recipe.train.train_policy.type}, which reads neither text embeddings nor "
@@ -126,9 +126,9 @@ def _of_diffusion(recipe: str, run: AnyRun) -> Run:
 
 
 def missing(config: DatasetConfig, store_url: str) -> list[tuple[str, Request]]:
-    """Return what its recipes need of the newest snapshots and is not current: text embeddings and latents.
+    """Return the Requests for text embeddings and latents that the dataset's recipes need and that are not current.
 
-    Each has a name. Raises :class:`ConfigError` with the mistakes of a recipe.
+    Each comes with the name of its step. Raises :class:`ConfigError` with the mistakes of a recipe.
     """
     runs = [_of_diffusion(recipe, run_of(plan_of(Settings(recipe, store_url)), store_url)) for recipe in config.recipes]
     named = {request.slot: (name, request) for run in runs[::-1] for name, request in run.prepared.steps().items()}
@@ -136,7 +136,7 @@ def missing(config: DatasetConfig, store_url: str) -> list[tuple[str, Request]]:
 
 
 def described(snapshot: Snapshot, added: Added | None) -> str:
-    """Return what has become of a dataset: a line, and one for each item that is left out or differs."""
+    """Return in words what a preparation added: a line, then one for each item that is left out or differs."""
     words = f"{snapshot.dataset}: snapshot {snapshot.number}"
     if added is None:
         return f"{words}, nothing new"
@@ -155,7 +155,7 @@ def described(snapshot: Snapshot, added: Added | None) -> str:
 
 
 def as_json(store_url: str, dataset: str, before: int) -> dict[str, Any]:
-    """Return what has become of a dataset since a snapshot, 0 for none, for scripts.
+    """Return for scripts the changes of a dataset since snapshot number ``before``; 0 for all of it.
 
     Keys: ``dataset``, ``snapshot`` (number of the newest), ``url`` and ``digest`` of its file, ``items`` in it, ``new``
     and ``removed`` items since, ``captioned`` (items with a caption by a captioner), and ``left_out``: ``unit`` and
@@ -183,7 +183,7 @@ def _parts_of(snapshot: Snapshot) -> Parts:
 
 
 def left_out(added: Added) -> list[tuple[str, str]]:
-    """Return the items of the newest part that are left out, and why."""
+    """Return name and reason of each item of the newest part that is left out."""
     if added.index is None or contracts.Index.LEFT_OUT not in added.index.files:
         return []
     table = read_table(Artifact(input_of(added.index.slot)), contracts.Index.LEFT_OUT)
@@ -191,7 +191,7 @@ def left_out(added: Added) -> list[tuple[str, str]]:
 
 
 def differing(added: Added) -> list[str]:
-    """Return the items whose files differ though their stamps are equal, which a verification has found."""
+    """Return the names of items whose files changed under equal stamps, as a verification found."""
     if added.index is None or contracts.Index.DIFFERING not in added.index.files:
         return []
     table = read_table(Artifact(input_of(added.index.slot)), contracts.Index.DIFFERING)
@@ -199,7 +199,7 @@ def differing(added: Added) -> list[str]:
 
 
 def counts(added: Added) -> dict[str, int]:
-    """Return the numbers of items that are new and removed, of all that are left out, and of new captions."""
+    """Return numbers of items: new, removed, left out in all and, if there are new captions, captioned."""
     new, removed = map(len, added.changes)
     captioned = sum(cast("int", one.summary["captioned"]) for one in added.captions)
     return {"new": new, "removed": removed, "left_out": added.left_out} | (
@@ -219,7 +219,7 @@ def table_row(added: Added) -> dict[str, float]:
 
 
 def seconds(added: Added) -> float:
-    """Return how long the stages took."""
+    """Return the seconds that the stages took together."""
     made = [*([added.index] if added.index else []), *added.captions]
     return round(sum(cast("float", one.summary["seconds"]) for one in made), 3)
 
@@ -234,7 +234,7 @@ def _stamps(config: DatasetConfig) -> str:
 
 
 def _settings(config: DatasetConfig) -> str:
-    """Return the digest of what decides an index besides the files."""
+    """Return the digest of all settings and code that decide an index, in addition to the files."""
     pins = outside_plugins.named_by(config, outside_plugins.pins(""))
     code = {"version": contracts.Index.version, "plugins": [pin.identity() for pin in pins]}
     return digest(config.identity() | {"captioned": _captioned(config)} | code)
@@ -248,7 +248,7 @@ def _pinned(config: DatasetConfig) -> DatasetConfig:
 
 
 def _captioner(config: DatasetConfig) -> str | None:
-    """Return the digest of what writes captions, and of the code around it."""
+    """Return the digest of the captioner, its settings and its stage's version; None without one."""
     if config.caption is None:
         return None
     return digest([_stage_of(config.caption).version, digest_of(config.caption, outside_plugins.pins(""))])
@@ -294,9 +294,9 @@ def _captions(
     known: tuple[Input, ...],
     launch: Launch,
 ) -> tuple[tuple[Input, ...], tuple[Manifest, ...]]:
-    """Caption the parts that ``captions`` have no captions of; return all captions, and the manifests of new ones.
+    """Caption the parts without an entry in ``captions``. Return all captions, and the manifests of the new ones.
 
-    A medium in ``known`` keeps its caption. None are written without a captioner.
+    A medium with a caption in ``known`` keeps it. Without a captioner, both results are empty.
     """
     made: list[Manifest] = []
     if config.caption is None:

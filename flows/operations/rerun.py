@@ -15,7 +15,7 @@ from stages.artifacts.request import Input
 from stages.artifacts.slots import read_manifest
 
 SHOWN = 40
-"""Artifacts that are listed one by one."""
+"""Largest number of artifacts that are listed one by one."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Rerun:
-    """The generation of a stage that was ended, or would be, and the artifacts that this may make stale."""
+    """The generation that a rerun ended, or would end, and the artifacts that this may make stale."""
 
     run: str
     name: str
@@ -98,7 +98,7 @@ def _check_inputs(step: Step) -> None:
 
 
 def listed(what: str, artifacts: Sequence[Made]) -> list[str]:
-    """Return the number of artifacts, their time, and up to ``SHOWN`` names, a line each; nothing without artifacts."""
+    """Return lines: number and time of the artifacts, then up to ``SHOWN`` names. Empty without artifacts."""
     if not artifacts:
         return []
     total = sum(made.seconds or 0 for made in artifacts)
@@ -110,7 +110,7 @@ def listed(what: str, artifacts: Sequence[Made]) -> list[str]:
 
 
 def made_from(run: AnyRun, targets: Sequence[Step], every: Iterable[Step]) -> list[Made]:
-    """Return the artifacts made from the targets, directly or not. ``every`` are the steps of the run, in order."""
+    """Return the artifacts made from the targets, directly or through others. ``every``: the run's steps, in order."""
     root = store.absolute(run.store_url).rstrip("/")
     # Paths in the store, not URLs: the store may have been moved since its manifests were written.
     places: list[str] = []
@@ -125,7 +125,7 @@ def made_from(run: AnyRun, targets: Sequence[Step], every: Iterable[Step]) -> li
         if not any(source.url.endswith(tuple(places)) for source in _inputs(step, manifest)):
             continue
         places.append(step.slot.removeprefix(root))
-        # An ended generation will be made again anyway; it only links to what was made from it.
+        # An ended generation will be made again anyway; it only leads to the artifacts made from it.
         if is_committed(step.slot, generation):
             found.append(Made(step.name, seconds_of(manifest)))
     return found
@@ -143,7 +143,7 @@ def _newest(slot: str, generation: int) -> Manifest | None:
 
 
 def _inputs(step: Step, manifest: Manifest | None = None) -> list[Input]:
-    """Return the inputs of a manifest; without one, of the step's Request now, none if one is missing."""
+    """Return the inputs of a manifest, else of the step's Request as it is now; empty if an artifact is missing."""
     try:
         made = manifest or step.request()
     except ArtifactError:

@@ -1,4 +1,4 @@
-"""Check of a reward service: send a test frame, as a run would, and tell what came back."""
+"""Check of a reward service: send a test message, as a run would, and report the scores."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ SIZE, NUM_FRAMES = 64, 9
 
 @dataclass(frozen=True)
 class Finding:
-    """Outcome for one reward."""
+    """Result of the check of one reward."""
 
     reward: str
     works: bool
@@ -31,10 +31,10 @@ class Finding:
 
 
 def check(url: str, rewards: Sequence[str], timeout_s: float, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield a finding for each reward: those named, else all that the service tells of.
+    """Yield a finding for each reward in ``rewards``; if that is empty, for each reward that the service lists.
 
-    Raises at the end, or at once where nothing can be asked: :class:`ConfigError` for a wrong URL, token or reward,
-    :class:`UnavailableError` for a service or scorer that does not work now.
+    Raises after the last finding, or at once if no reward can be checked: :class:`ConfigError` for a wrong URL, token
+    or reward, :class:`UnavailableError` for a service or scorer that does not work now.
     """
     service = service_at(url, environment)
     with Client(service, timeout_s) as asking:
@@ -59,7 +59,7 @@ def check(url: str, rewards: Sequence[str], timeout_s: float, environment: Mappi
 def service_at(url: str, environment: Mapping[str, str]) -> Service:
     """Return the service at a URL, with or without the path of one of its endpoints, and the environment's token.
 
-    Raises :class:`ConfigError` for what is no URL.
+    Raises :class:`ConfigError` if ``url`` is no URL.
     """
     if (fault := url_fault(url)) is not None:
         raise ConfigError(f"{url!r} {fault}; expected the URL of a service, e.g. http://localhost:8080")
@@ -72,7 +72,7 @@ def service_at(url: str, environment: Mapping[str, str]) -> Service:
 
 
 def _scored(asking: Client, reward: str, scorer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the result of a test frame in a form that the scorer takes, by default an image."""
+    """Send noise in a form that the scorer takes, by default an image, and return the service's result."""
     kind = "image" if "image" in scorer.get("media", ["image"]) else "video"
     shape = (SIZE, SIZE, 3) if kind == "image" else (3, NUM_FRAMES, SIZE, SIZE)
     pixels = np.random.default_rng(0).integers(0, 256, (1, *shape), np.uint8)

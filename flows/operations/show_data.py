@@ -1,4 +1,4 @@
-"""Pages that show a snapshot of a dataset to people: media, captions, sizes, and what was left out."""
+"""Pages that show a snapshot of a dataset to people: media, captions, sizes, and the items that were left out."""
 
 import base64
 import re
@@ -29,7 +29,7 @@ from stages.formats.references import Pictures
 from stages.reporting.page import shown
 
 MAX_SIDE = 256
-"""Pixels of the longer side of a picture. A page of 100 images has about 2 MB."""
+"""Largest number of pixels on the longer side of a picture. A page of 100 images has about 2 MB."""
 FRAMES = 3
 """Frames shown of a video."""
 THREADS = 4
@@ -62,9 +62,10 @@ class Shown:
 
 
 def show(store_url: str, name: str, output: str | None, first: int, *, all_pages: bool) -> Shown:
-    """Write ``1.html``, with the first items, and with ``all_pages`` the pages after it.
+    """Write ``1.html`` with the first ``first`` items; with ``all_pages`` also further pages of as many items.
 
-    Media are read from where they were when the snapshot was made; a page says which are not there any more.
+    Media are read from their places when the snapshot was made; a page says which of them are gone.
+    Raises :class:`ConfigError` if there is no such snapshot.
     """
     snapshot = find(store_url, name)
     parts = Parts([Artifact(part) for part in snapshot.parts], [Artifact(one) for one in snapshot.captions])
@@ -112,7 +113,7 @@ def find(store_url: str, name: str) -> Snapshot:
 
 
 def _listed(snapshot: Snapshot) -> tuple[dict[str, Source], str]:
-    """Return the sources, with their files listed, or none and why that is not possible."""
+    """Return the sources by name, with their files listed, and ``""``; or no sources, and why they cannot be listed."""
     try:
         options = {name: TypeAdapter(AnyDataset).validate_python(one) for name, one in snapshot.sources.items()}
         sources = {name: _sources.source_of(one) for name, one in options.items()}
@@ -144,7 +145,7 @@ def _facts(snapshot: Snapshot, parts: Parts) -> list[str]:
 def _items(
     sources: Mapping[str, Source], rows: list[dict[str, Any]], away: str, kept: Pictures
 ) -> list[dict[str, Any]]:
-    """Return what a page shows of each item."""
+    """Return, for each item, the values that its page shows."""
     with ThreadPoolExecutor(THREADS) as pool:
         shown = list(pool.map(lambda row: ([], away) if away else _pictures(sources, row), rows))
         references = list(pool.map(lambda row: _references(kept, row), rows))
@@ -160,7 +161,7 @@ def _references(kept: Pictures, row: dict[str, Any]) -> list[tuple[str, str]]:
         if fault:
             found.append((f"reference {number} is {fault}", ""))
             continue
-        # The last frame of a clip, with which a video goes on.
+        # Of a clip, the last frame, from which a video continues.
         (picture,) = pictures(BytesIO(encode(decoded(data)[-1:])[1]), "image", 1, num_frames=1, max_side=MAX_SIDE)
         found.append((f"reference {number}", _uri(picture)))
     return found
@@ -179,7 +180,7 @@ def _item(row: dict[str, Any], found: list[str], missing: str) -> dict[str, Any]
 
 
 def _pictures(sources: Mapping[str, Source], row: dict[str, Any]) -> tuple[list[str], str]:
-    """Return pictures of a medium as data URIs, or none and why."""
+    """Return pictures of a medium as data URIs, and ``""``; or no pictures, and the reason."""
     try:
         with closing(_sources.opened(sources, row["unit"], row["name"], row["medium"])) as file:
             found = pictures(file, row["kind"], row["frames"], num_frames=FRAMES, max_side=MAX_SIDE)

@@ -16,14 +16,14 @@ LOOK_S = 0.5
 
 @dataclass(frozen=True)
 class Stopped:
-    """A run that no process works on any more."""
+    """A run on which no process works any more."""
 
     run: str
     pid: object
     """The process that worked on it; None if there was none."""
     host: str
     end: str
-    """How the last process ended, as ``status`` says it; "" if none ever worked on it."""
+    """How the last process ended, in a word of ``status``; "" if none ever worked on the run."""
 
     def lines(self) -> Iterator[str]:
         """Yield the lines to print."""

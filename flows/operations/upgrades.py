@@ -16,10 +16,10 @@ from stages.registry import STAGES
 
 
 def settled(run: AnyRun, *, remake: bool) -> AnyRun:
-    """Record the stage versions of this code and settings of the run that later looks need; return the run with them.
+    """Record the stage versions of this code, early warning and ranking for the run; return the run with them.
 
-    Artifacts of other versions are stale from then on. If there are any and ``remake`` is not set, raises
-    :class:`ConfigError` with the cost: newer code alone never ends a committed artifact.
+    Artifacts of other stage versions are stale from then on. Without ``remake``, raises :class:`ConfigError` with the
+    cost if there are any: newer code alone never makes a finished artifact stale.
     """
     ours = {name: stage.version for name, stage in STAGES.items()}
     recorded = read_plan(run.store_url, run.plan.run_id)
@@ -38,7 +38,7 @@ def settled(run: AnyRun, *, remake: bool) -> AnyRun:
 
 
 def _of_another_version(step: Step) -> Manifest | None:
-    """Return the current manifest, if this code has another version of its stage."""
+    """Return the current manifest if this code has another version of its stage, else None."""
     _, manifest = current_of(step.slot)
     if manifest is None or manifest.stage not in STAGES:
         return None
