@@ -1,4 +1,4 @@
-"""The last lines of a run: what was measured on held-out data before and after, from the newest manifests."""
+"""The last lines of a run: measurements on held-out data before and after training, from the newest manifests."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,9 +15,9 @@ LOSS = "held-out loss"
 
 
 def held_out_lines(run: AnyRun) -> list[str]:
-    """Return every held-out reward of the base and the final policy, and last the number that ranks policies.
+    """Return a line for every held-out reward of the base and the final policy; last, for the number that ranks them.
 
-    None for a run without both. Errors are over prompts.
+    A reward without scores of both policies has no line. Standard errors are over prompts.
     """
     lines: list[str] = []
     for label, scores in _held_out_scores(run):
@@ -36,7 +36,7 @@ def held_out_lines(run: AnyRun) -> list[str]:
 
 
 def held_out_numbers(run: AnyRun) -> dict[str, tuple[float, float]]:
-    """Return before and after of the number that ranks policies, then of held-out rewards and loss, by name."""
+    """Return by name the values before and after: first of the number that ranks policies, then of rewards and loss."""
     found: dict[str, tuple[Any, ...]] = {}
     if (ends := _ends(run)) is not None:
         found[ends[0].by] = tuple(end.figure for end in ends)
@@ -49,7 +49,7 @@ def held_out_numbers(run: AnyRun) -> dict[str, tuple[float, float]]:
 
 
 def result_line(run: AnyRun, numbers: Mapping[str, tuple[float, float]]) -> str:
-    """Return the numbers in a line, such as ``ocr 0.615 -> 0.786``; without any, how many iterations there were."""
+    """Return the numbers in a line, such as ``ocr 0.615 -> 0.786``; without any, the number of iterations."""
     changes = [f"{by} {before:.3f} -> {after:.3f}" for by, (before, after) in numbers.items()]
     return ", ".join(changes) or f"{counted(run.recipe.train.num_iterations, 'iteration')}, nothing held out"
 
@@ -74,7 +74,7 @@ def _held_out_scores(run: AnyRun) -> Iterator[tuple[str, list[Manifest]]]:
 
 
 def _made(run: AnyRun, stage: str) -> list[Manifest]:
-    """Return what a stage that judges policies made of the base and the final policy; nothing unless both exist."""
+    """Return a judging stage's manifests for the base and the final policy; empty unless both exist."""
     slots = (run.slots.version(k, stage) for k in (0, run.recipe.train.num_iterations))
     found = [manifest for slot in slots if (manifest := current_of(slot)[1]) is not None]
     return found if len(found) == 2 else []

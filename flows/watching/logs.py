@@ -42,7 +42,7 @@ class Logs:
         return [asdict(log) for log in self.logs]
 
     def parts(self) -> Iterator[str | Table]:
-        """Yield what to print."""
+        """Yield lines and a table to print."""
         if not self.logs:
             yield f"no attempt of a stage of {self.run} has ended yet: an attempt leaves its log when it ends"
             return
@@ -71,7 +71,7 @@ def logs(store_url: str, run_id: str, stage: str | None = None, iteration: int |
 
 
 def text_of(found: Logs, attempt: int | None) -> str:
-    """Return the newest of some logs, or an attempt's, of the last stage that has one.
+    """Return the text of the newest log, or of an attempt's log, of the last stage that has one.
 
     Raises :class:`ConfigError` if there is none.
     """
@@ -81,7 +81,7 @@ def text_of(found: Logs, attempt: int | None) -> str:
     if not chosen:
         known = f"{newest} has attempts 1 to {len(last)}" if last else "an attempt leaves its log when it ends"
         raise ConfigError(f"{found.run} has no such log; {known}")
-    # A carriage return ends a line too: bars are drawn over themselves.
+    # A carriage return ends a line too, because progress bars use it to draw over themselves.
     return store.read(chosen[0].url).decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -72,9 +72,9 @@ from stages.scoring.rewards import placed
 """Name of the file, next to ``plan.json``."""
 
 _LOST = 0.05
-"""Share of advantages that is worth a number."""
+"""Smallest share of lost advantages that is reported."""
 _AS_STORED = 1
-"""Newest version of ``update`` whose lines show rewards as they are stored, and none of the numbers of later ones.
+"""Newest version of ``update`` whose lines show rewards as they are stored, without the numbers of later versions.
 
 Lines of its artifacts stay as they were written, so that an audit of older runs holds.
 """
@@ -93,7 +93,7 @@ POLICY_GRADIENT = {
     "data_loss": "GRPO/data_loss",
     "ratio": "GRPO/log_prob_ratio",
 }
-"""Replacements of these names for algorithms that train on recorded transitions."""
+"""Names in place of :data:`TRAINED` for algorithms that train on recorded transitions."""
 
 PLACES = {
     name: place
@@ -101,9 +101,9 @@ PLACES = {
         ("validate", "evaluate", "judged", "rollout", "reward", "warn", "ahead", "update", "fragment")
     )
 }
-"""Order of an iteration's positions. Each optimizer step adds one to the update's."""
+"""Order of stages within an iteration. Each optimizer step adds one to the position of the update."""
 AHEAD = PLACES["ahead"] - len(PLACES)
-"""Place of a rollout that runs during the update of the iteration before its own."""
+"""Order of a rollout that runs during the update of the iteration before its own, in place of ``rollout``."""
 
 
 @dataclass(frozen=True)
@@ -117,40 +117,40 @@ class Line:
     step: int
     """Number of optimizer steps of the policy."""
     numbers: dict[str, Any]
-    """Values by name. What is not a finite number is missing."""
+    """Values by name. A value that is no finite number counts as missing."""
     ahead: bool = False
     """Whether it is a rollout that ran during the update of the iteration before."""
 
     @property
     def judges(self) -> bool:
-        """Return whether the line is of an evaluation on held-out data."""
+        """Return whether the line is about an evaluation on held-out data."""
         return self.stage == "validate" or self.stage.startswith("evaluate-")
 
     @property
     def position(self) -> int:
         """Return the line's position in the loop, which rises from wave to wave and from optimizer step to step.
 
-        It depends on no other line. So the positions of a run that goes on past its planned end stay the same.
+        It depends on no other line, so positions stay the same when a run continues past its planned end.
         """
         if self.stage == "rollout":
-            # During an update: after the rewards and warnings that the update comes after, before its steps.
+            # During an update: after the rewards and warnings that precede the update, before its steps.
             place = AHEAD if self.ahead else PLACES["rollout"]
         else:
             place = PLACES.get(self.stage.partition("-")[0], PLACES["update"])
         return self.step + len(PLACES) * self.k + place
 
     def shown_at(self, *, held_out: bool) -> int:
-        """Return the position of pictures of this iteration, or of a judged policy version."""
+        """Return the position in the loop of pictures of this iteration or, if ``held_out``, of this policy version."""
         return self.step + len(PLACES) * self.k + PLACES["judged" if held_out else "fragment"]
 
     @property
     def known(self) -> list[tuple[str, Any]]:
-        """Return the values that are not missing."""
+        """Return the names and values that are not missing."""
         return [(key, value) for key, value in self.values.items() if value is not None]
 
     @property
     def values(self) -> dict[str, Any]:
-        """Return the JSON object."""
+        """Return the values of the JSON object; None for a missing number."""
         return {
             "stage": self.stage,
             "policy_version" if self.judges else "iteration": self.k,
@@ -164,14 +164,14 @@ class Line:
 
 
 def steps_after(request: Request) -> int | None:
-    """Return the policy's optimizer steps after this Request; None if its stage trains nothing."""
+    """Return the number of the policy's optimizer steps after this Request; None if its stage trains nothing."""
     if isinstance(request.config, Trains):
         return request.config.steps.first_step + len(request.config.steps.lrs)
     return None
 
 
 def wave_lines(pairs: Sequence[tuple[Request, Manifest]], step: int, headline: str) -> list[Line]:
-    """Return the lines of a wave in order: an update's last, after the stages that ran meanwhile.
+    """Return the lines of a wave in order: the lines of an update come after the stages that ran next to it.
 
     ``step`` and ``headline`` are as in :func:`lines_of`.
     """
@@ -185,7 +185,7 @@ def wave_lines(pairs: Sequence[tuple[Request, Manifest]], step: int, headline: s
 
 
 def lines_of(request: Request, manifest: Manifest, step: int, headline: str) -> Iterator[Line]:
-    """Yield the lines of one artifact, which may have none.
+    """Yield the lines of one artifact; some artifacts have none.
 
     ``step`` is the number of optimizer steps before it, ``headline`` the label of the reward that the run is judged by.
     Raises :class:`ArtifactError` if a table of the artifact is damaged.
@@ -248,15 +248,15 @@ def _rewarded(weights: Mapping[str, float], manifest: Manifest) -> Any:
 
 
 def _as_scored(weights: Mapping[str, float], table: Any) -> Any:
-    """Return advantages whose rewards are weighted scores, where a mixing stored normalised ones in their place.
+    """Return advantages with weighted scores as rewards, if the mixing stored normalised scores in their place.
 
     The sum of the normalised scores, whose mean is 0 whatever the policy does, becomes the column ``normalized``.
-    Samples that gates hold back have the scores of the lowest of their prompt that passes, as if nothing had been
-    normalised.
+    A sample that gates hold back gets the scores of the lowest sample of its prompt that passes, as it would without
+    normalisation.
     """
     if f"score.{next(iter(weights), '')}" not in table:
         return table
-    # Samples that do not count have no reward, nor have those held back until they are placed.
+    # Samples that do not count have no reward. Samples that are held back have none until they are placed.
     counts = table["reward"].notna() & ~_held(table)
     scored = {f"reward.{name}": w * table[f"score.{name}"].where(counts) for name, w in weights.items()}
     table = table.assign(**scored, reward=sum(scored.values()), normalized=table["reward"])
@@ -267,7 +267,7 @@ def _as_scored(weights: Mapping[str, float], table: Any) -> Any:
 
 
 def _held(table: Any) -> Any:
-    """Return which samples take the lowest place of their prompt. All of them are finite."""
+    """Return a mask of the samples that gates hold back at the lowest place of their prompt. All of them are finite."""
     return table[HELD].eq(other=True) if HELD in table else pd.Series(data=False, index=table.index)
 
 
@@ -293,16 +293,16 @@ def _update(weights: Mapping[str, float], manifest: Manifest) -> dict[str, Any]:
 
 
 def _lost_to_floor(table: Any, algorithm: Mapping[str, Any]) -> float | None:
-    """Return the largest share that the advantages of a reward lose to the floor of deviations; None below 5 %."""
+    """Return the largest share of a reward's advantages that the floor of deviations takes away; None below 5 %."""
     if not {"reward", "prompt_id"} <= {*table.columns}:
         return None
     overall, prompts, counts = bool(algorithm.get("global_std")), table["prompt_id"].to_numpy(), table["reward"].notna()
     if single := [name for name in table.columns if name.startswith("score.")]:
-        # Each is divided by the deviation within its prompt, whatever divides their sum.
+        # Each score is divided by the deviation within its prompt, whatever divides their sum.
         overall, counts = False, counts & ~_held(table)
     elif algorithm.get("reward_average"):
         single = [name for name in table.columns if name.startswith("reward.")]
-        # Those held back take their place after the division, except of a single reward.
+        # With several rewards, samples that are held back get their place after the division.
         counts = counts & ~_held(table) if len(single) > 1 else counts
     columns = (table[name].where(counts).to_numpy("float64", na_value=math.nan) for name in single or ["reward"])
     lost = max(floor_share(rewards, prompts, global_std=overall) for rewards in columns)
@@ -310,7 +310,7 @@ def _lost_to_floor(table: Any, algorithm: Mapping[str, Any]) -> float | None:
 
 
 def _statistics(table: Any, column: str, weight: float = 1.0) -> dict[str, float]:
-    """Return mean, population std, max and min of a column's known values without ``weight``; nothing without it."""
+    """Return mean, population std, max and min of a column's values divided by ``weight``; empty without it."""
     if column not in table:
         return {}
     known = table[column].dropna().astype("float64") / weight
@@ -332,7 +332,7 @@ def _is_number(value: Any) -> bool:
 class MetricsFile:
     """``metrics.jsonl`` in the store. It is written whole, and only if the stored file does not begin with its lines.
 
-    A resumed run adds the lines of finished stages again. They neither shorten nor rewrite the stored file.
+    A resumed run adds the lines of finished stages again, which leaves the stored file as it is.
     """
 
     def __init__(self, url: str, stored: bytes = b"") -> None:
@@ -343,11 +343,11 @@ class MetricsFile:
 
     @property
     def digest(self) -> str:
-        """Return the digest of what is stored."""
+        """Return the digest of the stored bytes."""
         return sha256(self._stored)
 
     def add(self, line: bytes) -> bool:
-        """Append a line. Return whether it is new: not at this place of the stored file."""
+        """Append a line. Return whether it is new, which means that the stored file does not have it at this place."""
         start = len(self._lines)
         self._lines += line
         self._agrees = self._agrees and self._stored[start : len(self._lines)] == line

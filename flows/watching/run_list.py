@@ -15,7 +15,7 @@ SHOWN = 30
 
 
 def rendered(lines: Sequence[RunLine], store_url: str) -> Iterator[str | Table]:
-    """Yield lines and the table, in order."""
+    """Yield the table of runs, then a line for each error."""
     if not lines:
         yield f"the store {store.absolute(store_url)} has no runs; start one with `cosmos-flows run`"
         return
@@ -32,7 +32,7 @@ def rendered(lines: Sequence[RunLine], store_url: str) -> Iterator[str | Table]:
 
 
 def changes(line: RunLine) -> Iterator[str]:
-    """Yield in words the number that ranks policies, before and now with its errors, then every other reward."""
+    """Yield in words the change of the number that ranks policies, with its errors, then of every other reward."""
     if line.reward is None:
         return
     ends = [(line.first_reward, line.first_reward_error), (line.reward, line.reward_error)]

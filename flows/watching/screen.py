@@ -30,31 +30,31 @@ ENDS = {
 }
 """How a run that no process works on ended."""
 LABEL = 9
-"""Columns of the words in front of the lines."""
+"""Width in columns of the labels in front of the lines."""
 WHY_LINES = 3
-"""Lines of a failure's reason. The log and `audit` have all of it."""
+"""Largest number of lines for the reason of a failure. The log and `audit` have all of it."""
 OTHERS = 4
-"""Lines of other facts that are shown where stages need the room."""
+"""Largest number of lines for other facts, if stages need the room."""
 GIVE_AGAIN = "give its command again or retry its flow run"
-"""Where no command of a run is known."""
+"""Advice in place of a run's command that is not known."""
 ITERATION = "iteration-"
 MORE = "(| cat shows all of it as a table)"
 _TOKEN = re.compile(r"(?:'[^']*'|\\.|[^\s'])+")
 _TOGETHER = "\u00a0"
-"""Space where no line is broken."""
+"""Space at which no line is broken."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One answer. A command is folded so that a shell takes it as it is shown."""
+    """One answer on the screen. A command is folded in such a way that a shell takes it as it is shown."""
 
     label: str
     text: str
     is_command: bool = False
     lines: int | None = None
-    """Most lines that the text may take; None for all that it needs."""
+    """Largest number of lines of the text; None for as many as it needs."""
     may_go: bool = False
-    """Whether the row is left out where there is no room for every answer."""
+    """Whether the row is left out if there is no room for every answer."""
 
     def folded(self, width: int) -> list[str]:
         """Return the lines of the text, none of them wider than ``width``."""
@@ -69,7 +69,7 @@ class Row:
 def screen(overview: Overview, width: int, height: int) -> list[str]:
     """Return at most ``height`` lines of at most ``width`` columns: the answers, then other facts and the stages.
 
-    What does not fit is left out from the end, and the last line says so.
+    Lines that do not fit are left out from the end, and the last line says so.
     """
     groups = _Groups(overview)
     return fitted([*answers(overview, groups)], [*others(overview)], groups, width, height)
@@ -83,7 +83,7 @@ def fitted(first: Sequence[Row], others: Sequence[Row], groups: "_Groups", width
     rest, older, left = _lines(others, width), groups.other_lines(width), height - len(lines)
     if len(rest) + len(older) <= left:
         return [*lines, *rest, *older]
-    # The iterations keep their place: other facts take what they leave, and a few lines at least.
+    # Iterations come first: other facts take the lines that they leave, and a few lines at least.
     rest = rest[: max(min(left - 2, OTHERS), left - 2 - len(older), 0)]
     kept = max(left - len(rest) - 2, 0)
     folded = groups.folded(kept, width) if left - len(rest) > 1 else []
@@ -95,7 +95,7 @@ def _lines(rows: Iterable[Row], width: int) -> list[str]:
 
 
 def answers(overview: Overview, groups: "_Groups") -> Iterator[Row]:
-    """Yield what people look for first: the state, where the run is, warnings, how to go on, cost, reward, report."""
+    """Yield the rows that people look for first: state, position, warnings, next command, cost, reward, report."""
     yield Row("run", f"{overview.run.plan.run_id}: {_life(overview)}")
     yield Row("now", _position(overview, groups), lines=WHY_LINES)
     if overview.hacking:
@@ -130,7 +130,7 @@ class NextCommand:
         if not self.command:
             yield Row(self.word, GIVE_AGAIN)
             return
-        # A finished run can do without.
+        # A finished run needs no next command.
         yield Row(self.word, f"{self.to}{', ' * bool(self.to)}with this command:", may_go=bool(self.to))
         yield Row("", self.command, is_command=True, may_go=bool(self.to))
 
@@ -140,7 +140,7 @@ class NextCommand:
 
 
 def next_command(overview: Overview) -> NextCommand | None:
-    """Return the command that goes on with a run, or trains a finished one further; None for one at work."""
+    """Return the command that continues a run, or trains a finished run further; None while a process works on it."""
     if overview.life == "running":
         return None
     if overview.current == len(overview.states):
@@ -152,22 +152,22 @@ def next_command(overview: Overview) -> NextCommand | None:
 
 
 def as_of(overview: Overview) -> str:
-    """Return when the process of a run last told how far it is, and how long ago that was."""
+    """Return the time at which the process of a run last wrote its progress, and how long ago that was."""
     written_s = overview.progress.written
     told = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(written_s))
-    # Never in the future, whatever the clocks of two machines say.
+    # Never in the future, even if the clocks of two machines differ.
     return f"{told} UTC, {duration(max(time.time() - written_s, 0.1))} ago"
 
 
 def newest_warning(warnings: Sequence[Warned]) -> str:
-    """Return what tripped in the newest iteration in which any limit did, and how many more there are."""
+    """Return the first limit that tripped in the newest iteration with any, and how many more tripped."""
     more = sum(len(one.tripped) for one in warnings) - 1
     counts = f" (and {more} more in {counted(len(warnings), 'iteration')})" if more else ""
     return f"iteration {warnings[-1].k}: {warnings[-1].tripped[0]}{counts}"
 
 
 def others(overview: Overview) -> Iterator[Row]:
-    """Yield other facts: what is wrong with stages, warnings, other rewards, and what the run begins with."""
+    """Yield other facts: warnings, faults of stages, other rewards, processes, and what the run begins with."""
     failed = overview.life == "failed"
     for warned in overview.warnings[-1:]:
         # The first line is one of the answers.
@@ -212,7 +212,7 @@ def _life(overview: Overview) -> str:
 
 
 def _position(overview: Overview, groups: "_Groups") -> str:
-    """Return the iteration of how many, the stage, and how far it is or why it failed."""
+    """Return the iteration and their number, the stage, and its progress or the reason of its failure."""
     at, every = overview.progress, counted(len(overview.states), "stage")
     if groups.current is None:
         return f"all {every} are finished, {groups.done} of {groups.total} iterations"
@@ -226,7 +226,7 @@ def _position(overview: Overview, groups: "_Groups") -> str:
 
 
 def _work(overview: Overview) -> str:
-    """Return the time that is left, the cost until now, and how many attempts were lost."""
+    """Return in words the time that is left, the cost until now, and the number of lost attempts."""
     found, ended = overview.outlook, overview.current == len(overview.states)
     left = "time is not known yet" if found.left_s is None else f"about {duration(found.left_s)} of work"
     spent = "cost is not recorded" if found.device_s is None else f"{device_time(found.device_s)} of device time spent"
@@ -252,7 +252,7 @@ def _reward(overview: Overview) -> str:
 
 
 def _near(url: str) -> str:
-    """Return a place in the current folder without that folder."""
+    """Return a path in the current folder relative to it; other places as they are."""
     return url.removeprefix(f"{os.getcwd()}/")
 
 
@@ -268,7 +268,7 @@ class _Groups:
         self.current = self._at_work()
 
     def _at_work(self) -> int | None:
-        """Return the number of the group with the newest wave, else of the first that is to be made; None without."""
+        """Return the index of the group with the newest wave, else of the first unfinished group; None without any."""
         wave, left = self._overview.progress.wave, [i for i, group in enumerate(self.groups) if not _finished(group)]
         with_wave = (i for i in left if any(state.step.wave == wave for state in self.groups[i]))
         return next(with_wave, left[0] if left else None)
@@ -278,7 +278,7 @@ class _Groups:
         return self.groups[i][0].step.group or ("start" if i == 0 else "end")
 
     def place(self) -> str:
-        """Return where the run is: the current group, and how many iterations there are."""
+        """Return the position of the run: the current group, and the number of iterations."""
         assert self.current is not None
         name = self.name(self.current)
         if name.startswith(ITERATION):
@@ -294,7 +294,7 @@ class _Groups:
         return [*self._later(width), *(self._line(i, width) for i in self._older())]
 
     def folded(self, kept: int, width: int) -> list[str]:
-        """Return one line for the groups whose lines are not kept."""
+        """Return one line for the older groups that have no line among the first ``kept`` lines."""
         gone = self._older()[max(kept - len(self._later(width)), 0) :]
         if not gone:
             return []
@@ -312,7 +312,7 @@ class _Groups:
         return _wrapped(f"{self.name(later[0])} to {self.name(later[-1])}: {_counts(states)}", width)[:1]
 
     def _line(self, i: int, width: int) -> str:
-        """Return the line of a group: its stages, or less if they do not fit."""
+        """Return the line of a group: its stages or, if these do not fit, its time and scores."""
         name, group = f"{self.name(i)}: ", self.groups[i]
         whole = name + self.cells(i).replace(_TOGETHER, " ")
         if cell_len(whole) <= width:
@@ -327,7 +327,7 @@ class _Groups:
 
 
 def cell(state: State) -> str:
-    """Return the text of a state; a time without a word means that the stage is finished."""
+    """Return a stage's state, time, numbers and attempts; a time without a word means that it is finished."""
     words = [] if state.word == "stands" else ["-" if state.word == "missing" else state.word]
     if state.manifest is not None:
         words.append("? s" if state.seconds is None else f"{state.seconds:.1f} s")

@@ -19,11 +19,11 @@ from flows.watching.screen import ENDS, as_of, cell, failure, next_command, scre
 LOOK_S = 1.0
 """Seconds between two readings of a running run."""
 WARNINGS = 3
-"""Iterations whose warnings are shown."""
+"""Number of iterations whose warnings are shown, the newest."""
 
 
 def show(overview: Overview, console: Console) -> None:
-    """Print the state: as far as it fits on a terminal, elsewhere all of it, with lines as long as they need to be."""
+    """Print the state. On a terminal print as much as fits; elsewhere all of it, with lines of any length."""
     if console.is_terminal:
         # One line is for the prompt.
         for line in screen(overview, console.width, console.height - 1):
@@ -36,7 +36,7 @@ def show(overview: Overview, console: Console) -> None:
 def watch(store_url: str, run_id: str, console: Console) -> Overview:
     """Show a run until no process works on it. Return its state then.
 
-    On a terminal what is shown is updated in place. Elsewhere each wave prints a line, and the table comes at the end.
+    On a terminal the picture is updated in place. Elsewhere each wave prints a line, and the table comes at the end.
     """
     overview, wave = open_run(run_id, store_url).now(), ""
     if overview.life == "running" and can_redraw(console):
@@ -66,7 +66,7 @@ def _redrawn(overview: Overview, console: Console) -> Overview:
 
 
 def rendered(overview: Overview) -> Iterator[str | Table]:
-    """Yield lines and the table, in order."""
+    """Yield the lines of the state and its table, from top to bottom."""
     yield f"{overview.run.plan.run_id} ({overview.run.url}): {_life(overview)}"
     if lineage := overview.run.plan.lineage:
         yield f"begins with {lineage}"
@@ -91,7 +91,7 @@ def rendered(overview: Overview) -> Iterator[str | Table]:
 
 
 def _warnings(overview: Overview) -> Iterator[str]:
-    """Yield what tripped in the newest iterations, and how it is approved where no command of the run is known."""
+    """Yield the limits that tripped in the newest iterations, and how to approve them if no command is known."""
     warnings = overview.warnings
     if len(warnings) > WARNINGS:
         yield f"limits tripped in {counted(len(warnings), 'iteration')}, the newest of them:"
@@ -115,7 +115,7 @@ def _life(overview: Overview) -> str:
 def _table(overview: Overview) -> Table:
     """Return the table: a row for the start, each iteration, each evaluated policy and the end; a column a stage.
 
-    A cell of another stage than its column's begins with the stage's name.
+    The columns are the stages of an iteration. A cell of another stage begins with its name.
     """
     rows = [list(group) for _, group in itertools.groupby(overview.states, lambda state: state.step.group)]
     head = next(row for row in rows if row[0].step.group.startswith("iteration-"))

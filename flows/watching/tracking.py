@@ -1,4 +1,4 @@
-"""Write a run's ``metrics.jsonl`` and send its numbers to the console and wandb. Only damaged files fail the run."""
+"""Write a run's ``metrics.jsonl`` and send its numbers to the console and wandb. Only damaged files end the run."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +18,7 @@ Note = Callable[[str], None]
 
 
 class Tracker:
-    """Follows a run: :meth:`done` is called after each wave, in the order of the loop."""
+    """A follower of a run: :meth:`done` is called after each wave, in the order of the loop."""
 
     def __init__(self, run: AnyRun, note: Note) -> None:
         self._headline = run.headline_reward
@@ -28,7 +28,7 @@ class Tracker:
         self.rests = False
         """Whether the file in the store is known to have all lines."""
         self.finished: str | None = None
-        """Digest of the file of the finished run, once it is written; None if anything is missing in it."""
+        """Digest of the file of the finished run, once it is written; None if the file lacks anything."""
         self._whole = True
         url = store.join(run.url, METRICS_FILE)
         self._file = MetricsFile(url, self._try(partial(store.read_if_exists, url)) or b"")
@@ -36,7 +36,7 @@ class Tracker:
         self._prints = "console" in logger
         self._wandb = Wandb(run, note) if "wandb" in logger else None
         self.sends = self._wandb is not None
-        """Whether another place gets the lines of every process."""
+        """Whether wandb gets the lines too, from every process that works on the run."""
 
     def __enter__(self) -> Self:
         return self

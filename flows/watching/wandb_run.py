@@ -24,9 +24,9 @@ from stages.reporting.contracts import Fragment
 from stages.reporting.excerpt import Excerpt, Picture
 
 FINISH_TIMEOUT_S = 60
-"""Time that the end of a run waits for wandb. The rest stays on the disk for `wandb sync`."""
+"""Seconds that the end of a run waits for wandb. The rest stays on the disk for `wandb sync`."""
 LOGIN_TIMEOUT_S = 60
-"""Time that wandb waits for a login at a terminal."""
+"""Seconds that wandb waits for a login at a terminal."""
 
 Note = Callable[[str], None]
 
@@ -56,7 +56,7 @@ class Wandb:
             self._orders.put(partial(self._log, row, position))
 
     def show(self, line: Line, manifest: Manifest, config: Fragment) -> None:
-        """Send the pictures of a fragment that are shown at every policy version, or typical ones of a rollout.
+        """Send pictures of a fragment: of held-out samples the same at every policy version, of a rollout typical ones.
 
         ``line`` is their position in the loop.
         """
@@ -65,7 +65,7 @@ class Wandb:
         self._orders.put(partial(self._show, row, line.shown_at(held_out=config.held_out), manifest, (why, key)))
 
     def finish(self, *, failed: bool) -> None:
-        """Wait for the upload, at most ``FINISH_TIMEOUT_S``."""
+        """End the run on wandb, and wait for its thread: for a login, and for the upload."""
         self._orders.put(partial(self._finish, exit_code=int(failed)))
         self._orders.put(None)
         self._thread.join(LOGIN_TIMEOUT_S + 2 * FINISH_TIMEOUT_S)
@@ -129,7 +129,7 @@ def _start(run: AnyRun) -> Any:
 
 
 def _medium(manifest: Manifest, picture: Picture, folder: Path) -> Any:
-    """Return a picture or a video as wandb takes it, in full size."""
+    """Return a picture or a video in full size as an object of wandb."""
     wandb: Any = importlib.import_module("wandb")
     data = read_entry(manifest.slot, manifest.files[picture.full])
     score = "" if picture.score is None else f" ({picture.score:.4g})"
