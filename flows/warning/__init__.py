@@ -1,1 +1,1 @@
-"""Decisions on limits that tripped: a run goes on, waits until somebody approves, or has failed."""
+"""Decisions on limits that tripped: a run goes on, waits until a person approves, or fails."""

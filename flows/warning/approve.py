@@ -38,13 +38,13 @@ class Approval:
         yield f"to go on, {again}, or resume or retry its flow run"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the approval for scripts: the decision, its run and iteration, and whether it was there before."""
+        """Return the approval for scripts: the decision, its run and iteration, and whether it had been made before."""
         said = self.decision.model_dump(mode="json", exclude={"place"})
         return {"run": self.run, "iteration": self.warned.k, "already": self.already, **said}
 
 
 def warnings_of(run: AnyRun) -> list[Warned]:
-    """Return the warnings of the iterations whose warnings are current, in order."""
+    """Return the warnings of a run in the order of iterations, from current artifacts of the stage ``warn``."""
     slots = (step.slot for step in steps(run) if step.kind == "warn")
     manifests = (current_of(slot)[1] for slot in slots)
     return [warned for manifest in manifests if manifest is not None and (warned := Warned.of(manifest)) is not None]

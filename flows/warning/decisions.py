@@ -1,7 +1,7 @@
-"""Decisions on warnings: who let a run go on, or ended it, on which evidence, when and why.
+"""Decisions on warnings: who let a run continue, or ended it, on which evidence, when and why.
 
-They are sealed files next to the warning, ``<slot of warn>/decisions/<digest of the evidence>/0001.json``. None is ever
-changed or removed; if there are several on the same evidence, the last one counts.
+They are sealed files next to the warning, ``<slot of warn>/decisions/<digest of the evidence>/0001.json``. No file
+is ever changed or removed; of several decisions on the same evidence, the last one counts.
 """
 
 import getpass
@@ -19,7 +19,7 @@ from stages.artifacts.records import Sealed, parsed, place_of
 DECISIONS = "decisions"
 """Folder of a warning's slot with the decisions on it."""
 Word = Literal["marked", "suspended", "stopped", "approved"]
-"""``marked`` and ``approved``: the run goes on. ``suspended``: it waits for somebody. ``stopped``: it has failed."""
+"""``marked`` and ``approved``: the run goes on. ``suspended``: it waits for a person. ``stopped``: it has failed."""
 
 
 class Decision(Sealed):
@@ -29,14 +29,14 @@ class Decision(Sealed):
     place: str
     """The slot of the warning, by :func:`place_of`."""
     evidence: str
-    """Content of the warning: the scores that were judged, the limits, and what tripped."""
+    """Digest of the warning's content: the scores that were judged, the limits, and the limits that tripped."""
     number: int
     """Number of the decision on this evidence; 1 for the first."""
     word: Word
     tripped: tuple[str, ...]
     """Limits that tripped, in words."""
     by: str
-    """The one that decided: the recipe, a person or Prefect."""
+    """Author of the decision: the recipe, a person or Prefect."""
     at: str
     """UTC time, such as ``2025-01-31T12:00:00Z``."""
     note: str = ""
@@ -86,9 +86,9 @@ def decisions_on(manifest: Manifest) -> list[Decision]:
 
 
 def decide(manifest: Manifest, word: Word, tripped: tuple[str, ...], by: str, note: str = "") -> Decision:
-    """Write the next decision on a warning's evidence, and return the one that counts then.
+    """Write the next decision on a warning's evidence, and return the decision that counts then.
 
-    A process that decides at the same moment may be first: its decision counts if it is the same word.
+    If another process has written the same word first, its decision counts.
     """
     while True:
         before = decisions_on(manifest)
@@ -109,7 +109,7 @@ def decide(manifest: Manifest, word: Word, tripped: tuple[str, ...], by: str, no
 
 
 def person() -> str:
-    """Return who gives a command, such as ``anna@node1``."""
+    """Return the user and host of this command, such as ``anna@node1``."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):  # a user without a name

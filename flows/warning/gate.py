@@ -1,4 +1,4 @@
-"""The gate before each update: it lets a run go on, or ends its process, by what tripped and what was decided on it."""
+"""The gate before each update. It lets a run continue or ends its process, by limits that tripped and decisions."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,9 +18,9 @@ BY_RECIPE = "the recipe"
 
 
 def pass_gate(run: AnyRun, manifests: Sequence[Manifest], note: Callable[[str], None]) -> None:
-    """Return if the run may go on after these artifacts, warnings among them.
+    """Return if the run may continue after these artifacts, which may include warnings.
 
-    Raises :class:`ApprovalError` if somebody has to approve what tripped, and :class:`WarningError` if the run ends.
+    Raises :class:`ApprovalError` if a person has to approve a warning, and :class:`WarningError` if the run ends.
     """
     on_trip = run.plan.early_warning.on_trip if run.plan.early_warning else "mark"
     for manifest in manifests:
@@ -52,16 +52,16 @@ def _judge(run: AnyRun, warned: Warned, on_trip: OnTrip, note: Callable[[str], N
 
 
 def _decide(run: AnyRun, warned: Warned, word: Word) -> None:
-    """Decide by the recipe, and emit an event unless that was decided before."""
+    """Write the recipe's decision, and emit an event unless the last decision was the same."""
     decide(warned.manifest, word, warned.tripped, BY_RECIPE)
     if warned.decision is None or warned.decision.word != word:
         events.warning_tripped(run, warned.k, warned.tripped, word, warned.page)
 
 
 def _asks_now(run: AnyRun, warned: Warned, on_trip: OnTrip) -> bool:
-    """Return whether the recipe no longer lets pass what it had marked before the update that follows it was made.
+    """Return whether the recipe now holds back a warning that it had only marked, and the update is not made yet.
 
-    Nobody looked at what was only marked. What an update was made of cannot be held back any more.
+    Nobody has looked at a warning that was only marked. After the update was made, nothing can be held back.
     """
     update = find(steps(run), run.plan.run_id, "update", warned.k)
     marked = warned.decision is not None and warned.decision.word == "marked"

@@ -1,4 +1,4 @@
-"""The verdict of the report on reward hacking, from the few fragments that it depends on."""
+"""The verdict of the report on reward hacking, made from only the fragments on which it depends."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ def verdict(run: AnyRun, made: Sequence[Manifest]) -> str:
     first_and_last = _ends([one for one in fragments if not one.config["held_out"]])
     if not first_and_last:
         return ""
-    # Of iterations between the first and the last one only the limits count.
+    # Between the first and the last iteration, only limits count.
     pieces = {one.iteration or 0: _limits(one) for one in made if one.stage == "warn"}
     pieces |= {piece.k: piece for piece in first_and_last}
     book = Book(
@@ -44,13 +44,13 @@ def verdict(run: AnyRun, made: Sequence[Manifest]) -> str:
 
 
 def _ends(fragments: Sequence[Manifest]) -> list[Piece]:
-    """Read the first and the last of some fragments."""
+    """Return the first and the last of ``fragments``, read; one if they are the same."""
     ends = {one.digest: one for one in (*fragments[:1], *fragments[-1:])}
     return [Piece.read(Artifact(input_of(one.slot))) for one in ends.values()]
 
 
 def _limits(made: Manifest) -> Piece:
-    """Return an iteration with nothing but what its limits said."""
+    """Return an iteration with nothing but its limits that tripped."""
     rows = [] if (found := Warned.of(made)) is None else found.rows
     tripped = (Tripped(words=words(row), reward=row["reward"], score=row["score"], samples=()) for row in rows)
     return Piece(

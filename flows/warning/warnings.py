@@ -1,4 +1,4 @@
-"""The warnings of a run: the limits that tripped in an iteration, and what was decided on them."""
+"""The warnings of a run: the limits that tripped in an iteration, and the decisions on them."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -21,7 +21,7 @@ class Warned:
 
     manifest: Manifest
     rows: list[dict[str, Any]]
-    """What tripped, from the evidence."""
+    """Rows of the evidence, one for each limit that tripped."""
     decisions: list[Decision]
 
     @classmethod
@@ -39,7 +39,7 @@ class Warned:
 
     @property
     def tripped(self) -> tuple[str, ...]:
-        """Return what tripped, a sentence each."""
+        """Return a sentence for each limit that tripped."""
         return tuple(map(words, self.rows))
 
     @property
@@ -49,7 +49,7 @@ class Warned:
 
     @property
     def waits(self) -> bool:
-        """Return whether the run waits until somebody approves."""
+        """Return whether the run waits until a person approves the warning."""
         return self.decision is not None and self.decision.word == "suspended"
 
     @property
@@ -59,7 +59,7 @@ class Warned:
 
     @property
     def page(self) -> str:
-        """Return where the page with the samples is."""
+        """Return the URL of the page with the samples."""
         return store.join(self.manifest.slot, self.manifest.files[Warn.PAGE].path)
 
     def lines(self) -> list[str]:
