@@ -1,7 +1,7 @@
 """Heads of a run: write-once records that name every record of its artifacts, each with the digest of the head before.
 
-Whoever keeps the digest of one head can show later that nothing up to it was edited, also if every digest inside the
-store was computed anew.
+A person who keeps the digest of one head can show later whether anything up to it was edited, even if every digest
+inside the store was computed again.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,13 +24,13 @@ from stages.artifacts.manifest import Manifest
 from stages.artifacts.records import Dropped, Invalidated, Layout, Sealed, parsed, place_of
 
 HEADS = "heads"
-"""Folder of a run with its heads."""
+"""Name of the folder of a run that has its heads."""
 BLOCK = 16
-"""Heads that are read at once."""
+"""Number of heads that are read in parallel."""
 
 
 class Head(Sealed):
-    """One head: what has come since the head before it."""
+    """One head: the records that are new since the head before it."""
 
     kind = "head"
     run: str
@@ -45,12 +45,12 @@ class Head(Sealed):
 
 
 def url_of(run_url: str, number: int) -> str:
-    """Return where a run keeps a head."""
+    """Return the URL of a head of a run."""
     return store.join(run_url, HEADS, f"{number:05d}.json")
 
 
 def number_in(name: str, ending: str) -> int | None:
-    """Return the number in the name of a head's file; None if no head has such a name."""
+    """Return the number in the file name of a head; None if it is no such name."""
     digits = name.removesuffix(ending)
     return int(digits) if digits.isdecimal() and f"{int(digits):05d}{ending}" == name else None
 
@@ -77,10 +77,10 @@ def read_heads(run_url: str) -> Iterator[tuple[Head, str]]:
 
 
 class Heads:
-    """The heads of a run that is made: :meth:`add` what was made, :meth:`write` a head."""
+    """The heads of a run at work: :meth:`add` takes new artifacts, :meth:`write` names them in a head."""
 
     def __init__(self, run: AnyRun) -> None:
-        """Read the heads that there are. Raises like :func:`read_heads`."""
+        """Read the heads that exist. Raises like :func:`read_heads`."""
         self._run = run
         self._number, self._previous, self._pages = 0, None, 0
         self._known: dict[str, str] = {}
@@ -102,9 +102,11 @@ class Heads:
         self._slots |= dict.fromkeys(slots)
 
     def write(self, iteration: int | None) -> None:
-        """Write a head with the records that no head names yet; none if there is no such record.
+        """Write a head with the records that no head names yet; no head without such records.
 
-        After an iteration without new artifacts, the other records wait for the next head.
+        ``iteration`` is the one that ended, None at the end of the run. After an iteration without new artifacts, no
+        head is written either, and other new records wait for the next head.
+        Raises :class:`ArtifactError` if another process has written this head.
         """
         if iteration is not None and self._known and not self._slots:
             return
@@ -145,7 +147,7 @@ def slots_in(run_url: str) -> list[str]:
 
 
 def run_records(run_url: str) -> Iterator[str]:
-    """Yield the URLs of the records next to a run's plan: of what it continued with, numerics, scorers of services."""
+    """Yield the URLs of the records next to a run's plan: settings it continued with, numerics, scorers of services."""
     yield from (store.join(run_url, name) for name in sorted(store.names(run_url)) if name.startswith(f"{VERSIONS}."))
     for folder in (NUMERICS, SCORERS):
         url = store.join(run_url, folder)

@@ -1,7 +1,7 @@
 """Ed25519 signatures of heads: ``heads/<n>.<key>.sig``, the 64 bytes that openssl writes and checks too.
 
-Whoever has the public key can tell that the run is the one that the holder of the private key looked at. A signature is
-of the bytes of one head, and by the chain of digests of everything up to it.
+With the public key, a person can check that a run is still as it was when the holder of the private key signed it. A
+signature covers the bytes of one head and, by the chain of digests, everything up to it.
 """
 
 import re
@@ -32,7 +32,7 @@ class Signature:
     head: int
     """Number of the head that is signed."""
     sha256: str
-    """Digest of the head, to keep."""
+    """Digest of the head, which the signer can keep."""
 
     def __str__(self) -> str:
         return f"{self.url}: signs head {self.head}, {self.sha256}"
@@ -58,10 +58,10 @@ def sign(store_url: str, run_id: str, key_file: Path) -> Signature:
 def signed_up_to(
     root: str, key: Ed25519PublicKey, heads: Mapping[int, str]
 ) -> tuple[int | None, list[tuple[str, str]]]:
-    """Return the newest head that is signed by a key, and what is wrong with its signatures, by URL.
+    """Return the number of the newest head that a key has signed, and pairs of a faulty signature's URL and its fault.
 
-    ``heads`` are the digests of the heads that :func:`read_heads` yields. A signature of another file says nothing of
-    this run: who forges a run may keep a signed head outside the chain.
+    ``heads`` are the digests of the heads that :func:`read_heads` yields. A signature of another file proves nothing
+    about this run: a forger may keep a signed head outside the chain.
     """
     newest, wrong = None, list[tuple[str, str]]()
     ending = f".{key_id(key)}.sig"
@@ -90,7 +90,7 @@ def signers(root: str) -> list[str]:
 
 
 def signature_url(root: str, number: int, key: Ed25519PublicKey) -> str:
-    """Return where the signature of a head by a key lies."""
+    """Return the URL of the signature of a head by a key."""
     return url_of(root, number).removesuffix(".json") + f".{key_id(key)}.sig"
 
 
