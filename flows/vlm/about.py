@@ -8,7 +8,7 @@ from flows.vlm.plan import VlmPlan
 
 
 def about(plan: VlmPlan) -> Rows:
-    """Return what was run, for people."""
+    """Return rows on model, data and training of a plan, for people."""
     recipe, model = plan.recipe, plan.model
     lora, train = recipe.policy.lora, recipe.train
     weights = f"LoRA of rank {lora.r}, alpha {lora.lora_alpha:g}" if lora else "all weights"
@@ -28,7 +28,7 @@ def about(plan: VlmPlan) -> Rows:
 
 
 def data(plan: VlmPlan) -> dict[str, str]:
-    """Return the numbers of conversations of each dataset."""
+    """Return the numbers of conversations of each dataset as JSON, of the training and of the held-out datasets."""
     return {
         "conversations": json.dumps(plan.conversations),
         "held-out conversations": json.dumps(plan.held_out_conversations),

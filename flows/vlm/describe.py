@@ -22,7 +22,7 @@ UNCOUNTED = (
 
 
 def described(plan: VlmPlan, store_url: str, named_by: str = "") -> str:
-    """Return what a run would do, a line a subject. ``named_by`` says what the store was taken from."""
+    """Return what a run would do, a line a subject. ``named_by`` says where the store was named."""
     recipe, train, launch = plan.recipe, plan.recipe.train, plan.recipe.launch
     options, stages = train.train_policy, _stages(plan, store_url)
     files = plan.model.digest[:12] or "not all files are here"
@@ -51,14 +51,14 @@ def described(plan: VlmPlan, store_url: str, named_by: str = "") -> str:
 
 
 def with_memory(plan: VlmPlan, store_url: str, named_by: str) -> tuple[str, list[StageMemory], str]:
-    """Return what a run would do, the memory of its stages, and what that leaves out."""
+    """Return a text on what a run would do, the memory of its stages, and what that memory leaves out."""
     return described(plan, store_url, named_by), memory_of(plan, store_url), UNCOUNTED
 
 
 def as_json(plan: VlmPlan, store_url: str) -> dict[str, Any]:
     """Return the plan for scripts, with the keys of other plans where they apply.
 
-    ``conversations`` has the number of rows of each dataset, ``passes`` how often training goes through them.
+    ``conversations`` has the number of rows of each dataset, ``passes`` the number of passes over them in training.
     ``parameters`` is null if the model's plugin does not know the shapes of the weights; ``memory`` is then empty.
     """
     like, model = estimates.estimate(plan, store_url), memory.model_of(plan.recipe, plan.model.path)
@@ -89,7 +89,7 @@ def memory_of(plan: VlmPlan, store_url: str) -> list[StageMemory]:
 
 
 def _share(plan: VlmPlan) -> str:
-    """Return how many parameters train, and how many the model has; "" if the shapes are not known."""
+    """Return in words the numbers of trained and of all parameters; "" if the shapes are not known."""
     model = memory.model_of(plan.recipe, plan.model.path)
     return (
         ""

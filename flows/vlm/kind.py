@@ -19,7 +19,7 @@ def _stages(recipe: VlmRecipe) -> list[str]:
 
 
 def _shape(plan: VlmPlan, launch: dict[str, Any]) -> dict[str, Any]:
-    """Return what decides the arithmetic of an iteration: the model's files, what trains, and the sizes of steps.
+    """Return the settings that decide the arithmetic of an iteration: model, trained weights, and sizes of steps.
 
     Datasets are part of it, because their conversations have different lengths.
     """

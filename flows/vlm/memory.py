@@ -33,16 +33,16 @@ from flows.sizes.memory import (
 )
 
 WORKS = {"vlm_policy": "policy", "vlm_finetune": "finetune", "vlm_evaluate": "validate", "vlm_export": "export"}
-"""Stages that have weights, by the name of the stage. A method of the same name as people see counts each."""
+"""Stages with weights, and the names that people see. :class:`Model` counts each by a method of the latter name."""
 SEVERAL = ("vlm_finetune", "vlm_evaluate")
 """Stages of models of transformers that may have several ranks."""
 
 
 def stages(recipe: VlmRecipe, path: str, kinds: Iterable[str]) -> list[StageMemory]:
-    """Return the memory of the stages with weights among ``kinds``; none if the plugin does not know the shapes.
+    """Return the memory of the stages with weights among ``kinds``; empty if the plugin does not know the shapes.
 
-    ``path`` is the folder of the model. Raises :class:`ConfigError` for a ``config.json`` without a number that the
-    shapes follow from, and for LoRA targets that name no module.
+    ``path`` is the folder of the model. Raises :class:`ConfigError` for a ``config.json`` that lacks a number for the
+    shapes, and for LoRA targets that name no module.
     """
     model = model_of(recipe, path)
     if model is None:
@@ -76,7 +76,7 @@ class Model:
 
     @cached_property
     def trained(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of what trains: weights of parts, or factors of adapters on them."""
+        """Return the shapes of trained tensors: weights of the parts that train, or factors of adapters on them."""
         policy = self.recipe.policy
         processor: Any = self.processor
         if policy.lora is None:
@@ -94,13 +94,13 @@ class Model:
         return name.endswith(".weight") and len(self.shapes[name]) == 2 and name not in self.known.tables
 
     def policy(self) -> Rows:
-        """Count the whole model; what trains is copied to the CPU, and then to the bytes of files."""
+        """Count the whole model. Trained tensors are copied to the CPU, and then to the bytes of files."""
         sizes = {name: FLOAT32_BYTES * math.prod(shape) for name, shape in self.trained.items()}
         largest = max(sum(sizes[name] for name in names) for names in cut(sizes))
         return self._whole() | {COPY: Bytes(cpu=sum(sizes.values())), GATHERED: Bytes(cpu=largest)}
 
     def finetune(self) -> Rows:
-        """Count training: copies of what trains, and the inputs and logits of a row, as if each token had a label."""
+        """Count training: copies of trained tensors, and inputs and logits of a row, as if each token had a label."""
         train, policy = self.recipe.train, self.recipe.policy
         spread = self._spread("vlm_finetune")
         trained = self._resting(self.trained, spread)
@@ -115,7 +115,7 @@ class Model:
             READING: self._reading(spread),
             GATHERED: to_be_written(self.trained, self.recipe.launch, "vlm_finetune", self.known.tables),
         }
-        # Logits, their gradients.
+        # Two copies: logits and their gradients.
         return rows | self._row(copies=2)
 
     def validate(self) -> Rows:
@@ -144,7 +144,7 @@ class Model:
         return {MODEL: Bytes(self._base + FLOAT32_BYTES * lora), READING: self._reading(Spread())}
 
     def _reading(self, spread: Spread) -> Bytes:
-        """Count what a rank takes of one tensor of the mapped files, as if they were in float32."""
+        """Count the rank's share of the largest tensor of the mapped files, as if they were in float32."""
         each = (self._resting({name: shape}, spread) for name, shape in self.shapes.items())
         return Bytes(cpu=max(found.device + found.cpu for found in each))
 
@@ -155,7 +155,7 @@ class Model:
         return resting(others, spread) + Bytes(FLOAT32_BYTES * count_elements(tables))
 
     def _visiting(self, spread: Spread, *, backward: bool) -> int:
-        """Count gathered and cast matrices; the only table that is cast is the one that is the output too."""
+        """Count gathered and cast matrices. Of the tables, only one that is the output too is cast."""
         policy = self.recipe.policy
         matrices = {name: shape for name, shape in self.shapes.items() if name not in self.known.tables}
         found = visiting(

@@ -30,7 +30,7 @@ from stages.registry import STAGES
 from stages.vlm.contracts import VlmRef
 
 SHOWN = 5
-"""Rows that an error lists."""
+"""Largest number of rows that an error lists."""
 
 
 class VlmPlan(BasePlan[VlmRecipe]):
@@ -38,16 +38,16 @@ class VlmPlan(BasePlan[VlmRecipe]):
 
     prompts: tuple[Prompt, ...] = ()
     conversations: dict[str, int] = Field(default={}, json_schema_extra=NOT_IDENTITY)
-    """Number of conversations of each dataset that is trained on, media unread."""
+    """Number of conversations of each training dataset, counted without opening media."""
     left_out: dict[str, int] = Field(default={}, json_schema_extra=NOT_IDENTITY)
-    """Number of rows of each dataset that is trained on whose texts cannot be used."""
+    """Number of rows of each training dataset whose texts cannot be used."""
     held_out_conversations: dict[str, int] = Field(default={}, json_schema_extra=NOT_IDENTITY)
-    """Number of conversations of each held-out dataset, media unread."""
+    """Number of conversations of each held-out dataset, counted without opening media."""
     order: tuple[tuple[str, ...], tuple[str, ...]] = Field(default=((), ()), json_schema_extra=NOT_IDENTITY)
-    """Names of the datasets that are trained on, and of those held out, in the order of the recipe, which the digests
-    follow. Tables of a plan that was read are sorted. Empty in plans from before it was kept."""
+    """Names of the training datasets, then of the held-out datasets, in the recipe's order, in which they are digested.
+    Kept because tables of a plan that was read are sorted. Empty in plans written before this field existed."""
     media_places: dict[str, str] = Field(default={}, json_schema_extra=NOT_IDENTITY)
-    """Digest of the absolute folder that a ``media_path`` meant when the run was planned, by the ``media_path``."""
+    """For each ``media_path``, the digest of the absolute folder that it named when the run was planned."""
 
     @property
     def num_prompts(self) -> int:
@@ -56,12 +56,12 @@ class VlmPlan(BasePlan[VlmRecipe]):
 
     @property
     def vlm(self) -> VlmRef:
-        """Return the base model as stages take it."""
+        """Return the base model as a setting of stages."""
         return VlmRef(path=self.model.path, digest=self.model.digest, changes=self.recipe.policy.media.changes)
 
     @property
     def epochs(self) -> float:
-        """Return how often the run goes through its conversations, without weights of datasets."""
+        """Return the number of passes over the conversations, as if all datasets had equal weights."""
         train = self.recipe.train
         steps = train.num_iterations * train.train_policy.steps_per_iteration
         return steps * train.train_batch_per_replica / max(self.num_prompts, 1)
@@ -84,9 +84,10 @@ def make_plan(
     *,
     without_weights: bool = False,
 ) -> VlmPlan:
-    """Resolve and check a valid recipe. Raises one :class:`ConfigError` with the mistakes ``known`` and found, or
-    :class:`UnavailableError` if all that is wrong is a service that does not answer.
+    """Resolve and check a valid recipe.
 
+    Raises one :class:`ConfigError` with the ``known`` mistakes and all that are found here, or
+    :class:`UnavailableError` if the only fault is a service that does not answer.
     With ``without_weights`` the files of the weights may be absent; the plan can then be described, not run.
     """
     mistakes = Mistakes([*known, *misplaced(recipe.launch)])
@@ -121,7 +122,7 @@ def make_plan(
 
 
 def written(plan: VlmPlan) -> Values:
-    """Return the recipe of a plan as somebody would write it, with the datasets in their order."""
+    """Return the recipe of a plan as a person would write it, with the datasets in their order."""
     values: Values = as_written(plan.recipe)
     for section, order in zip((values["train"]["train_policy"], values.get("validation", {})), plan.order, strict=True):
         if order:
@@ -149,7 +150,7 @@ def _model(recipe: VlmRecipe, *, without_weights: bool) -> ModelRef:
 
 
 def _dropouts(settings: Mapping[str, Any], place: str = "") -> Iterator[str]:
-    """Yield the settings of dropout that are not 0, of nested settings too."""
+    """Yield the settings of dropout that are not 0, also inside nested settings."""
     for name, value in settings.items():
         if isinstance(value, dict):
             yield from _dropouts(value, f"{place}{name}.")
@@ -158,7 +159,7 @@ def _dropouts(settings: Mapping[str, Any], place: str = "") -> Iterator[str]:
 
 
 def _check_targets(recipe: VlmRecipe, path: str) -> None:
-    """Raise :class:`ConfigError` if an adapter lies on no module, or if the shapes of the weights do not follow."""
+    """Raise :class:`ConfigError` if a LoRA target names no module, or ``config.json`` does not give the shapes."""
     shaped = memory.model_of(recipe, path)
     assert shaped is None or shaped.trained
 
@@ -166,7 +167,7 @@ def _check_targets(recipe: VlmRecipe, path: str) -> None:
 def _read(place: str, datasets: Mapping[str, ChatDatasetOptions], max_left_out: float, mistakes: Mistakes) -> _Read:
     """Return the digest of the files of datasets, and how many conversations each has. No medium is opened.
 
-    Adds to ``mistakes`` the mistakes in the datasets, and datasets that do not answer.
+    Adds to ``mistakes`` the mistakes in the datasets, and to its ``unreached`` the services that do not answer.
     """
     found, files = _Read(), list[list[str]]()
     for name, options in datasets.items():
@@ -189,7 +190,7 @@ def _places(datasets: Mapping[str, ChatDatasetOptions]) -> dict[str, str]:
 
 
 def place_of(folder: str) -> str:
-    """Return a digest of the absolute path or URL of a folder, which is relative to the current directory."""
+    """Return a digest of a folder's absolute path or URL. ``folder`` may be relative to the current directory."""
     return sha256(store.absolute(folder).encode())[:16]
 
 
@@ -204,9 +205,9 @@ def _digests(plugin: Any, options: ChatDatasetOptions) -> list[str]:
 
 
 def _count(plugin: Any, options: ChatDatasetOptions, max_left_out: float) -> tuple[int, int]:
-    """Return the number of rows that can be used as far as their texts say, and of rows that cannot.
+    """Return the number of rows with usable texts, and the number of other rows. No medium is opened.
 
-    Raises :class:`ConfigError` if there is none, or if more than a share ``max_left_out`` cannot be used.
+    Raises :class:`ConfigError` if no row can be used, or if more than a share ``max_left_out`` cannot.
     """
     wrong: list[str] = []
     total = 0

@@ -42,7 +42,7 @@ def finetune(run: VlmRun, k: int) -> Request:
 def validate(run: VlmRun, k: int) -> Request:
     """Return the Request for losses and answers of policy version k on held-out conversations.
 
-    It does not hold the seed of the run: equal weights give equal answers.
+    The Request does not hold the seed of the run: equal weights give equal answers.
     """
     validation = run.recipe.validation
     assert validation is not None
@@ -58,7 +58,7 @@ def validate(run: VlmRun, k: int) -> Request:
 
 
 def export(run: VlmRun, k: int) -> Request:
-    """Return the Request for policy version k as transformers or peft loads it."""
+    """Return the Request for policy version k in the format that transformers or peft loads."""
     inputs = {"policy": (exported_policy(run, k),)}
     return run.plan.request(run.slots.version(k, "export"), VlmExport(**_model(run)), k, inputs)
 
@@ -84,6 +84,6 @@ def report(run: VlmRun, iterations: int) -> Request:
 
 
 def _model(run: VlmRun) -> dict[str, Any]:
-    """Return the settings of every stage that has the model."""
+    """Return the settings that every stage with the model has."""
     policy = run.recipe.policy
     return {"vlm": run.plan.vlm, "lora": policy.lora, "trains": policy.trains}

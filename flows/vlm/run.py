@@ -1,4 +1,4 @@
-"""A run that fine-tunes a VLM: where its artifacts go, and the Requests of what runs share."""
+"""A run that fine-tunes a VLM: its slots, and the Requests for indexes and tokens, which runs share."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,20 +27,20 @@ class VlmRun(BaseRun[VlmPlan]):
         return self.plan.recipe
 
     def index(self, *, held_out: bool = False) -> Request:
-        """Return the Request that lists the conversations that are trained on, or the held-out ones."""
+        """Return the Request for the index of the training conversations, or of the held-out conversations."""
         digest = self.plan.held_out_digest if held_out else self.plan.data_digest
         datasets, limit = self._data(held_out=held_out)
         folders = {name: options.media_path for name, options in datasets.items() if options.media_path}
-        # Plans from before these were in them tell by the current directory.
+        # Plans written before ``media_places`` existed resolve a folder from the current directory.
         known = self.plan.media_places
         places = {name: known.get(folder) or place_of(folder) for name, folder in folders.items()}
         return self._shared(VlmIndex(sources=dict(datasets), files_digest=digest, places=places, max_left_out=limit))
 
     def tokenize(self, *, held_out: bool = False) -> Request:
-        """Return the Request for the tokens of these conversations.
+        """Return the Request for the tokens of the training conversations, or of the held-out conversations.
 
-        It is made from the index, and from tokens that runs of this store made of other conversations with the same
-        settings. Raises :class:`ArtifactError` if the index is not there.
+        Its inputs are the index, and tokens that runs of this store made with the same settings, from which equal
+        conversations are taken. Raises :class:`ArtifactError` if the index is not there.
         """
         planned = self._tokenize(held_out=held_out)
         inputs: dict[str, tuple[Input, ...]] = {"index": (input_of(self.index(held_out=held_out).slot),)}
@@ -62,7 +62,7 @@ class VlmRun(BaseRun[VlmPlan]):
         return [self.tokens_slot(held_out=side) for side in ((False, True) if self.validates else (False,))]
 
     def _tokenize(self, *, held_out: bool) -> Request:
-        """Return the Request without its inputs from the store, which are not known before a run. Its slot is final."""
+        """Return the Request before its inputs are in the store. Its slot is final."""
         options = self.recipe.train.train_policy
         datasets, limit = self._data(held_out=held_out)
         config = VlmTokenize(

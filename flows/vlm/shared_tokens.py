@@ -9,16 +9,16 @@ from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import current_of, input_of, named_manifest
 
 EARLIER = "earlier"
-"""Role of such artifacts."""
+"""Role of inputs from which equal conversations are taken."""
 MOST = 8
-"""Artifacts that are looked through."""
+"""Largest number of artifacts in which equal conversations are looked for."""
 
 
 def earlier_of(request: Request, tokens_of_runs: Iterable[str]) -> tuple[Input, ...]:
-    """Return the artifacts that the stage ``vlm_tokenize`` takes equal conversations from.
+    """Return the artifacts from which the stage ``vlm_tokenize`` takes equal conversations.
 
-    ``tokens_of_runs`` are the slots of the tokens of every run of the store. A current artifact keeps those it was
-    built from, so tokens that other runs add later do not invalidate it.
+    ``tokens_of_runs`` are the slots of the tokens of every run of the store. A current artifact keeps the artifacts
+    from which it was built, so tokens that other runs add later do not make it stale.
     """
     _, made = current_of(request.slot)
     if made is not None:
@@ -42,7 +42,7 @@ def reached_from(slot: str) -> Iterator[str]:
             yield source.url
             left += named_manifest(source).inputs.get(EARLIER, ())
     except ArtifactError:
-        # `audit` of the run says what is wrong; until then nothing more is known to be read.
+        # `audit` of the run reports the damage. Nothing beyond it is known to be read.
         return
 
 

@@ -12,7 +12,7 @@ Selection = Callable[[int], bool]
 
 
 def vlm_sft(run: VlmRun, exported: Selection | None = None, judged: Selection | None = None) -> Iterator[Wave]:
-    """Yield the waves of a run, in order. ``exported`` and ``judged`` select policy versions; by default the recipe."""
+    """Yield the waves of a run, in order. ``exported`` and ``judged`` choose policy versions, else the recipe."""
     slots, num_iterations = run.slots, run.recipe.train.num_iterations
     if run.plan.first == 0:
         yield Wave(Step("policy", "vlm_policy", slots.policy(0), partial(requests.policy, run)))
@@ -43,7 +43,7 @@ KINDS = {"finetune": "vlm_finetune", "export": "vlm_export", "validate": "vlm_ev
 def _data(run: VlmRun) -> Iterator[Wave]:
     """Yield the waves of the conversations, which runs share."""
     sides = [("", False), *([("-held-out", True)] if run.validates else [])]
-    # Equal data on both sides are one artifact each.
+    # If both sides have equal data, they share one index and one artifact of tokens.
     listed = {run.index(held_out=side).slot: (ending, side) for ending, side in reversed(sides)}
     tokenized = {run.tokens_slot(held_out=side): (ending, side) for ending, side in reversed(sides)}
     for _, (ending, side) in reversed(listed.items()):
