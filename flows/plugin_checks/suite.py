@@ -29,10 +29,11 @@ VARIABLES = {
 
 
 def run_suite(paths: Sequence[str], options: Sequence[str], only: str, note: Note) -> dict[str, Any]:
-    """Return what the suite and the runs of models found. Progress of the suite goes to stderr, of runs to ``note``.
+    """Return the results of the suite and of the runs of models: totals, and ``plugins`` with the results of each.
 
-    Checks are made whose sentence has the words ``only``. Raises :class:`ConfigError` for paths that hold no plugin,
-    for what a plugin lacks to be checked, and if no check has these words.
+    Only checks whose sentence contains ``only`` are made. Progress of the suite goes to stderr, of runs to ``note``.
+    Raises :class:`ConfigError` for paths that hold no plugin, for a plugin without the parts that checks need, and if
+    no check's sentence contains ``only``.
     """
     if find_spec(ENGINE) is None:
         raise ConfigError(f"the suite needs {ENGINE}: pip install 'cosmos-rl-flows[check]'")
@@ -51,9 +52,9 @@ def run_suite(paths: Sequence[str], options: Sequence[str], only: str, note: Not
 
 
 def _of_suite(words: Sequence[str], results: Path) -> dict[str, Any]:
-    """Return what the suite wrote to the file ``results``."""
+    """Run the suite and return the results that it wrote to the file ``results``."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"} | VARIABLES
-    # -P: a folder of the user that is called like a package of ours is not one.
+    # -P: a folder in the working directory does not hide a package of the same name.
     command = [sys.executable, "-P", "-m", SUITE, *words, "--results", str(results)]
     stderr = 2
     ended = subprocess.run(command, env=environment, stdout=stderr, check=False)
@@ -66,7 +67,7 @@ def _of_suite(words: Sequence[str], results: Path) -> dict[str, Any]:
 
 
 def lines_of(found: dict[str, Any]) -> Iterator[str]:
-    """Yield a line a plugin, then each failure with what to do, then a line of all."""
+    """Yield a line for each plugin, then each failure with advice, then a line of totals."""
     rows = [(one["kind"], one["name"], _counts(one), one["path"]) for one in found["plugins"]]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     yield from ("  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows)

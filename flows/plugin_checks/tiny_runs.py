@@ -1,7 +1,7 @@
 """Runs of a model plugin on its tiny pipeline, from prompts to evaluations by the stock pipeline.
 
-They are made by the loop and the processes of every run, without Prefect, in a store that is deleted. Each stage that
-ends well is a check that passed.
+They use the loop and the processes of every run, without Prefect, and a store that is deleted afterwards. Each wave
+that ends well is a check that passed.
 """
 
 import json
@@ -28,7 +28,7 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import current_manifest
 
 SENTENCES = {kind: f"a tiny run goes through every stage ({kind})" for kind in ("LoRA", "all weights")}
-"""What is checked, by what is trained."""
+"""Sentence of the check for each kind of trained weights."""
 LORA = {"r": 4, "lora_alpha": 8.0}
 LAUNCH = {"mode": "warm", "device": "cpu"}
 SAMPLE = {"num_steps": 3, "eval_num_steps": 2, "guidance_scale": 3.0}
@@ -41,9 +41,9 @@ _FRAME = re.compile(r'File "(.+?)", line (\d+)')
 
 
 def check(plugin: dict[str, Any], base: dict[str, Any], folder: Path, only: str, note: Note) -> None:
-    """Make the runs whose sentence has the words ``only`` in a folder, and add their checks to the plugin's.
+    """Make the runs whose sentence contains ``only`` in a folder, and add their results to ``plugin``.
 
-    ``base`` has its tiny pipelines, as the suite wrote them.
+    ``base`` describes the tiny pipelines that the suite wrote for the plugin.
     """
     launch = validated(LaunchConfig, LAUNCH, "launch")
     with Display(note) as display, closing(Waves(str(folder / "waves"), launch, display)) as waves:
@@ -53,7 +53,7 @@ def check(plugin: dict[str, Any], base: dict[str, Any], folder: Path, only: str,
             begun, ended = list[str](), list[str]()
             try:
                 _make(_values(kind, plugin["path"], base, folder), kind, str(folder), waves, begun, ended)
-            except Exception as error:  # Also whatever a plugin's own functions raise while the run is planned.
+            except Exception as error:  # A plugin's own functions may raise anything while the run is planned.
                 where = begun[-1] if begun else "plan"
                 plugin["failed"] += 1
                 told = _told(error, folder, plugin["path"], note)
@@ -62,7 +62,7 @@ def check(plugin: dict[str, Any], base: dict[str, Any], folder: Path, only: str,
 
 
 def _make(values: dict[str, Any], kind: str, store: str, waves: Waves, begun: list[str], ended: list[str]) -> None:
-    """Plan a recipe and take its run through every wave. ``begun`` and ``ended`` get the name of each."""
+    """Plan a recipe and take its run through every wave. Add the names of begun and ended waves to the lists."""
     plan = freeze(plan_from(values, Settings("the tiny run", store, kind.replace(" ", "-")), Mistakes()), store)
 
     def launch(name: str, *requests: Request) -> list[Manifest]:
@@ -77,7 +77,7 @@ def _make(values: dict[str, Any], kind: str, store: str, waves: Waves, begun: li
 
 
 def _told(error: Exception, folder: Path, path: str, note: Note) -> dict[str, str]:
-    """Return the message of a failure, and the last line of the plugin in the stage's log, which people are shown."""
+    """Return the message of a failure, and the last place in the plugin in its traceback. Pass the log to ``note``."""
     if not isinstance(error, CosmosRLError):
         own = [f"{at.filename}:{at.lineno}" for at in extract_tb(error.__traceback__) if _is_in(at.filename, path)]
         return {"message": f"{type(error).__name__}: {error}", "place": own[-1] if own else ""}
@@ -96,9 +96,9 @@ def _is_in(file: str, path: str) -> bool:
 
 
 def _values(kind: str, plugin: str, base: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the recipe of a run, whose prompts and references are written to the folder.
+    """Write prompts and references to the folder, and return the recipe of a run on them.
 
-    Prompts have a reference where adapters are trained, if the pipeline takes any, and where it needs one.
+    Prompts have references if the pipeline needs them, and in the run with adapters if it takes any.
     """
     which = "referring" if kind == "LoRA" else "plain"
     policy = {"model_name_or_path": base[which], "diffusers": base["diffusers"] | {"sample": SAMPLE}}
@@ -108,7 +108,7 @@ def _values(kind: str, plugin: str, base: dict[str, Any], folder: Path) -> dict[
 
 
 def _recipe(inputs: Path, references: int) -> dict[str, Any]:
-    """Return NFT on two prompts, in two optimizer steps, with an evaluation before and after them."""
+    """Return a recipe of NFT on two prompts, with two optimizer steps, and an evaluation before and after them."""
     names = [_picture(inputs / f"{number}", number) for number in range(references)]
     for name, texts in (("train", TEXTS), ("held-out", HELD_OUT)):
         rows = [json.dumps({"prompt": text} | ({"references": names} if names else {})) for text in texts]
