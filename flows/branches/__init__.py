@@ -1,1 +1,1 @@
-"""Prefect flows that use the artifacts of a run again."""
+"""Prefect flows that use the artifacts of a run again, and studies of several runs."""

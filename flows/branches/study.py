@@ -23,7 +23,7 @@ from stages.artifacts.slots import current_of
 Numbers = Annotated[str, Field(pattern=r"^[0-9, -]+$", max_length=1000)]
 Sweeps = list[Override]
 _ENDS = (OffPolicyError.kind, DivergenceError.kind)
-"""Kinds of failures that end one run of a study, and not the study."""
+"""Kinds of failures after which a study goes on with its next run."""
 
 
 def what_if_name() -> str:
@@ -121,7 +121,7 @@ def _misfits() -> Callable[..., Any]:
 
 
 def _made(study: Any, planned: Sequence[Any], store_url: str, begun: Callable[[Any], Settings]) -> str:
-    """Make every run of a study, one after the other, then its report; return that in a line.
+    """Make every run of a study, one after the other, then its report; return the result in a line.
 
     Raises :class:`OffPolicyError` if every setting ended before its last update.
     """
@@ -151,8 +151,8 @@ def _made(study: Any, planned: Sequence[Any], store_url: str, begun: Callable[[A
 def _trained(settings: Settings, run_id: str) -> str | None:
     """Make a run, and return why it ended early; None if it did not.
 
-    It ends on rollouts too far from its policies, and on numbers that are not finite. It is then evaluated where it
-    ended, if that is possible.
+    A run ends early if stored rollouts are too far from its policies, in which case its last policy is evaluated if
+    that is possible, or if numbers are not finite.
     """
     try:
         train(settings)
