@@ -1,4 +1,4 @@
-"""Forks of a run: records in the run's own folder, so that its files stay as long as others refer to them."""
+"""Forks of a run: records in the run's own folder, so that its files stay as long as forks refer to them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,13 +7,13 @@ from cosmos_rl_core.storage.sealed import unseal
 from stages.artifacts.records import Sealed, parsed, place_of
 
 FORKS = "forks"
-"""Folder of a run with a record a fork."""
+"""Name of the folder of a run that has a record for each fork."""
 EVERY = "*"
-"""Value in place of slots while a fork is being made and does not know yet what it refers to: all of the run."""
+"""Value in place of slots: everything in the run. It holds while a fork is made and its references are not known."""
 
 
 class Fork(Sealed):
-    """A record that another run refers to artifacts of this one. It is written before the references."""
+    """A record that a fork refers to artifacts of this run. It is written before the references."""
 
     kind = "fork"
     run: str
@@ -21,13 +21,13 @@ class Fork(Sealed):
     at: int
     """The policy version that the fork began with."""
     references: dict[str, tuple[int, ...]]
-    """Generations that the fork refers to, by the place of their slots. `gc` deletes none of their files."""
+    """Generations to which the fork refers, by the place of their slots. `gc` deletes none of their files."""
     holds: tuple[str, ...]
-    """Places of the slots that the fork's own stages read whole. Retention deletes nothing of them."""
+    """Places of the slots of which the fork's own stages read all parts. Retention deletes none of these parts."""
 
     @property
     def name(self) -> str:
-        """Return the name of its file."""
+        """Return the file name of the record."""
         return f"{self.run}.json"
 
 
@@ -40,7 +40,7 @@ def forks_of(run_url: str) -> Iterator[Fork]:
 
 
 def note(run_url: str, fork: Fork) -> None:
-    """Write down a fork in the folder of the run whose artifacts it refers to."""
+    """Write the record of a fork into the folder of the run to whose artifacts it refers."""
     store.write(store.join(run_url, FORKS, fork.name), fork.sealed())
 
 

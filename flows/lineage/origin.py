@@ -6,14 +6,14 @@ from cosmos_rl_core.config.base import NOT_IDENTITY, Section
 from cosmos_rl_core.weights.parts import Anchor
 
 MAX_DRIFT = 0.05
-"""Default of the largest drift: docs/studies/what_if compares the error of what-ifs with their drift."""
+"""Default of ``max_drift``. docs/studies/what_if compares the error of what-ifs with their drift."""
 
 
 class StoredRollouts(Section):
     """The way in which a fork trains on the rollouts of its origin, instead of making its own."""
 
     anchor: Anchor | None = None
-    """Weights that a loss compares with: the run's own copy, or the weights that made the rollouts. None in a plan
+    """Weights with which a loss compares: the run's own copy, or the weights that made the rollouts. None in a plan
     whose loss reads neither."""
     max_drift: float = Field(default=MAX_DRIFT, gt=0, json_schema_extra=NOT_IDENTITY)
     """Drift at which the fork ends: a mean squared difference of velocities, over the behaviour's own error. A later
@@ -26,18 +26,18 @@ class Origin(Section):
     run: str
     """Id of the run, which is in the same store."""
     at: int = Field(ge=0)
-    """The policy version. Iterations before it are the origin's, those from it on are the fork's own."""
+    """The policy version. Earlier iterations belong to the origin; iteration ``at`` and later ones to the fork."""
     optimizer_steps: int = Field(ge=0)
-    """Optimizer steps that the origin planned until then. Schedules go on after them."""
+    """Number of optimizer steps that the origin planned before ``at``. Schedules continue after them."""
     alike: bool
-    """Whether scores and evaluations compare with the origin's: equal rewards, limits and validation. If not, early
-    warnings and held-out numbers are compared with version ``at``."""
+    """Whether rewards, limits and validation equal the origin's, so that early warnings and held-out numbers are
+    compared with its policy 0. If not, they are compared with version ``at``."""
 
     stored: StoredRollouts | None = Field(default=None, json_schema_extra={"neutral": None})
     """Set if the fork trains on the rollouts of its origin and makes none."""
 
     @property
     def words(self) -> str:
-        """Return the origin for people."""
+        """Return the origin in words, such as ``policy 3 of base, as a fork``."""
         how = "as a fork" if self.stored is None else "trained on its rollouts"
         return f"policy {self.at} of {self.run}, {how}"
