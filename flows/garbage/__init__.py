@@ -1,1 +1,1 @@
-"""Files of a store that nothing reads, and their end."""
+"""Files of a store that nothing reads, and their deletion."""

@@ -2,25 +2,25 @@
 
 Roots are the newest snapshots of each dataset and every plan of the store. Runs and preparations may work meanwhile:
 
-- A run writes its plan before it looks for an artifact. Here a generation is ended first, then the plans are read
-  again, then its files go. So either the plan is seen here and the files stay, or the run sees the end and makes the
+- A run writes its plan before it looks for an artifact. The deletion first ends a generation, then reads the plans
+  again, then deletes files. So either it sees the plan and keeps the files, or the run sees the end and makes the
   artifact again.
-- A run reads its snapshot after it has written its plan. Here the removal of a snapshot is recorded first, then the
-  plans are read again. So either the record is taken back, or the run is refused at its beginning.
-- A preparation names a part in a snapshot only after it has made the part. A new one is younger than the grace period;
-  one that exists already is dated anew (:func:`stages.artifacts.garbage.renew`) before it is looked for.
-- An embedding names its texts in a layout before it looks for their files (:mod:`stages.artifacts.pool`). Here a sweep
-  is announced first, then all layouts and indexes are read, then files go. So either the names are seen here, or the
+- A run reads its snapshot after it has written its plan. The deletion first records the removal of a snapshot, then
+  reads the plans again. So either it takes the record back, or the run is refused at its beginning.
+- A preparation names a part in a snapshot only after it has made the part. A new part is younger than the grace period;
+  an existing part gets a new date (:func:`stages.artifacts.garbage.renew`) before the preparation looks for it.
+- An embedding names its texts in a layout before it looks for their files (:mod:`stages.artifacts.pool`). The deletion
+  first announces a sweep, then reads all layouts and indexes, then deletes files. So either it sees the names, or the
   stage sees the sweep and is tried again.
-- A part of a dataset names the pictures of its items only at its end. It has written each of them before, or dated it
-  anew (:func:`stages.artifacts.pool.put_picture`). Here what is younger than the grace period stays, and what was
-  written again since the listing. The look and the write see a sweep, as in an embedding.
-- One process at a time does this: it holds a lease.
+- A part of a dataset names the pictures of its items only at its end. Before, it has written each of them or given it a
+  new date (:func:`stages.artifacts.pool.put_picture`). The deletion keeps files that are younger than the grace period
+  or were written again since the listing. Looks and writes of the stage see a sweep, as in an embedding.
+- One process at a time deletes: it holds a lease.
 
 Not covered: a preparation that takes longer than the grace period from a part to its snapshot; a store whose listings
-lag behind its writes; Requests made by hand, and runs of other stores that read here; and a run that goes beyond its
-planned iterations. Shared embeddings of those iterations may go between its look and its read, and it makes them again
-when its command is given again.
+lag behind its writes; Requests made by hand, and runs of other stores that read this one; and a run that continues past
+its planned iterations. Shared embeddings of the later iterations may be deleted between its look and its read; the run
+makes them again when its command is given again.
 """
 
 from collections import defaultdict
@@ -53,9 +53,9 @@ class Row:
     """Files of one kind with one fate."""
 
     fate: Fate
-    """``unused`` is deleted; ``young`` is unused too, but was written too lately."""
+    """``unused`` is deleted; ``young`` is unused too, but was written within the grace period."""
     what: str
-    """Stage of the artifacts, or what else the files are."""
+    """Stage of the artifacts, or another name for the files."""
     artifacts: int
     files: int
     bytes: int
@@ -63,7 +63,7 @@ class Row:
 
 @dataclass(frozen=True)
 class DatasetGarbage:
-    """Prepared data of a store, by whether anything reads it."""
+    """Prepared data of a store, divided by whether anything reads it."""
 
     url: str
     deleted: bool
@@ -71,17 +71,17 @@ class DatasetGarbage:
     older_than_h: float
     rows: list[Row]
     removed: Numbers
-    """Snapshots that were removed or would be."""
+    """Snapshots that were removed, or would be without ``--dry-run``."""
     cannot_run: list[str]
     """Runs that were planned on a snapshot while it was removed."""
 
     @property
     def bytes(self) -> int:
-        """Return the size of what was deleted or would be."""
+        """Return the size in bytes of the files that were deleted or would be."""
         return sum(row.bytes for row in self.rows if row.fate == "unused")
 
     def lines(self) -> Iterator[Any]:
-        """Yield what to print: lines, and a table if there is anything."""
+        """Yield lines to print, after a table if there are any files."""
         if self.rows:
             yield self._table()
         for dataset, numbers in self.removed.items():
@@ -114,11 +114,11 @@ def gc_datasets(
     dry_run: bool = False,
     older_than_h: float = GRACE_H,
 ) -> DatasetGarbage:
-    """Delete what neither the newest ``keep`` snapshots of a dataset nor a plan reaches; with ``dry_run`` only find it.
+    """Delete data that neither the ``keep`` newest snapshots of a dataset nor a plan reach; count it if ``dry_run``.
 
-    What ``recipes`` would read of the newest snapshots stays too. Anything written less than ``older_than_h`` hours ago
-    by the store's clock stays, and a snapshot that was the newest then. Artifacts that stay lose the files of attempts
-    that ended without them; half-written files of ended processes go after ``GRACE_H`` at least.
+    Data that ``recipes`` would read of the newest snapshots stays too. Files written less than ``older_than_h`` hours
+    ago by the store's clock stay, and so does a snapshot that was the newest within this time. Attempts that left no
+    artifact lose their files in slots that stay; half-written files of ended processes stay for ``GRACE_H`` at least.
 
     Raises :class:`ArtifactError` or :class:`ConfigError`, and deletes nothing, if a plan or a snapshot cannot be read;
     :class:`LeaseError` if another process does the same.
@@ -149,7 +149,7 @@ def gc_datasets(
 
 
 class _Work:
-    """Slots and pool of a store, to be freed. All that can be damaged is read when it is made."""
+    """Slots and pool of a store, to be freed. The constructor reads all records, so that damage is found first."""
 
     def __init__(
         self,
@@ -208,13 +208,13 @@ class _Tally:
         self._counts: dict[tuple[Fate, str], list[int]] = defaultdict(lambda: [0, 0, 0])
 
     def add(self, fate: Fate, what: str, sizes: Mapping[str, int], artifacts: int = 0) -> None:
-        """Count the files of so many artifacts, if there are any."""
+        """Count files with these sizes, of ``artifacts`` artifacts. Do nothing without files."""
         if sizes:
             counts = self._counts[fate, what]
             counts[:] = map(sum, zip(counts, (artifacts, len(sizes), sum(sizes.values())), strict=True))
 
     def rows(self) -> list[Row]:
-        """Return a row a fate and kind: first what goes."""
+        """Return a row for each fate and kind, ``unused`` first."""
         order = ("unused", "young", "used")
         places = sorted(self._counts, key=lambda place: (order.index(place[0]), place[1]))
         return [Row(*place, *self._counts[place]) for place in places]
@@ -228,13 +228,13 @@ def _deleted(url: str, sizes: Mapping[str, int], *, dry_run: bool) -> Mapping[st
 
 
 def _half_written(root: str, before_s: float) -> dict[str, int]:
-    """Return sizes of half-written files. Others write here too, whose leases nobody has asked for."""
+    """Return sizes of half-written files from before ``before_s``: processes without this lease write here too."""
     found = store.abandoned(root).items()
     return {name: entry.size for name, entry in found if entry.written_s <= before_s}
 
 
 def _stage_of(slot: str, names: Iterable[str]) -> str:
-    """Return the stage of a slot's newest artifact."""
+    """Return the stage of a slot's newest artifact, else ``damaged`` or ``unfinished``."""
     generations = [int(match[1]) for match in map(MANIFEST.fullmatch, names) if match]
     try:
         manifest = read_manifest(slot, max(generations)) if generations else None
@@ -244,7 +244,7 @@ def _stage_of(slot: str, names: Iterable[str]) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return numbers in words, neighbours as a range."""
+    """Return sorted numbers in words, with neighbours as a range: ``1 to 3, 5``."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and ranges[-1][-1] == number - 1:

@@ -1,4 +1,4 @@
-"""Delete a run, unless a process works on it or another run reads it."""
+"""Delete a run, unless a process works on it or another run reads its artifacts."""
 
 import re
 import shutil
@@ -17,13 +17,13 @@ from flows.terminal.commands import about
 
 LEASE = "lease"
 SHOWN = 5
-"""Runs that a refusal names."""
+"""Largest number of runs that a refusal names."""
 _RECORD = re.compile(r"(?:.*/)?manifest\.\d+\.json")
 
 
 @dataclass(frozen=True)
 class Deletion:
-    """A run and all its files."""
+    """A run that was deleted or would be, with the number and size of its files."""
 
     run: str
     store_url: str
@@ -42,7 +42,7 @@ class Deletion:
 
 
 def found(store_url: str, run_id: str) -> Deletion:
-    """Return what a deletion would delete.
+    """Return the run and the files that a deletion would delete.
 
     A run whose plan is missing or damaged can be deleted too. Raises :class:`ConfigError` if there is no such run, or
     if other runs read it.
@@ -62,7 +62,7 @@ def found(store_url: str, run_id: str) -> Deletion:
 def delete(store_url: str, run_id: str) -> Deletion:
     """Delete a run. Raises like :func:`found`, and :class:`LeaseError` while a process works on it or a re-score of it.
 
-    Its plan goes first: nobody continues what is deleted in part, and another deletion takes the rest.
+    The plan is deleted first, so that nobody continues a run that is deleted in part; another deletion takes the rest.
     """
     wanted = found(store_url, run_id)
     with ExitStack() as held:
@@ -76,7 +76,7 @@ def delete(store_url: str, run_id: str) -> Deletion:
                 store.remove(store.join(wanted.url, name))
     for name in store.listed(wanted.url):
         store.remove(store.join(wanted.url, name))
-    # The runs that it was a fork of need not keep anything for it any more.
+    # Its origins need not keep anything for it any more.
     runs = wanted.url.rpartition("/")[0]
     for name in store.names(runs):
         forks.forget(store.join(runs, name), run_id)
@@ -87,7 +87,7 @@ def delete(store_url: str, run_id: str) -> Deletion:
 
 
 def _readers(store_url: str, run_id: str) -> Iterator[str]:
-    """Yield the other runs of the store whose plan or manifests name a place in the run, whatever else they are."""
+    """Yield the other runs of the store whose plan or manifests name a place in this run, even if they are damaged."""
     runs, place = store.join(store.absolute(store_url), "runs"), f"runs/{run_id}/".encode()
     for name in store.names(runs) - {run_id}:
         url = store.join(runs, name)

@@ -1,4 +1,4 @@
-"""Delete text embeddings, and pictures that prompts refer to, that no artifact names."""
+"""Delete files of text embeddings, and pictures that prompts refer to, if no artifact names them."""
 
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,29 +11,29 @@ from flows.garbage.roots import slots_in
 from stages.artifacts.pool import ENDING, PICTURES, POOL, Named, is_announced, named_in, sweeping
 
 AT_ONCE = 16
-"""Files that are deleted in parallel. Meanwhile no embedding begins."""
+"""Number of files that are deleted in parallel. Meanwhile no embedding begins."""
 
 
 class Pool:
-    """The pool next to the slots of datasets, and which of its files they name."""
+    """The pool next to the slots of datasets. It knows which of its files these slots name."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._named = cache(named_in)
 
     def unnamed(self, listing: Mapping[str, Listed], slots: Mapping[str, Iterable[str]]) -> set[str]:
-        """Return the paths of the files that none of these slots names; ``slots`` gives their files by their names.
+        """Return the paths of the files that no slot in ``slots`` names; ``slots`` maps names of slots to their files.
 
-        Raises :class:`ArtifactError` if what one names cannot be read.
+        Raises :class:`ArtifactError` if the record of a slot cannot be read.
         """
         known = [self._named(store.join(self._root, slot), frozenset(files)) for slot, files in slots.items()]
         every = Named(*(frozenset().union(*sets) for sets in zip(*known, strict=True))) if known else Named()
         return {path for path in files_of(listing) if not every.has(path)}
 
     def sweep(self, paths: Collection[str], listing: Mapping[str, Listed]) -> dict[str, int]:
-        """Delete the files that no slot names now, return their sizes, and end a sweep that was killed.
+        """Delete files in ``paths`` that no slot names now, and finish a sweep that was killed. Return their sizes.
 
-        Files that were written again since ``listing`` stay: who did so names them later.
+        Files that were written again since ``listing`` stay, because their writer names them later.
         """
         if not paths and not is_announced(listing):
             return {}

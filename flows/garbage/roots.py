@@ -1,4 +1,4 @@
-"""Roots of a store's prepared data: its snapshots and runs, and what they read below ``dataset/``."""
+"""Roots of a store's prepared data: its snapshots and runs, and the slots that they read below ``dataset/``."""
 
 import re
 from collections import defaultdict
@@ -30,7 +30,7 @@ Numbers = dict[str, list[int]]
 
 
 class Roots:
-    """Slots that snapshots and runs reach. They only grow in number."""
+    """Slots that snapshots and runs reach. A slot that was reached once stays in the set."""
 
     def __init__(self, store_url: str, numbers: Mapping[str, Sequence[int]], keep: int, *, dry_run: bool) -> None:
         self.slots: set[str] = set()
@@ -43,7 +43,7 @@ class Roots:
         self._read: set[str] = set()
 
     def look(self) -> None:
-        """Read the plans, and the newest snapshots, that have come since the last look.
+        """Add the slots of the plans and snapshots that are new since the last look.
 
         Raises :class:`ArtifactError` or :class:`ConfigError` if one cannot be read.
         """
@@ -67,14 +67,14 @@ class Roots:
         url = run_url(self._store_url, name)
         if store.size(plan := store.join(url, PLAN_FILE)) is not None:
             return True
-        # Looked at in this order: a run that is being planned has its first other file after its plan.
+        # Listed before the plan is looked for again: a run writes its plan before its first other file.
         found = store.names(url) - BEFORE_A_PLAN
         if found and store.size(plan) is None:
             raise ArtifactError(f"{plan} is missing, but there is {min(found)}; {RESTORE}")
         return bool(found)
 
     def add(self, run: AnyRun) -> None:
-        """Add what a run reads. A removal of its snapshots is taken back, unless something of them is gone."""
+        """Add the slots that a run reads. Take back a removal of its snapshots, unless a file of them is gone."""
         pins = {(pinned.dataset, pinned.number) for pinned in run.plan.snapshots}
         if not all(self._is_there(*pin) for pin in pins):
             self.cannot_run.append(run.plan.run_id)
@@ -89,7 +89,7 @@ class Roots:
         if self._dry_run or snapshot is None:
             return False
         try:
-            # Manifests go first, so what has one has all its files.
+            # Manifests are deleted first, so an artifact with a manifest has all its files.
             for source in (*snapshot.parts, *snapshot.captions):
                 named_manifest(source)
         except ArtifactError:
@@ -98,9 +98,9 @@ class Roots:
         return True
 
     def old_snapshots(self, listing: Mapping[str, Listed], before_s: float) -> Numbers:
-        """Return the snapshots that may be removed, by dataset, and add what the others reach.
+        """Return the snapshots that may be removed, by dataset, and add the slots that the others reach.
 
-        One that was the newest since ``before_s`` stays: somebody may be planning on it.
+        A snapshot that was the newest after ``before_s`` stays, because a run may be planned on it now.
         """
         old: Numbers = defaultdict(list)
         for dataset, numbers in self._numbers.items():
@@ -118,7 +118,7 @@ class Roots:
         return dict(old)
 
     def remove(self, old: Numbers) -> Numbers:
-        """Remove snapshots that no run has pinned meanwhile; return those."""
+        """Remove snapshots, except if a run has pinned them meanwhile; return the removed ones."""
         every = [(dataset, number) for dataset, numbers in old.items() for number in numbers]
         for one in every:
             snapshots.remove(self._store_url, *one)
@@ -138,13 +138,13 @@ class Roots:
         self._add(source.url for source in (*snapshot.parts, *snapshot.captions))
 
     def _add(self, urls: Iterable[str]) -> None:
-        # By their places, because the store may have been moved since these were written.
+        # By places, because the store may have been moved since these URLs were written.
         places = (place_of(url).split("/") for url in urls)
         self.slots |= {place[1] for place in places if place[0] == "dataset"}
 
 
 def _read_by(run: AnyRun) -> Iterator[str]:
-    """Yield the slots that a run reads and did not make alone."""
+    """Yield the slots outside of its folder that a run reads."""
 
     def never(k: int) -> bool:
         return False
@@ -160,7 +160,7 @@ def _read_by(run: AnyRun) -> Iterator[str]:
     versions = {name: STAGES[name].version for name in ("embed", "encode")}
     if versions.items() <= run.plan.stage_versions.items():
         return
-    # Settings of another version may have had other fields, and with them another slot. Artifacts name what they read.
+    # Settings of another version may have had other fields, and so another slot. Artifacts name the slots they read.
     for name in store.listed(run.url):
         if MANIFEST.fullmatch(name.rpartition("/")[2]):
             body = unseal(store.read(url := store.join(run.url, name)), Manifest.kind, url)
@@ -181,7 +181,7 @@ def numbers_of(root: str, listing: Mapping[str, Listed]) -> dict[str, list[int]]
 
 
 def slots_in(listing: Mapping[str, Listed]) -> dict[str, dict[str, Listed]]:
-    """Return the files of each slot that may be deleted, as a whole; no slot that has only ends of generations."""
+    """Return the files of each slot that can be deleted as a whole. Leave out slots with only ends of generations."""
     found: dict[str, dict[str, Listed]] = defaultdict(dict)
     for path, entry in listing.items():
         folder, _, name = path.partition("/")

@@ -1,4 +1,4 @@
-"""Delete files of a run that no artifact holds."""
+"""Delete files of a run that belong to no artifact."""
 
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -22,7 +22,7 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Files:
-    """Files of one stage, or of another place."""
+    """Number and size of the files of one stage, or of another place."""
 
     name: str
     files: int
@@ -31,7 +31,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Garbage:
-    """Files of a run that no artifact holds."""
+    """Files of a run that belong to no artifact."""
 
     run: str
     """Id of the run."""
@@ -40,13 +40,13 @@ class Garbage:
     """Whether the files were deleted; False after ``--dry-run``."""
     older_than_h: float
     stages: list[Files]
-    """Files of ended attempts; the last entries are half-written files of ended processes."""
+    """Deleted files of ended attempts, by stage; the last entries are half-written files of ended processes."""
     folders: list[Files]
-    """Folders of ended flows on this machine."""
+    """Deleted folders of ended flows on this machine."""
     kept: list[Files]
     """Files of attempts that may still run."""
     bytes: int
-    """Size of what was deleted or would be."""
+    """Size in bytes of the files that were deleted or would be."""
 
     def lines(self) -> Iterator[str]:
         """Yield the lines to print."""
@@ -63,12 +63,12 @@ class Garbage:
 
 
 def gc(store_url: str, run_id: str, *, superseded: bool, dry_run: bool, older_than_h: float = GRACE_H) -> Garbage:
-    """Delete files of the run that no artifact holds; with ``dry_run`` only find them.
+    """Delete files of the run that belong to no artifact; with ``dry_run`` only count them.
 
     A stage may outlive its flow, so an attempt that wrote less than ``older_than_h`` hours ago by the store's clock
     keeps its files. With ``superseded`` the files of generations that were made again go too, unless a fork refers to
-    them. Runs share datasets and
-    this machine's temporary folder: what may be another run's is deleted there once it is older than ``GRACE_H``.
+    them. Runs share datasets and this machine's temporary folder: files there that may be another run's are deleted
+    only once they are older than ``GRACE_H``.
 
     Raises :class:`LeaseError` while a process works on the run.
     """
@@ -110,7 +110,7 @@ def _files(name: str, sizes: Collection[int]) -> list[Files]:
 def _alone(run: AnyRun) -> Iterator[Callable[[], None]]:
     """Hold the run's lease. Yield a check that raises :class:`LeaseError` if another process works on the run.
 
-    On a full disk no process can write a lease, so this one continues without.
+    On a full disk no process can write a lease, so this process continues without one.
     """
 
     def require_nobody(patience_s: float = 0.0) -> None:
