@@ -75,7 +75,7 @@ def preprocess(
     verify: bool = False,
     merge: bool = False,
 ) -> str:
-    """Index and caption what is new or changed, write the next snapshot, and encode it for the recipes that are named.
+    """Index and caption new and changed items, write the next snapshot, and encode it for the named recipes.
 
     Args:
         dataset: Path of the TOML file of the dataset.
@@ -83,7 +83,7 @@ def preprocess(
             flow runs, else outputs.
         overrides: Settings of the file to change, one in each line: section.key=value.
         cluster: Path of a cluster profile (TOML).
-        verify: Read all files, those too that look unchanged.
+        verify: Read all files, even if they look unchanged.
         merge: Read all files and make one part of all items.
     """
     store = store_of(store)

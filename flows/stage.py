@@ -55,13 +55,13 @@ def run(
             samples that a rollout did not decode.
         iteration: Number of the iteration, from 0; for an export or an evaluation the policy version. Leave empty for
             stages that a run has once.
-        force: Make the stage again although it is current. If its bytes change, the next run of the recipe makes what
-            depends on them again.
+        force: Make the stage again although it is current. If its bytes change, the next run of the recipe makes
+            everything that depends on them again.
         store: Directory or URL (s3://bucket/prefix) of all runs. Default: COSMOS_FLOWS_STORE where the flow runs, else
             outputs.
         cluster: Path of a cluster profile (TOML). Default: the profile of the run's plan.
         allow_numerics_change: Continue with other package versions, threads or devices than the run began with.
-        accept_scorer: Score what has no scores with another scorer of a reward service than the run began with.
+        accept_scorer: Score samples without scores by another scorer of a reward service than the run began with.
     """
     store = store_of(store)
     opened = read_run(store, run_id)

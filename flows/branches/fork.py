@@ -40,13 +40,13 @@ def fork(
         store: Directory or URL (s3://bucket/prefix) of all runs. Default: COSMOS_FLOWS_STORE where the flow runs, else
             outputs.
         run_id: Name of the fork; the same name continues the same fork. Default: from the run and the changes.
-        iterations: Number of iterations with those before the fork, instead of the run's.
+        iterations: Number of iterations, including the iterations before the fork. Default: the run's.
         overrides: Settings of the run's recipe to change, one in each line: section.key=value.
         rewards: Path of a TOML file with the rewards of the fork. Default: the rewards of the run.
         cluster: Path of a cluster profile (TOML). Default: the launch settings of the run.
         allow_numerics_change: Continue with other package versions, threads or devices than the fork began with.
         remake: Make artifacts again whose stages have changed since an earlier version of this code made them.
-        accept_scorer: Score what has no scores with another scorer of a reward service than the run began with.
+        accept_scorer: Score samples without scores by another scorer of a reward service than the run began with.
     """
     others = (iterations, tuple(overrides or ()), cluster, allow_numerics_change, remake, accept_scorer)
     return train(Settings("", store_of(store), run_id, *others, fork=ForkOf(run, at, rewards)))

@@ -38,18 +38,18 @@ def rescore(
     allow_numerics_change: bool = False,
     accept_scorer: bool = False,
 ) -> str:
-    """Score stored samples of a run with other rewards, or continue to. Nothing of the run changes.
+    """Score stored samples of a run with other rewards, or continue such a re-score. The run itself does not change.
 
     Args:
         run: Name of the run.
         reward: Name of a reward, or path of a TOML file with [[rewards]] as in a recipe.
         store: Directory or URL (s3://bucket/prefix) of all runs. Default: COSMOS_FLOWS_STORE where the flow runs, else
             outputs.
-        iterations: Iterations whose rollouts are scored, such as 3-7,9. Default: all that have one.
+        iterations: Iterations whose rollouts are scored, such as 3-7,9. Default: all iterations with a rollout.
         evaluations: Score the held-out samples of every judged policy too.
         cluster: Path of a cluster profile (TOML). Default: the launch settings of the run.
         allow_numerics_change: Continue with other package versions, threads or devices than it began with.
-        accept_scorer: Score what has no scores with another scorer of a reward service than it began with.
+        accept_scorer: Score samples without scores by another scorer of a reward service than it began with.
     """
     # Imported here because they need pandas, and Prefect imports this file again to cancel a flow run.
     plans, reports = import_module("flows.rescoring.plan"), import_module("flows.rescoring.report")

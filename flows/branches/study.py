@@ -54,20 +54,20 @@ def what_if(
     cluster: Place | None = None,
     allow_numerics_change: bool = False,
 ) -> str:
-    """Train other settings on the stored rollouts of a run, or continue to. Nothing of the run changes.
+    """Train other settings on the stored rollouts of a run, or continue such a study. The run itself does not change.
 
     Args:
         run: Name of the run.
         store: Directory or URL (s3://bucket/prefix) of all runs. Default: COSMOS_FLOWS_STORE where the flow runs, else
             outputs.
-        iterations: Iterations whose rollouts are trained on, such as 0-15. Default: all that the run has.
+        iterations: Iterations whose rollouts are trained on, such as 0-15. Default: all iterations of the run.
         algorithm: Algorithm in place of the run's.
         overrides: Settings of the run's recipe to change, one in each line: section.key=value.
         rewards: Path of a TOML file with other rewards.
         sweeps: Settings with several values, one in each line: section.key=value,value. Every combination is trained.
-        anchor: Policy that NFT compares with: own or behaviour. Default: own, with staleness behaviour.
+        anchor: Policy with which NFT compares: own or behaviour. Default: own; with staleness, behaviour.
         max_drift: Drift at which a chain of updates ends.
-        controls: Runs of each setting with rewards shuffled within their groups.
+        controls: Number of control runs of each setting, with rewards shuffled within their groups.
         name: Name of the study. Default: from the run and the settings.
         cluster: Path of a cluster profile (TOML). Default: the launch settings of the run.
         allow_numerics_change: Continue with other package versions, threads or devices than it began with.

@@ -216,7 +216,7 @@ def flow_of(title: str, description: str | None, algorithm: str | None = None) -
             cluster: Path of a cluster profile (TOML), e.g. deployments/clusters/local.toml.
             allow_numerics_change: Continue with other package versions, threads or devices than the run began with.
             remake: Make artifacts again whose stages have changed since an earlier version of this code made them.
-            accept_scorer: Score what has no scores with another scorer of a reward service than the run began with.
+            accept_scorer: Score samples without scores by another scorer of a reward service than the run began with.
         """
         run_id, changes = run_id or default_run_id(title, recipe), tuple(overrides or ())
         others = (iterations, changes, cluster, allow_numerics_change, remake, accept_scorer)
