@@ -146,7 +146,7 @@ def steps(run: AnyRun, *, undecoded: bool = False) -> list[Step]:
 
 
 def steps_before(run: AnyRun) -> list[Step]:
-    """Return the steps before a fork's first policy version: its slots refer to their artifacts. Empty otherwise."""
+    """Return the steps before a fork's first policy version: its slots refer to their artifacts. Empty for others."""
     if run.plan.origin is None:
         return []
     whole = replace(run, plan=run.plan.model_copy(update={"origin": None}))

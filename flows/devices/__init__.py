@@ -1,1 +1,1 @@
-"""Devices of this machine, what stages need of them, and folders of stages at work."""
+"""Devices of this machine, the devices that stages need, and folders of stages at work."""

@@ -108,9 +108,10 @@ def _num_ranks(stage: str, launch: LaunchConfig) -> int:
 
 
 def device_of(stage: str, launch: LaunchConfig, devices: Sequence[str]) -> Device | None:
-    """Return the kind of device on which the ranks of a stage compute. ``devices`` are this machine's for stages.
+    """Return the kind of device on which the ranks of a stage compute. None leaves it to the ranks.
 
-    None if neither the profile nor this machine tells: the ranks then take a GPU if they see one.
+    It follows from the profile, else from ``devices``, which this machine shows to stages. With None, ranks take a GPU
+    if they see one.
     """
     if launch.device is not None:
         return launch.device

@@ -140,7 +140,7 @@ def _too_many(needs: Sequence[Need], bounds: Sequence[tuple[int, str]]) -> list[
 
 
 def _of_choice(need: Need, launch: LaunchConfig, devices: Sequence[str]) -> str:
-    """Return what is wrong with the devices that a stage would get, "" if nothing."""
+    """Return why a stage cannot use the devices that it would get; "" if it can."""
     total = min(filter(None, (launch.gpus, len(devices))), default=None)
     absent = [index for index in need.chosen if total is not None and index >= total]
     if absent:

@@ -30,7 +30,10 @@ _FLOCK = "hhqqi4x"
 
 
 def open_locks() -> IO[bytes]:
-    """Open the file of locks, which is always empty and which every user of the machine may read and write."""
+    """Open the file of locks, which is always empty and which every user of the machine may read and write.
+
+    Raises :class:`UnavailableError` if it cannot be opened.
+    """
     try:
         if not LOCKS.exists():
             with NamedTemporaryFile(dir=LOCKS.parent, prefix=f".{LOCKS.name}.") as made, suppress(FileExistsError):

@@ -118,7 +118,7 @@ class Roots:
         return dict(old)
 
     def remove(self, old: Numbers) -> Numbers:
-        """Remove snapshots, except if a run has pinned them meanwhile; return the removed ones."""
+        """Remove the snapshots that no run has pinned meanwhile. Return the removed snapshots."""
         every = [(dataset, number) for dataset, numbers in old.items() for number in numbers]
         for one in every:
             snapshots.remove(self._store_url, *one)

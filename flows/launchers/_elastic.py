@@ -156,7 +156,7 @@ class ElasticJob:
         )
 
     def _look(self, worker: _Worker) -> None:
-        """Take notice of the progress or the end of a worker."""
+        """Poll a worker, and handle its progress or its end."""
         now_s, state = time.monotonic(), worker.job.poll()
         if state.phase == "waiting":
             worker.began_s = worker.progressed_s = now_s
@@ -183,7 +183,7 @@ class ElasticJob:
             self._lose(worker, Failure(kind="hung", message="it reported no progress and was ended", retryable=True))
 
     def _end(self, worker: _Worker, state: JobState) -> None:
-        """Take notice that a worker has ended, by itself or because somebody ended it."""
+        """Handle the end of a worker, by itself or because somebody ended it."""
         with self._handing.guard:
             left, gave_back = (worker.number in some for some in (self._handing.left, self._handing.gave_back))
         failures = [one for one in read_failures(worker.job.directory) if not one.collective]
@@ -248,7 +248,7 @@ class ElasticJob:
         self._note(f"{self._job.request.stage}: {message}")
 
     def _write(self) -> None:
-        """Write the progress of the stage: what all workers did together."""
+        """Write the progress of the stage: the sum over all workers."""
         now_s = time.monotonic()
         if now_s - self._written_s < STATUS_S and self._state.phase != "ended":
             return

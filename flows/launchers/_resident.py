@@ -39,7 +39,7 @@ POLITE_S = 2 * ASK_S
 MEETING_FILE = "meeting"
 """File next to a request at which its ranks join their process group."""
 REASONS = 3
-"""Number of processes that have ended whose reasons are kept, the last ones."""
+"""Number of kept reasons why processes ended, the newest."""
 BITS = {"device", "threads", "deterministic"}
 """Settings of an execution that a process cannot change from one Request to the next."""
 
@@ -313,8 +313,8 @@ class Gang:
 def _kill(residents: Sequence[Resident]) -> None:
     kill([process for one in residents for process in tree(one.process.pid)])
     for one in residents:
-        # What it started is in its group, also after it has ended, and may hold the lock of its device. Once it has
-        # been waited for, another process may have its id.
+        # Processes that it started are in its group, even after its end, and may hold the lock of its device. Once it
+        # has been waited for, another process may have its id.
         pid, waited_for = one.process.pid, one.process.returncode is not None
         if not (waited_for and psutil.pid_exists(pid)):
             with suppress(ProcessLookupError):

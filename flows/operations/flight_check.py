@@ -192,7 +192,10 @@ def _require_local(launch: LaunchConfig) -> None:
 
 
 def _output(command: list[str], timeout_s: float, failed: str) -> str:
-    """Return the output of a command. Raises :class:`UnavailableError` with ``failed`` and the last error otherwise."""
+    """Return the output of a command.
+
+    Raises :class:`UnavailableError` with ``failed`` and the last error of the command if it fails.
+    """
     env = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} | os.environ
     ended = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env)
     if ended.returncode:

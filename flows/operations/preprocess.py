@@ -41,7 +41,7 @@ class Added:
     index: Manifest | None
     """Manifest of the new part; None if only captions are new."""
     captions: tuple[Manifest, ...]
-    """Manifests of new captions, most often those for the new part."""
+    """Manifests of new captions, most often for the new part."""
     left_out: int
     """Number of items that are left out now."""
     replaced: tuple[Input, ...] = ()

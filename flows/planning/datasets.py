@@ -269,7 +269,7 @@ def _media(recipe: Recipe, data: DatasetOptions | None, place: str, store_url: s
 def _of_snapshot(recipe: Recipe, options: SnapshotOptions, store_url: str) -> Media:
     """Return the media of a snapshot. Only its tables are read.
 
-    Raises :class:`ConfigError` if there is no such snapshot, or items of it cannot be trained on.
+    Raises :class:`ConfigError` if there is no such snapshot, or its items cannot be trained on.
     """
     name, number = options.dataset, options.number
     head = Snapshot.read(store_url, name, number) if number else snapshots.newest(store_url, name)

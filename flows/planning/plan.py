@@ -70,7 +70,7 @@ class Settings:
     remake: bool = False
     """Make artifacts of other stage versions again."""
     accept_scorer: bool = False
-    """Go on with another scorer of a reward service than the run began with."""
+    """Continue with another scorer of a reward service than the run began with."""
     fork: ForkOf | None = None
     """The run whose recipe is taken in place of a file."""
     of_study: bool = False
@@ -87,7 +87,7 @@ class Plan(BasePlan[Recipe]):
 
     @property
     def embedded_prompts(self) -> tuple[Prompt, ...]:
-        """Return every prompt that training conditions on: those trained on, then the other prompts of the data."""
+        """Return every prompt that training conditions on: the training prompts, then the other prompts of the data."""
         known = {prompt.id for prompt in self.prompts}
         return (*self.prompts, *(prompt for prompt in self.data_prompts if prompt.id not in known))
 
@@ -193,6 +193,7 @@ def plan_from(
     """Return the plan of a recipe's values, like :func:`plan_of`. ``mistakes`` were found in the source of the values.
 
     ``told`` returns whether a sentence on settings without effect is a mistake: it is if a person wrote the settings.
+    Raises like :func:`plan_of`.
     """
     mistakes.catch(store.check_readable, settings.store)
     paths = values.get("plugins", [])
@@ -333,7 +334,7 @@ def _sealed(plan: AnyPlan) -> bytes:
 
 
 def _now(plan: AnyPlan) -> dict[str, Any]:
-    """Return the fields of a plan that may change when a run goes on."""
+    """Return the fields of a plan that may change when a run continues."""
     now = {"recipe": plan.recipe, "model": plan.model, "plugins": plan.plugins, "origin": plan.origin}
     now |= {"early_warning": plan.early_warning} if plan.recipe.early_warning is not None else {}
     return now

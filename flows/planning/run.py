@@ -156,7 +156,7 @@ class Prepared:
     ) -> Request:
         """Return the Request for the latents of part number ``until``, counted from 1.
 
-        The ``later`` parts may say that media of it are gone. Latents that were made before stay in use.
+        The ``later`` parts may say that some of its media are gone. Latents that were made before stay in use.
         """
         inputs = {"parts": parts[:until]}
         several = (inputs | {"later": tuple(parts[k] for k in later[:n])} for n in range(len(later), 0, -1))

@@ -97,7 +97,7 @@ class RunningStage:
             self.failure()
 
     def entry(self, devices: int) -> Entry:
-        """Return what the attempt cost until now."""
+        """Return the entry of the ledger: the attempt's devices, seconds and outcome until now."""
         until_s = time.monotonic() if self._ended_s is None else self._ended_s
         begun = self.state.phase != "waiting"
         return Entry(

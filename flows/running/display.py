@@ -87,6 +87,6 @@ class Display:
 
 
 def _numbers(manifest: Manifest) -> str:
-    """Return names and values of what an artifact shows. Seconds are added up over the wave instead."""
+    """Return names and values of an artifact's numbers in words. Seconds are added up over the wave instead."""
     numbers = shown_of(manifest).items()
     return "  ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in numbers)

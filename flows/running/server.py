@@ -44,7 +44,8 @@ def prefect_server() -> Iterator[None]:
     """Start a server on 127.0.0.1 and set ``PREFECT_API_URL`` to it, unless a server is named.
 
     Must be entered before Prefect is imported. Prefect's own temporary server is stopped by an exit handler, which a
-    killed process does not run.
+    killed process does not run. Raises :class:`UnavailableError` or :class:`NoSpaceError` if the server does not start,
+    or does not answer later.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)

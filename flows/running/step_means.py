@@ -1,4 +1,4 @@
-"""Numbers of an iteration from its optimizer steps: the same ones in a run's log and in its table in Prefect."""
+"""Numbers of an iteration from its optimizer steps, for the run's log and for its table in Prefect."""
 
 import importlib
 from collections.abc import Iterable

@@ -45,7 +45,7 @@ class Waves:
     check: Callable[[], None] = lambda: None
     """Raises if the run must stop, for example because its lease is lost."""
     accept_scorer: bool = False
-    """Whether another scorer of a reward service than the pinned one may go on."""
+    """Whether to continue with another scorer of a reward service than the pinned one."""
     ledger: Ledger | None = None
     """Where attempts are recorded; None for work that belongs to no run."""
     slots: int | None = None
@@ -58,7 +58,7 @@ class Waves:
     _out_of_memory: set[str] = field(default_factory=set)
     """Slots whose last attempt ran out of memory. The next attempt holds half as many samples in memory at once."""
     _fresh: set[str] = field(default_factory=set)
-    """Slots whose last attempt ran out of memory, with what other stages had left in its processes."""
+    """Slots whose last attempt ran out of memory in processes that had served other stages. The next gets new ones."""
     _raised_at: dict[str, str] = field(default_factory=dict[str, str])
     """Class and place of the Python exception that ended the last attempt, by slot."""
 
@@ -213,7 +213,7 @@ class Waves:
     def _scoring_ahead(self, requests: Sequence[Request]) -> Iterator[EarlyScoring]:
         """Start processes that score the rollouts of this wave while they run, only on this machine.
 
-        Rewards with torch get devices that are free now, and wait for none: the plan says which ones never fit.
+        Rewards with torch get devices that are free now, and wait for none: the plan says which rewards never fit.
         """
         stages, devices = [request.stage for request in requests], self._jobs.devices
         count = most(self.config, devices, self.slots)

@@ -21,7 +21,7 @@ def _stages(recipe: VlmRecipe) -> list[str]:
 def _shape(plan: VlmPlan, launch: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that decide the arithmetic of an iteration: model, trained weights, and sizes of steps.
 
-    Datasets are part of it, because their conversations have different lengths.
+    Datasets are among them, because their conversations have different lengths.
     """
     recipe, options = plan.recipe, plan.recipe.train.train_policy
     return {

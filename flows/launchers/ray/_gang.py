@@ -73,8 +73,8 @@ class Kind:
     def missing(self, nodes: Sequence[dict[str, Any]], has: str) -> CosmosRLError:
         """Return the error of a cluster that has too few nodes of this kind. ``has`` describes the nodes that it has.
 
-        It is an :class:`UnavailableError`, so that the stage is tried again, if enough hosts would be there without the
-        lost ones; else a :class:`ConfigError`.
+        It is an :class:`UnavailableError`, so that the stage is tried again, if the hosts that were lost would make up
+        the number; else a :class:`ConfigError`.
         """
         here = {node["NodeManagerAddress"] for node in nodes if node["Alive"]}
         dead = [node for node in nodes if not node["Alive"] and node.get("DeathReason") not in WITHDRAWN]

@@ -39,7 +39,7 @@ TURN_S = 0.1
 ANSWER_S = 2.0
 """Longest wait for the states of all jobs, in seconds. A node that does not answer is asked again."""
 SOON_S = 2.0
-"""Wait for nodes, in seconds, after which the reason is told."""
+"""Wait for nodes, in seconds, after which the reason is reported."""
 REASON_S = 40.0
 """Wait for the error of another node, in seconds, while the errors so far only report a lost rank."""
 HEAD_S = 5.0
