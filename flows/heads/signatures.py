@@ -68,7 +68,7 @@ def signed_up_to(
     for name in sorted(name for name in store.names(store.join(root, HEADS)) if name.endswith(ending)):
         url, number = store.join(root, HEADS, name), number_in(name, ending)
         if number is None or number not in heads:
-            wrong.append((url, "is not of a head of this run's chain"))
+            wrong.append((url, "signs no head of this run's chain"))
             continue
         data = store.read_if_exists(url_of(root, number)) or b""
         try:
@@ -77,7 +77,7 @@ def signed_up_to(
             wrong.append((url, "is not a signature of its head by this key"))
             continue
         if sha256(data) != heads[number]:
-            wrong.append((url, "its head was exchanged during the audit"))
+            wrong.append((url, "its head was replaced during the audit"))
             continue
         newest = number
     return newest, wrong

@@ -46,7 +46,7 @@ class JobLauncher:
         job, node, asked = os.environ.get(JOB), os.environ.get(NODE), max(map(config.nodes_of, STAGES))
         if job is None or node != "0":
             raise ConfigError(
-                "launcher = 'slurm' starts steps of the Slurm job on whose first node the flow runs; this is none "
+                "launcher = 'slurm' needs a flow on the first node of a Slurm job; this one is not on such a node "
                 f"({JOB} = {job}, {NODE} = {node}). Submit a batch script: cosmos-flows cluster render slurm"
             )
         if asked > (has := int(os.environ[NODES])):

@@ -78,7 +78,7 @@ def find(name: str, store_url: str, launch: LaunchConfig) -> Finding:
         word, detail = "not set up", str(nothing)
     except httpx.HTTPStatusError as error:
         status, asked = HTTPStatus(error.response.status_code), error.request.url
-        word, detail = "failed", f"{asked} answers {status} {status.phrase}; is it the address of what is checked?"
+        word, detail = "failed", f"{asked} answers {status} {status.phrase}; is this the right address?"
     except (CosmosRLError, httpx.HTTPError, subprocess.SubprocessError, OSError) as error:
         word, detail = "failed", str(error) or type(error).__name__
     return Finding(name, word, detail, round(time.monotonic() - began_s, 1))

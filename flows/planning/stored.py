@@ -47,7 +47,9 @@ def settled(wanted: StoredRollouts, origin: AnyRun, plan: AnyPlan) -> StoredRoll
     options = plan.recipe.train.train_policy
     reads = options.rewarded and BEHAVIOUR in algorithm_of(options).needs.roles
     if wanted.anchor is not None and not reads:
-        raise ConfigError(f"anchor = {wanted.anchor!r} without effect: {options.type} compares with no behaviour")
+        raise ConfigError(
+            f"anchor = {wanted.anchor!r} without effect: the loss of {options.type} reads no behaviour policy"
+        )
     begins = origin.plan.origin
     inherited = begins.stored.anchor if begins is not None and begins.stored is not None else None
     usual = BEHAVIOUR if origin.staleness else OWN

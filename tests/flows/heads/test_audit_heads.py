@@ -51,7 +51,7 @@ def test_a_signature_outside_the_chain_says_nothing_of_the_run(forger: Forger, t
         (heads / path.name.replace("00003", "003" if iteration is None else "00003")).write_bytes(data)
     found = audit(str(forger.store), RUN_ID, iteration, signed_by=private.public_key())
     pairs = {(fault.field, fault.what) for fault in found.faults}
-    assert ("signature", "is not of a head of this run's chain") in pairs
+    assert ("signature", "signs no head of this run's chain") in pairs
     assert (
         "signature",
         f"no head is signed by the key {key}; signed by {key if iteration else 'nobody'}",

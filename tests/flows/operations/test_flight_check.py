@@ -73,4 +73,4 @@ def test_an_address_that_answers_like_another_server_is_named_and_questioned(els
         found = flight_check.find("server", "", LaunchConfig())
     assert found.word == "failed"
     assert found.detail.startswith(elsewhere)
-    assert found.detail.endswith(" answers 404 Not Found; is it the address of what is checked?")
+    assert found.detail.endswith(" answers 404 Not Found; is this the right address?")

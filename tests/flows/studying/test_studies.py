@@ -123,7 +123,7 @@ def test_a_what_if_of_a_what_if_has_its_anchor(origin: Run, anchor: Any) -> None
 
 def test_an_anchor_that_nothing_reads_is_refused(origin: Run) -> None:
     settings = Settings("", origin.store_url)
-    with pytest.raises(ConfigError, match="anchor = 'own' without effect: dpo compares with no behaviour"):
+    with pytest.raises(ConfigError, match="anchor = 'own' without effect: the loss of dpo reads no behaviour policy"):
         plan_of_what_if("hand", settings, StoredRollouts(anchor="own"), algorithm="dpo", controls=0)
 
 
