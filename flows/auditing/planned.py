@@ -117,7 +117,7 @@ def _compare(
     request, told = found
     place = findings.place(step.slot)
     if made.stage == request.stage and made.version != request.version:
-        told = [f"version {made.version} of {made.stage} made it, and what that was asked for cannot be told any more"]
+        told = [f"version {made.version} of {made.stage} made it, whose Requests this code cannot make any more"]
     elif (reason := made.why_not(request)) is not None and not _waits(made, request, slot_at):
         field = "inputs" if made.recipe == request.recipe else "recipe"
         findings.add(Manifest.url(step.slot, made.generation), field, reason)

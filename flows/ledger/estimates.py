@@ -59,7 +59,7 @@ class Estimate:
         total = f"{duration(self.total_s)}, {device_time(self.total_device_s)} of device time"
         lines = [
             f"an iteration like {self.like}'s: {each}",
-            f"{counted(self.iterations, 'iteration')} with what is around them: {total}",
+            f"{counted(self.iterations, 'iteration')} in all, with preparation and evaluations: {total}",
         ]
         return lines + ([f"not counted, because {self.like} had none: {', '.join(self.unknown)}"] * bool(self.unknown))
 

@@ -1,1 +1,1 @@
-"""Run a plan: waves of stages, the devices they take, the flow around them."""
+"""Run a plan: waves of stages, the devices they take, and the flow that holds them."""

@@ -94,7 +94,7 @@ class Showing:
         began_s = time.monotonic()
         run_id = self._run.plan.run_id
         rows = contents.table(self._collected, self._roles, self._seconds)
-        words = "the newest first; means of older ones; ± standard errors over prompts, where those are known"
+        words = "the newest first; means of older ones; ± standard errors over prompts, where they are known"
         self._put("iterations", Shown("table", rows, f"Iterations of {run_id}, {words}"))
         if grid := contents.pictures(self._collected):
             self._put("pictures", Shown("markdown", grid, f"Samples of {run_id}"))

@@ -22,7 +22,7 @@ UNCOUNTED = (
 
 
 def described(plan: VlmPlan, store_url: str, named_by: str = "") -> str:
-    """Return what a run would do, a line a subject. ``named_by`` says where the store was named."""
+    """Return what a run would do, one line per subject. ``named_by`` says where the store was named."""
     recipe, train, launch = plan.recipe, plan.recipe.train, plan.recipe.launch
     options, stages = train.train_policy, _stages(plan, store_url)
     files = plan.model.digest[:12] or "not all files are here"

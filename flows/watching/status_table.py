@@ -113,7 +113,7 @@ def _life(overview: Overview) -> str:
 
 
 def _table(overview: Overview) -> Table:
-    """Return the table: a row for the start, each iteration, each evaluated policy and the end; a column a stage.
+    """Return the table: a row for the start, each iteration, each evaluated policy and the end; one column per stage.
 
     The columns are the stages of an iteration. A cell of another stage begins with its name.
     """

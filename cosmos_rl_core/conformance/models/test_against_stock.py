@@ -89,7 +89,7 @@ def test_the_transformer_is_fed_what_the_stock_pipeline_feeds_it(family: Family,
     assert expected[0][TEXTS].float().std() > 0.01
 
 
-def test_conditioning_does_not_depend_on_its_company(family: Family, dtype: ParamDtype):
+def test_conditioning_does_not_depend_on_other_prompts_of_its_batch(family: Family, dtype: ParamDtype):
     with computes_in(dtype, family.device):
         (alone,) = family.model.encode_prompts([PROMPTS[0]], family.length)
         _, together, _ = family.model.encode_prompts(["x", PROMPTS[0], "a longer one"], family.length)

@@ -41,7 +41,7 @@ def fork(
     cluster: ClusterOption = None,
     allow_numerics_change: Annotated[bool, Option(help="Accept other versions or devices")] = False,
     remake: Annotated[bool, Option(help="Make artifacts of changed stages again")] = False,
-    accept_scorer: Annotated[bool, Option(help="Score the rest with a service's other scorer")] = False,
+    accept_scorer: Annotated[bool, Option(help="Accept that the reward service's scorer changed")] = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -20,7 +20,7 @@ def rescore(
     evaluations: Annotated[bool, Option("--evaluations", help="The held-out samples too")] = False,
     cluster: ClusterOption = None,
     allow_numerics_change: Annotated[bool, Option(help="Accept other versions or devices")] = False,
-    accept_scorer: Annotated[bool, Option(help="Score the rest with a service's other scorer")] = False,
+    accept_scorer: Annotated[bool, Option(help="Accept that the reward service's scorer changed")] = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -61,7 +61,7 @@ def score(
 
 
 def _table(found: Sequence[Any], label: str) -> Iterator[str]:
-    """Yield a line a file with a column a score, the reward's own first, then the failures.
+    """Yield one line per file with one column per score, the reward's own first, then the failures.
 
     Lines are as long as they need to be: names of scores that are cut look alike.
     """
