@@ -1,1 +1,1 @@
-"""A reward service with cosmos-rl's protocol: durable requests, one process per scorer, answers that name their scorer."""
+"""A reward service with cosmos-rl's protocol: durable requests, a process per scorer, answers that name scorers."""

@@ -51,7 +51,7 @@ def translation_of(recipe: str) -> translation.Translation:
 
 
 def table(translation: translation.Translation) -> Table:
-    """Return the report, one row per key. Keys of one TOML table that have no effect for the same reason share a row."""
+    """Return the report, one row per key. Keys of a TOML table without effect for the same reason share a row."""
     columns = (Column(title, overflow="fold", ratio=ratio) for title, ratio in TITLES.items())
     shown = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for (_, verdict, here), entries in itertools.groupby(translation.report, _answer):
