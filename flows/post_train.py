@@ -100,7 +100,7 @@ def decoding(run: Run, k: int) -> Iterator[Wave]:
 
 
 def evaluation(run: Run, k: int) -> Iterator[Wave]:
-    """Yield the waves that judge policy version k: its held-out loss, samples of its export, and their scores."""
+    """Yield the waves that evaluate policy version k: its held-out loss, samples of its export, and their scores."""
 
     def step(stage: str, kind: str, request: Callable[[], Request]) -> Step:
         return Step(f"policy-{k:04d}/{stage}", kind, run.slots.version(k, stage), request, k)
@@ -125,7 +125,7 @@ def steps(run: AnyRun, *, undecoded: bool = False) -> list[Step]:
 
     With ``undecoded`` also the step ``decode`` of every rollout, begun or not.
     """
-    judges = [stage for stage, runs in (("validate", run.validates), ("evaluate", run.evaluates)) if runs]
+    evaluating = [stage for stage, runs in (("validate", run.validates), ("evaluate", run.evaluates)) if runs]
 
     # In a look, each question lists a folder. Most versions have no folder, so one listing tells which do.
     there = store.names(store.join(run.url, "exports")) if looks_in_listings() else None
@@ -137,7 +137,7 @@ def steps(run: AnyRun, *, undecoded: bool = False) -> list[Step]:
         return run.exports(k) or begun(k, "export")
 
     def judged(k: int) -> bool:
-        return run.is_due(k) or (exported(k) and any(begun(k, stage) for stage in judges))
+        return run.is_due(k) or (exported(k) and any(begun(k, stage) for stage in evaluating))
 
     def decoded(k: int) -> bool:
         return undecoded or has_begun(run.slots.iteration(k, "decode"))

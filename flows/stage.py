@@ -77,9 +77,9 @@ def run(
             require_own_version(step.request())
             for line in rerun(store, run_id, stage, iteration).lines():
                 waves.display.note(line)
-        judges = [one for one in every if step.kind == "update" and (one.kind, one.k) == ("warn", step.k)]
-        for judge in judges:
-            pass_gate(opened, launch(waves, judge.name, judge.request()), waves.display.note)
+        warnings = [one for one in every if step.kind == "update" and (one.kind, one.k) == ("warn", step.k)]
+        for warning in warnings:
+            pass_gate(opened, launch(waves, warning.name, warning.request()), waves.display.note)
         events.policies_committed(opened, waves.begun, launch(waves, step.name, step.request()))
         # Imported here because it needs pandas, and Prefect imports this file again to cancel a flow run.
         importlib.import_module("flows.session.recording").record(opened, waves.display.note)

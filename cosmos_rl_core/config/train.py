@@ -193,7 +193,7 @@ class ValidationConfig(Section):
     rewards, else ``"loss"``, else the first reward."""
 
     @model_validator(mode="after")
-    def _judges(self) -> "ValidationConfig":
+    def _has_prompts_or_media(self) -> "ValidationConfig":
         if self.dataset is None and self.data is None:
             raise ValueError("needs `dataset`, prompts for samples, or `data`, media for a held-out loss, or both")
         return self

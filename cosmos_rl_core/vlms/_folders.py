@@ -56,14 +56,14 @@ def check(path: str, changes: Changes, instruction: str) -> None:
     # If the folder names no class, nothing else can be checked.
     architecture(path)
     mistakes: list[str] = []
-    for judge in (
+    for require in (
         lambda: processor_of(path, changes),
         lambda: _require_weights(path),
         lambda: _require_tokenizer(path),
         lambda: _require_plain(path, instruction),
     ):
         try:
-            judge()
+            require()
         except ConfigError as error:
             # Mistakes in the settings name the folder themselves.
             mistakes.append(str(error).removeprefix(f"{path}:\n    "))

@@ -17,7 +17,7 @@ HELD_OUT = "held-out "
 
 
 @dataclass(frozen=True)
-class Judge:
+class Ranking:
     """The rule that ranks the policy versions of a run."""
 
     stages: tuple[str, ...]
@@ -62,23 +62,23 @@ def judge_of(run: AnyRun) -> Judge | None:
     if best_by is None and not (run.evaluates and training) and not run.validates:
         # The name of a reward, even one called `loss` or `reward`.
         label = run.headline_reward if run.evaluates else ""
-        return Judge((f"evaluate-{label}",), f"held-out {label}") if label else None
+        return Ranking((f"evaluate-{label}",), f"held-out {label}") if label else None
     best_by = best_by or ("reward" if run.evaluates and training else "loss")
     if best_by == "loss":
-        return Judge(("validate",), "held-out loss") if run.validates else None
+        return Ranking(("validate",), "held-out loss") if run.validates else None
     if best_by in getattr(validation, "datasets", ()):
-        return Judge(("validate",), f"held-out correct answers: {best_by}", number=f"correct_{best_by}")
+        return Ranking(("validate",), f"held-out correct answers: {best_by}", number=f"correct_{best_by}")
     if not run.evaluates:
         return None
     if best_by != "reward":
-        return Judge((f"evaluate-{best_by}",), f"held-out {best_by}")
+        return Ranking((f"evaluate-{best_by}",), f"held-out {best_by}")
     if not (weights := weights_of(run)):
-        return Judge((f"evaluate-{(label := training[0].fn.label)}",), f"held-out {label}")
+        return Ranking((f"evaluate-{(label := training[0].fn.label)}",), f"held-out {label}")
     gates = gates_of(run)
-    return Judge(tuple(f"evaluate-{label}" for label in (*weights, *gates)), f"{HELD_OUT}{WEIGHTED}", weights, gates)
+    return Ranking(tuple(f"evaluate-{label}" for label in (*weights, *gates)), f"{HELD_OUT}{WEIGHTED}", weights, gates)
 
 
 def ranked_by(run: AnyRun) -> str:
     """Return the name of the number that ranks policies in the report; "" if nothing does."""
-    judge = judge_of(run)
-    return "" if judge is None else judge.name
+    ranking = ranking_of(run)
+    return "" if ranking is None else ranking.name

@@ -133,7 +133,7 @@ def scored_by(scoring: RewardConfig, scorer: str, reads: Literal["media", "laten
 
 
 def warn(run: Run, k: int) -> Request:
-    """Return the Request that judges the scores of iteration k before its update."""
+    """Return the Request that compares the scores of iteration k with limits before its update."""
     labels = tuple(reward.fn.label for reward in run.scored)
 
     def scores(k: int) -> tuple[Input, ...]:
@@ -315,11 +315,11 @@ def judged(run: Run, k: int) -> Request:
 
 def report(run: Run, iterations: int, judged: list[int]) -> Request:
     """Return the Request for the report on all iterations and on the policy versions ``judged``."""
-    ks, judges = range(iterations), run.evaluates or run.validates
+    ks, measured = range(iterations), run.evaluates or run.validates
     shown = [k for k in ks if run.trains_on_rewards and k >= run.plan.baseline]
     inputs = {
         "fragments": tuple(input_of(run.slots.iteration(k, "fragment")) for k in shown),
-        "judged": tuple(input_of(run.slots.version(k, "fragment")) for k in judged if judges),
+        "judged": tuple(input_of(run.slots.version(k, "fragment")) for k in judged if measured),
         "updates": tuple(input_of(run.slots.policy(k + 1)) for k in ks),
     }
     config = Report(

@@ -25,10 +25,10 @@ def pass_gate(run: AnyRun, manifests: Sequence[Manifest], note: Callable[[str], 
     on_trip = run.plan.early_warning.on_trip if run.plan.early_warning else "mark"
     for manifest in manifests:
         if manifest.stage == "warn" and (warned := Warned.of(manifest)) is not None:
-            _judge(run, warned, on_trip, note)
+            _pass_or_end(run, warned, on_trip, note)
 
 
-def _judge(run: AnyRun, warned: Warned, on_trip: OnTrip, note: Callable[[str], None]) -> None:
+def _pass_or_end(run: AnyRun, warned: Warned, on_trip: OnTrip, note: Callable[[str], None]) -> None:
     decided = warned.decision
     if decided is not None and decided.lets_pass and not _asks_now(run, warned, on_trip):
         return

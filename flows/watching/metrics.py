@@ -153,7 +153,7 @@ class Line:
         """Return the values of the JSON object; None for a missing number."""
         return {
             "stage": self.stage,
-            "policy_version" if self.judges else "iteration": self.k,
+            "policy_version" if self.is_evaluation else "iteration": self.k,
             "step": self.step,
             **{name: value if _is_number(value) else None for name, value in self.numbers.items()},
         }
@@ -187,7 +187,7 @@ def wave_lines(pairs: Sequence[tuple[Request, Manifest]], step: int, headline: s
 def lines_of(request: Request, manifest: Manifest, step: int, headline: str) -> Iterator[Line]:
     """Yield the lines of one artifact; some artifacts have none.
 
-    ``step`` is the number of optimizer steps before it, ``headline`` the label of the reward that the run is judged by.
+    ``step`` is the number of optimizer steps before it, ``headline`` the label of the headline reward.
     Raises :class:`ArtifactError` if a table of the artifact is damaged.
     """
     stage, k, config = request.slot.rpartition("/")[2], request.iteration, request.config

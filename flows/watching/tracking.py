@@ -51,7 +51,7 @@ class Tracker:
     def done(self, requests: Sequence[Request], manifests: Sequence[Manifest]) -> None:
         """Add the numbers of a wave that was made. Writes the file after an update or an evaluation."""
         lines = self.passed(requests, manifests)
-        if any(steps_after(request) is not None for request in requests) or (lines and lines[-1].judges):
+        if any(steps_after(request) is not None for request in requests) or (lines and lines[-1].is_evaluation):
             self._try(self._file.write)
 
     def taken(self) -> None:

@@ -210,7 +210,7 @@ class VlmRecipe(Section):
 
     @property
     def early_warning(self) -> EarlyWarningConfig | None:
-        """Return None: supervised training has no scores to judge."""
+        """Return None: supervised training has no scores with limits."""
         return None
 
     @property

@@ -1,6 +1,6 @@
 """Check that the lines of ``metrics.jsonl`` follow from the artifacts.
 
-A run writes the file after each wave that trains or judges, before it begins the next wave. So a wave that has begun
+A run writes the file after each wave that trains or evaluates, before it begins the next wave. So a wave that has begun
 proves that all lines up to the last such wave before it were written. Lines after these may be missing: the run is at
 work, or was killed.
 """
@@ -83,7 +83,7 @@ def _current(run: AnyRun, every: Iterable[Step]) -> list[_Wave]:
                 whole=len(pairs) == len(steps),
                 # A fork refers to artifacts before it does anything.
                 begun=any(found.slot.startswith(f"{run.url}/") for _, found in pairs),
-                writes=bool(lines) and (any(after) or lines[-1].judges),
+                writes=bool(lines) and (any(after) or lines[-1].is_evaluation),
                 planned=steps[0].slot in planned,
                 remade=any(made.generation > 1 for _, made in pairs),
                 stale=any(_is_stale(made, request) for request, made in pairs),

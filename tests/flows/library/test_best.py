@@ -62,7 +62,7 @@ def test_without_a_held_out_loss_the_highest_reward_is_best_and_without_both_not
     unjudged = run_of(tmp_path / "unjudged", "validation.freq=1", NO_REWARD)
     make_with(unjudged, scores)
     assert best(unjudged) is None
-    with pytest.raises(ConfigError, match="nothing judges the policies of hand"):
+    with pytest.raises(ConfigError, match="nothing ranks the policies of hand"):
         export(unjudged.store_url, "hand", str(tmp_path / "out"), "best")
 
 

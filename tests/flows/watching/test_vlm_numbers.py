@@ -25,7 +25,7 @@ def numbers_of(folder: Path, most_tokens: int, **summary: Any) -> dict[str, Any]
     request = Request(stage="vlm_evaluate", slot=slot, seed=0, iteration=2, config=config, inputs=inputs)
     manifest = make(request, {VlmEvaluate.ANSWERS: canonical_json([])}, **summary)
     (line,) = lines_of(request, manifest, 6, "")
-    assert (line.k, line.step, line.judges) == (2, 6, True)
+    assert (line.k, line.step, line.is_evaluation) == (2, 6, True)
     return line.values
 
 
