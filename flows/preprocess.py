@@ -104,9 +104,9 @@ def preprocess(
             snapshot, added = operation.preprocess(config, store, make, verify=verify, merge=merge)
             for name, request in operation.missing(config, store):
                 make(name, request)
-            shown.note(operation.described(snapshot, added))
+            shown.note(operation.outcome_of(snapshot, added))
     if added is not None:
         events.dataset_prepared(store, snapshot)
         words = f"Snapshot {snapshot.number} of {config.name}"
         create_table_artifact([operation.table_row(added)], key=_key(config.name), description=words)
-    return operation.described(snapshot, added)
+    return operation.outcome_of(snapshot, added)

@@ -178,7 +178,7 @@ def passes(plan: Plan) -> dict[str, int]:
     return found
 
 
-def describe(plan: Plan) -> list[str]:
+def time_lines(plan: Plan) -> list[str]:
     """Return the time of an iteration by stage, of all iterations and of an evaluation, a line each.
 
     Empty for small models.

@@ -175,7 +175,7 @@ def any_training_flow(named: Callable[[], None]) -> Flow[..., Any]:
     return flow_of(named.__name__, named.__doc__)
 
 
-def described(plan: AnyPlan) -> str | None:
+def description_of(plan: AnyPlan) -> str | None:
     """Return the description of the flow of a plan."""
     if (kind := kinds.of(plan)) is not None:
         return kind.summary

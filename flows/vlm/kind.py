@@ -5,7 +5,7 @@ from typing import Any
 
 from cosmos_rl_core.config.vlm.recipe import VlmRecipe, checked, is_vlm
 from flows.planning.kinds import Kind
-from flows.vlm import describe
+from flows.vlm import explain
 from flows.vlm.about import about, data
 from flows.vlm.plan import VlmPlan, make_plan, written
 from flows.vlm.run import VlmRun
@@ -56,7 +56,7 @@ KIND = Kind(
     shape=_shape,
     about=about,
     data=data,
-    described=describe.with_memory,
-    as_json=describe.as_json,
+    explained=explain.with_memory,
+    as_json=explain.as_json,
     reads=_reads,
 )

@@ -5,7 +5,7 @@ from contextlib import closing
 
 from cosmos_rl_core.errors import CosmosRLError
 from cosmos_rl_core.recipes.dataset import read_dataset
-from flows.operations.preprocess import described, preprocess
+from flows.operations.preprocess import outcome_of, preprocess
 from flows.running.display import Display
 from flows.running.wave import Waves
 from stages.artifacts import snapshots
@@ -29,7 +29,7 @@ def main(dataset: str, store: str) -> None:
             shown.done(name, [manifest], skipped=skipped)
             return [manifest]
 
-        shown.note(described(*preprocess(config, store, launch)))
+        shown.note(outcome_of(*preprocess(config, store, launch)))
 
 
 if __name__ == "__main__":

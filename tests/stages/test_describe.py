@@ -10,7 +10,7 @@ from cosmos_rl_core.captioners import vlm
 from cosmos_rl_core.captioners._base import digest_of
 from cosmos_rl_core.errors import ConfigError, DatasetError
 from cosmos_rl_core.recipes.dataset import DatasetConfig
-from flows.operations.preprocess import described, preprocess, unchanged
+from flows.operations.preprocess import outcome_of, preprocess, unchanged
 from stages import contracts
 from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact
@@ -127,7 +127,7 @@ def prepare(config: DatasetConfig, tmp_path: Path, made: list[Manifest]) -> str:
         made.append(make(request, tmp_path / secrets.token_hex(4)))
         return made[-1:]
 
-    return described(*preprocess(config, str(tmp_path / "store"), launch))
+    return outcome_of(*preprocess(config, str(tmp_path / "store"), launch))
 
 
 def test_a_dataset_is_captioned_and_three_new_media_are_three_calls(folder: Path, tmp_path: Path, model: str):

@@ -41,7 +41,7 @@ def preprocess(
     before = 0 if head is None else head.number
     if not asked and (head := operation.unchanged(config, store)) is not None and not operation.missing(config, store):
         if not as_json:
-            say(operation.described(head, None))
+            say(operation.outcome_of(head, None))
     else:
         with notes_on_stderr(as_json), prefect_server():
             # Prefect reads its settings when it is imported.

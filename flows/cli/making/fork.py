@@ -19,7 +19,7 @@ from flows.cli.base.options import (
 from flows.cli.base.planned import misfits, slots_of
 from flows.cli.base.printing import print_found, print_json
 from flows.defaults import DEFAULT_STORE
-from flows.describing import describe
+from flows.explaining import explain
 from flows.forking.plan import plan_of_fork
 from flows.forking.work import planned_fork
 from flows.library import open_run
@@ -60,7 +60,7 @@ def fork(
     if dry_run:
         planned = planned_fork(plan, store)
         slots = slots_of(plan.recipe.launch, required=False)
-        print_found(planned, [*planned.lines(), *describe.described(plan, store, slots=slots)], as_json=as_json)
+        print_found(planned, [*planned.lines(), *explain.explained(plan, store, slots=slots)], as_json=as_json)
         return
     options = (iterations, overrides, rewards, cluster, allow_numerics_change, remake, accept_scorer)
     tags = tags_of(plan.recipe.train.train_policy.type, plan.model.adapter)

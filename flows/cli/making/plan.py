@@ -14,7 +14,7 @@ from flows.cli.base.options import (
 from flows.cli.base.planned import planned, slots_of
 from flows.cli.base.printing import print_json, print_parts
 from flows.defaults import DEFAULT_STORE, STORE_VARIABLE
-from flows.describing import describe
+from flows.explaining import explain
 from flows.planning.steps import require_same_as_written
 
 
@@ -42,9 +42,9 @@ def plan(
     require_same_as_written(found, store)
     named_by, slots = _store_named_by(context), slots_of(found.recipe.launch, required=False)
     if as_json:
-        print_json(describe.as_json(found, store, slots=slots) | {"store_from": named_by})
+        print_json(explain.as_json(found, store, slots=slots) | {"store_from": named_by})
     else:
-        print_parts(*describe.described(found, store, f" (store from {named_by})", slots=slots))
+        print_parts(*explain.explained(found, store, f" (store from {named_by})", slots=slots))
 
 
 def _store_named_by(context: Context) -> str:

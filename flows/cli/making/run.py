@@ -57,6 +57,6 @@ def run(
         tags = tags_of(algorithm, plan.model.adapter)
         with flowing(tags, f"the same command continues {plan.run_id}", as_json=as_json):
             session = import_module("flows.session.session")
-            session.flow_of(algorithm, session.described(plan), algorithm)(recipe, store, plan.run_id, *others)
+            session.flow_of(algorithm, session.description_of(plan), algorithm)(recipe, store, plan.run_id, *others)
     if as_json:
         print_json(open_run(plan.run_id, store).now())

@@ -7,7 +7,7 @@ import pytest
 
 from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.pipelines.distilled import sign_of
-from flows.describing.describe import describe_plan
+from flows.explaining.explain import explain_plan
 from flows.planning.plan import Settings, plan_of
 
 ROOT = Path(__file__).parents[3]
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 def told(folder: Path, algorithm: str) -> str:
     recipe = str(ROOT / "configs" / "tiny" / f"{algorithm}.toml")
     plan = plan_of(Settings(recipe, overrides=(f"policy.model_name_or_path={folder}",)))
-    return describe_plan(plan, "outputs")
+    return explain_plan(plan, "outputs")
 
 
 def test_losses_on_noised_samples_are_warned_of_and_policy_gradients_are_not(tmp_path: Path):

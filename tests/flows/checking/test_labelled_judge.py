@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from cosmos_rl_core.errors import ConfigError
 from flows.cli.app import app
-from flows.describing.describe import describe_plan
+from flows.explaining.explain import explain_plan
 from flows.planning.plan import Plan, Settings, plan_of
 from tests import tiny_scorers
 

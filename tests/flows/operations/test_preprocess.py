@@ -18,7 +18,7 @@ from cosmos_rl_core.recipes.dataset import DatasetConfig, read_dataset
 from cosmos_rl_core.storage import store
 from flows.cli import app as cli
 from flows.devices.devices import VISIBLE
-from flows.operations.preprocess import described, preprocess, unchanged
+from flows.operations.preprocess import outcome_of, preprocess, unchanged
 from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
@@ -60,7 +60,7 @@ def prepare(
             made.append(name)
         return [make(request, tmp_path / secrets.token_hex(4))]
 
-    return described(*preprocess(config, url or str(tmp_path / "store"), launch, **options))
+    return outcome_of(*preprocess(config, url or str(tmp_path / "store"), launch, **options))
 
 
 def names_of(tmp_path: Path, number: int | None = None) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cosmos_rl_core.datasets import prompt_set
-from flows.describing.describe import describe_plan
+from flows.explaining.explain import explain_plan
 from flows.planning.plan import Settings, plan_of
 
 Recipe = Callable[..., str]
@@ -26,7 +26,7 @@ def test_the_plan_names_a_set_of_prompts_that_follows_a_branch(
 
     def lines(dataset: str) -> list[str]:
         plan = plan_of(Settings(recipe((words, dataset))))
-        return [line for line in describe_plan(plan, "outputs").splitlines() if line.startswith("follows")]
+        return [line for line in explain_plan(plan, "outputs").splitlines() if line.startswith("follows")]
 
     follows = ["follows    set dance_grpo_t2v is a file of the branch main, which may change; state its sha256"]
     assert lines(dataset) == follows

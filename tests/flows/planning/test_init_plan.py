@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from cosmos_rl_core.errors import ConfigError
-from flows.describing.describe import as_json, describe_plan
+from flows.explaining.explain import as_json, explain_plan
 from flows.library import open_run
 from flows.planning import requests
 from flows.planning.plan import Plan, Settings, freeze, plan_of, read_plan
@@ -106,7 +106,7 @@ def test_the_plan_says_what_a_policy_begins_with(recipe, store: str):
     """Its estimate of time loads the model."""
     plan = plan_with(recipe, store, SOURCE)
     assert plan.lineage.endswith("trained further; the reference is the base model")
-    assert f"begins     with {plan.lineage}" in describe_plan(plan, store)
+    assert f"begins     with {plan.lineage}" in explain_plan(plan, store)
     assert as_json(plan, store)["init"] == plan.lineage
 
 

@@ -9,8 +9,8 @@ import pytest
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.recipes.reading import check
-from flows.describing.describe import describe_plan
 from flows.devices.fitting import most, why_not_together
+from flows.explaining.explain import explain_plan
 from flows.planning import requests
 from flows.planning.plan import Settings, plan_of
 from tests.core.recipes.test_without_effect import recipe as values
@@ -40,7 +40,7 @@ def test_overlap_changes_no_digest_and_no_request(recipe: Recipe, tmp_path: Path
 
 def test_the_plan_says_which_rewards_overlap_and_where_none_can(recipe: Recipe):
     def lines(*changes: tuple[str, str]) -> list[str]:
-        said = describe_plan(plan_of(Settings(recipe(*changes))), "outputs").splitlines()
+        said = explain_plan(plan_of(Settings(recipe(*changes))), "outputs").splitlines()
         return [line for line in said if line.startswith("overlaps")]
 
     assert lines() == []

@@ -9,7 +9,7 @@ import pytest
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.outside_plugins import find
-from flows.describing import describe
+from flows.explaining import explain
 from flows.library.lines import all_runs
 from flows.planning.plan import Plan, Settings, freeze, plan_of, read_plan
 from flows.planning.run import Run
@@ -53,7 +53,7 @@ def test_a_plan_pins_the_files_of_every_kind(recipe: str, folder: Path):
     assert files["bright"] == ["bright.py"]
     assert {pin.path for pin in plan.plugins if pin.kind != "models"} == {str(file) for file in folder.glob("*.py")}
     assert plan.model.adapter == "tiny2"
-    assert f"signs of datasets, {folder / 'signs.py'}\n" in describe.describe_plan(plan, "outputs")
+    assert f"signs of datasets, {folder / 'signs.py'}\n" in explain.explain_plan(plan, "outputs")
 
 
 def test_their_settings_are_validated_with_all_others(recipe: str):
@@ -253,7 +253,7 @@ def test_a_model_that_the_recipe_names_replaces_the_shipped_one_of_its_class(rec
         file.write_text(text.replace("OtherPipeline", "StableDiffusion3Pipeline"), encoding="utf-8")
     plan = plan_of(Settings(recipe))
     assert plan.model.adapter == "tiny2"
-    assert "(tiny2 in place of sd3, " in describe.describe_plan(plan, "outputs")
+    assert "(tiny2 in place of sd3, " in explain.explain_plan(plan, "outputs")
     named = ", ".join(f'"{folder / name}"' for name in ("nft2.py", "bright.py", "signs.py"))
     assert plan_of(Settings(recipe, overrides=(f"plugins=[{named}]",))).model.adapter == "sd3"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from docs.figures import MEASURED
-from flows.describing import describe
+from flows.explaining import explain
 from flows.planning.plan import Plan, Settings, plan_of
 from tests.flows import printed
 from tests.flows.by_hand import SECONDS
@@ -45,7 +45,7 @@ def test_the_page_lists_the_stages_that_the_recipe_of_sd3_5_plans(tmp_path: Path
     found = re.search(r"^stages +(\d+): (.*)$", stored("plan-sd3_5"), re.MULTILINE)
     assert found is not None
     total, names = int(found[1]), found[2].split(", ")
-    counts = describe.as_json(plan, str(tmp_path / "store"))["stages"]
+    counts = explain.as_json(plan, str(tmp_path / "store"))["stages"]
     assert counts.keys() == {*names}, STALE
     # What runs once in an iteration runs 1000 times. Prompts of 5, 5, 10, 20 and 40 iterations are embedded together,
     # then twelve times the lines of 80.

@@ -12,9 +12,9 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.importers import translation
 from cosmos_rl_core.recipes.reading import check, launch_of, read_values
 from flows.checking import checks
-from flows.describing import describe
 from flows.devices import fitting
 from flows.devices.devices import VISIBLE, need_of
+from flows.explaining import explain
 from flows.operations.pools import GPUS
 from flows.planning.plan import Plan, Settings, plan_of
 from flows.planning.run import run_of
@@ -137,12 +137,12 @@ def test_the_waves_of_a_recipe_fit_the_devices_of_every_profile_for_which_it_is_
 def test_a_plan_shows_the_judges_that_take_turns(inputs: Inputs, tmp_path: Path):
     plan = planned(ROOT / "configs/nft/sd3_pickscore.toml", inputs, "package:eight-gpus")
     judges = [reward.fn.label for reward in plan.recipe.rewards if reward.fn.facts.torch]
-    found = describe.turns(plan, str(tmp_path))
+    found = explain.turns(plan, str(tmp_path))
     assert [len(judges), len(found)] == [2, 2]  # of a rollout, and of an evaluation
     for wave, cut in found.items():
         assert re.fullmatch(rf"\S*{judges[0]}\S*, then \S*{judges[1]}.*|\S*{judges[1]}\S*, then \S*{judges[0]}.*", cut)
-        assert f"{wave} does not fit the devices at once: {cut}" in describe.describe_plan(plan, str(tmp_path))
-    assert describe.turns(planned(ROOT / "configs/nft/sd3_pickscore.toml", inputs), str(tmp_path)) == {}
+        assert f"{wave} does not fit the devices at once: {cut}" in explain.explain_plan(plan, str(tmp_path))
+    assert explain.turns(planned(ROOT / "configs/nft/sd3_pickscore.toml", inputs), str(tmp_path)) == {}
 
 
 def test_a_plan_counts_the_gpus_of_the_profile_and_the_slots_of_its_limit(
@@ -153,13 +153,13 @@ def test_a_plan_counts_the_gpus_of_the_profile_and_the_slots_of_its_limit(
     cluster.write_text(eight.replace("\nprocesses = 8", "\nprocesses = 4"), encoding="utf-8")
     monkeypatch.setenv(VISIBLE, "GPU-of-a-workstation")
     plan = planned(ROOT / "configs/nft/sd3_pickscore.toml", inputs, str(cluster))
-    assert describe.turns(plan, str(tmp_path)) == {}
-    assert "does not fit the devices" not in describe.describe_plan(plan, str(tmp_path))
-    assert describe.turns(plan, str(tmp_path), slots=8) == {}
-    found = describe.turns(plan, str(tmp_path), slots=4)
+    assert explain.turns(plan, str(tmp_path)) == {}
+    assert "does not fit the devices" not in explain.explain_plan(plan, str(tmp_path))
+    assert explain.turns(plan, str(tmp_path), slots=8) == {}
+    found = explain.turns(plan, str(tmp_path), slots=4)
     assert [cut.count("then") for cut in found.values()] == [1, 1]
-    assert describe.as_json(plan, str(tmp_path), slots=4)["turns"] == found
-    assert all(cut in describe.describe_plan(plan, str(tmp_path), slots=4) for cut in found.values())
+    assert explain.as_json(plan, str(tmp_path), slots=4)["turns"] == found
+    assert all(cut in explain.explain_plan(plan, str(tmp_path), slots=4) for cut in found.values())
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES.values()))

@@ -12,7 +12,7 @@ from cosmos_rl_core.config.base import as_written
 from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.recipes.reading import checked
-from flows.describing import describe
+from flows.explaining import explain
 from flows.ledger.shape import shape_of
 from flows.library import open_run
 from flows.planning import facts, kinds, plan, requests
@@ -76,7 +76,7 @@ KIND = kinds.Kind(
     shape=lambda plan, launch: {"kind": BARE},
     about=lambda plan: (("trains", "nothing"),),
     data=lambda plan: {},
-    described=lambda plan, store_url, named_by: ("exports its base", [], ""),
+    explained=lambda plan, store_url, named_by: ("exports its base", [], ""),
     as_json=lambda plan, store_url: {"run": plan.run_id},
     reads=lambda run: iter(()),
 )
@@ -89,7 +89,7 @@ def settings(recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Se
     return Settings(recipe(), str(tmp_path / "store"), "mine", overrides=(f"logging.group_name={BARE}",))
 
 
-def test_a_registered_kind_is_planned_made_and_described(settings: Settings, tmp_path: Path):
+def test_a_registered_kind_is_planned_made_and_explained(settings: Settings, tmp_path: Path):
     frozen = freeze(plan_of(settings), settings.store)
     assert isinstance(read_plan(settings.store, "mine"), BarePlan)
     run = run_of(frozen, settings.store)
@@ -106,8 +106,8 @@ def test_a_registered_kind_is_planned_made_and_described(settings: Settings, tmp
     assert requests.rewards_ahead(run, steps(run)[0].request()) == []
     assert open_run("mine", settings.store).now().current == 2
     assert facts.about(frozen) == (("trains", "nothing"),)
-    assert [*describe.described(frozen, settings.store)] == ["exports its base"]
-    assert describe.as_json(frozen, settings.store) == {"run": "mine"}
+    assert [*explain.explained(frozen, settings.store)] == ["exports its base"]
+    assert explain.as_json(frozen, settings.store) == {"run": "mine"}
     assert shape_of(frozen) == digest({"kind": BARE})[:32]
     with pytest.raises(ConfigError, match="mine generates no pictures or videos"):
         plan_of_rescore(settings.store, "mine", "jpeg")

@@ -12,7 +12,7 @@ from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.datasets._base import Prompt, Reference, prompt_id
 from cosmos_rl_core.pipelines import sizes
 from cosmos_rl_core.weights.shapes import component_shapes, count_elements
-from flows.describing.describe import as_json
+from flows.explaining.explain import as_json
 from flows.ledger import predicted
 from flows.planning.plan import Plan, Settings, plan_of
 from flows.sizes import memory

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from cosmos_rl_core.config.toml import dumps
 from cosmos_rl_core.errors import ConfigError, UnavailableError
-from flows.describing import describe
+from flows.explaining import explain
 from flows.library.best import best_of
 from flows.library.exports import export
 from flows.library.states import states
@@ -22,7 +22,7 @@ from flows.planning.run import run_of
 from flows.planning.steps import read_run
 from flows.post_train import steps
 from flows.session import loop
-from flows.vlm.describe import as_json, described
+from flows.vlm.explain import as_json, explained
 from flows.vlm.plan import VlmPlan
 from flows.vlm.run import VlmRun
 from stages.artifacts.manifest import Manifest
@@ -196,7 +196,7 @@ def test_rows_that_are_left_out_are_counted_in_the_description(tmp_path: Path, v
     rows = [*json.loads(file.read_text(encoding="utf-8")), {"conversations": [{"from": "human", "value": "?"}]}]
     file.write_text(json.dumps(rows), encoding="utf-8")
     values["train"]["train_policy"]["max_left_out"] = 0.5
-    text = described(plan(tmp_path, values), str(tmp_path / "store"))
+    text = explained(plan(tmp_path, values), str(tmp_path / "store"))
     assert "mine: 6 conversations, as far as their texts say; 1 rows cannot be used, `index` lists them" in text
 
 
@@ -313,7 +313,7 @@ def test_another_answer_in_the_file_is_another_run(tmp_path: Path, values):
 
 def test_a_description_counts_conversations_and_passes(tmp_path: Path, values):
     planned, store = plan(tmp_path, values), str(tmp_path / "store")
-    assert "mine: 6 conversations" in described(planned, store)
+    assert "mine: 6 conversations" in explained(planned, store)
     found = as_json(planned, store)
     # 2 iterations of 3 steps of 4 conversations.
     assert found["passes"] == 24 / 6
@@ -341,7 +341,7 @@ def test_a_plan_counts_parameters_and_the_memory_of_a_rank(tmp_path: Path, value
     assert stages["finetune"]["peak"] == {"device": device, "cpu": 2 * weights}
     assert (stages["finetune"]["moment"], stages["finetune"]["moments"]["reading"]["cpu"]) == ("step", table)
     assert stages["policy"]["peak"] == {"device": weights, "cpu": 2 * weights}
-    lines = list(describe.described(plan(tmp_path, values), store))
+    lines = list(explain.explained(plan(tmp_path, values), store))
     assert "27,360 parameters; the model has 27,360" in str(lines[0])
     assert len(lines) == 4
 

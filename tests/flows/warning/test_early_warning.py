@@ -11,7 +11,7 @@ from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.errors import ApprovalError, ArtifactError, ConfigError, WarningError
 from cosmos_rl_core.rewards import ocr
 from cosmos_rl_core.storage import store
-from flows.describing.describe import describe_plan
+from flows.explaining.explain import explain_plan
 from flows.library import open_run
 from flows.operations.upgrades import settled
 from flows.planning.base import AnyRun
@@ -377,7 +377,7 @@ def test_the_plan_says_where_iterations_have_too_few_prompts_for_a_verdict(
 ):
     path = recipe(("[early_warning]\nstatistics = false\n\n", ""))
     plan = plan_of(Settings(path, str(tmp_path), overrides=(f"train.train_batch_per_replica={4 * prompts}",)))
-    shown = describe_plan(plan, str(tmp_path))
+    shown = explain_plan(plan, str(tmp_path))
     line = f"no verdict on drift (fall, rise): an iteration has {told}, which takes at least 4\n"
     assert (line in shown) == bool(told)
     assert ("no verdict" in shown) == bool(told)

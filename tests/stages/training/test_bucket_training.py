@@ -18,7 +18,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.pipelines.buckets import nearest
 from cosmos_rl_core.recipes.reading import check
 from cosmos_rl_core.training.noise_levels import DrawKey
-from flows.describing.describe import describe_plan
+from flows.explaining.explain import explain_plan
 from flows.planning import requests
 from flows.planning.plan import freeze, make_plan
 from flows.planning.run import Run
@@ -93,7 +93,7 @@ def test_each_picture_is_cut_to_its_own_bucket_and_encoded_there(pictures: Path,
     prepare(pictures, tmp_path)
     run = planned(values_of("package:tiny-sd3"), tmp_path)
     assert run.plan.buckets == SIZES
-    assert "buckets    40 x 40, 40 x 48" in describe_plan(run.plan, str(tmp_path))
+    assert "buckets    40 x 40, 40 x 48" in explain_plan(run.plan, str(tmp_path))
     make_prepared(run, tmp_path)
     latents, model = latents_of(run), load_model(run.plan.base, ("vae",), CPU)
     items = Parts([Artifact(part) for part in run.prepared.data.parts]).items.set_index("item")

@@ -1,4 +1,4 @@
-"""Description of a plan of a VLM, for people and for scripts."""
+"""Explanation of a plan of a VLM, for people and for scripts."""
 
 from collections import Counter
 from dataclasses import asdict

@@ -85,7 +85,7 @@ def describe_plan(plan: Plan, store_url: str, named_by: str = "", *, slots: int 
             f"{wave} does not fit the devices at once: {cut}"
             for wave, cut in turns(plan, store_url, slots=slots).items()
         ],
-        "time": [*predicted.describe(plan), *(like.lines() if (like := estimates.estimate(plan, store_url)) else [])],
+        "time": [*predicted.time_lines(plan), *(like.lines() if (like := estimates.estimate(plan, store_url)) else [])],
         "missing": missing,
     }
     listed = {name: [said] if isinstance(said, str) else said for name, said in subjects.items()}
@@ -259,7 +259,7 @@ def described(plan: AnyPlan, store_url: str, named_by: str = "", *, slots: int |
     ``named_by`` says where the store's name comes from; ``slots`` is the number of ``launch.gpu_limit``, if known.
     """
     if (kind := kinds.of(plan)) is not None:
-        words, found, uncounted = kind.described(plan, store_url, named_by)
+        words, found, uncounted = kind.explained(plan, store_url, named_by)
         yield words
         if found:
             yield ""
@@ -267,7 +267,7 @@ def described(plan: AnyPlan, store_url: str, named_by: str = "", *, slots: int |
             yield f"\n{uncounted}"
         return
     assert isinstance(plan, Plan)
-    yield f"{describe_plan(plan, store_url, named_by, slots=slots)}\n"
+    yield f"{explain_plan(plan, store_url, named_by, slots=slots)}\n"
     yield _memory_table(_memory(plan, store_url))
     if costs.is_large(plan.recipe):
         yield ""

@@ -1,1 +1,0 @@
-"""Plans of runs and of data in words."""

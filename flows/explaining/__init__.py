@@ -1,0 +1,1 @@
+"""Explanations of plans: what a run would do, in words and as JSON."""
