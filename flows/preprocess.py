@@ -89,7 +89,7 @@ def preprocess(
     store = store_of(store)
 
     def misfits(config: DatasetConfig) -> list[str]:
-        return misfits_of(config.launch, operation.stages_of(config), gpus.slots, runs_here=True)
+        return misfits_of(config.launch, operation.stages_of(config), gpus.gpu_slots, runs_here=True)
 
     config = read_dataset(dataset, tuple(overrides or ()), cluster, misfits)
     root = snapshots.root_of(store, config.name)

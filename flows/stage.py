@@ -69,7 +69,7 @@ def run(
     step = find(every, run_id, stage, iteration)
     _require_order(opened, every, step)
     config = launch_of(cluster) if cluster else opened.recipe.launch
-    if wrong := misfits_of(config, [step.kind], gpus.slots, runs_here=True):
+    if wrong := misfits_of(config, [step.kind], gpus.gpu_slots, runs_here=True):
         raise mistakes_in(cluster or f"launch settings of {run_id}", wrong)
     accepted = {"allow_numerics_change": allow_numerics_change, "accept_scorer": accept_scorer}
     with working_on(opened, config, **accepted) as waves:

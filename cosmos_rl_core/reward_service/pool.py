@@ -172,7 +172,7 @@ class Pool:
         self._queue: deque[Task] = deque()
         self._running: set[Task] = set()
         self._arrived = asyncio.Event()
-        self._slots: list[asyncio.Task[None]] = []
+        self._workers: list[asyncio.Task[None]] = []
         self._not_loaded: Counter[int] = Counter()
         """Number of starts in a row that failed, of each process."""
 
@@ -183,16 +183,16 @@ class Pool:
 
     def start(self) -> None:
         """Start the processes."""
-        self._slots = [asyncio.create_task(self._serve(i, start)) for i, start in enumerate(self._starts)]
+        self._workers = [asyncio.create_task(self._serve(i, start)) for i, start in enumerate(self._starts)]
 
     async def stop(self, drain_s: float) -> None:
         """End the processes. Running tasks may finish within ``drain_s`` seconds; waiting tasks are dropped."""
         self._queue.clear()
         if running := [task.answer for task in self._running]:
             await asyncio.wait(running, timeout=drain_s)
-        for slot in self._slots:
-            slot.cancel()
-        await asyncio.gather(*self._slots, return_exceptions=True)
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
 
     async def do(self, message: Mapping[str, Any], kind: str, size: int) -> dict[str, Any]:
         """Wait for the answer to a message. Raises :class:`ScorerError` if there is none."""

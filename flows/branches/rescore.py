@@ -58,7 +58,7 @@ def rescore(
     config = launch_of(cluster) if cluster else origin.recipe.launch
     with one_look():
         stages = [step.kind for stock in wanted.stocks for wave in made.waves(stock) for step in wave.steps]
-    if wrong := misfits_of(config, list(dict.fromkeys(stages)), gpus.slots, runs_here=True):
+    if wrong := misfits_of(config, list(dict.fromkeys(stages)), gpus.gpu_slots, runs_here=True):
         raise mistakes_in(cluster or f"launch settings of {run}", wrong)
     check_services(made.record.rewards)
     made.record.write(origin.url)

@@ -117,7 +117,7 @@ def study(
 
 
 def _misfits() -> Callable[..., Any]:
-    return partial(misfits_of, slots_of=gpus.slots, runs_here=True)
+    return partial(misfits_of, gpu_slots_of=gpus.gpu_slots, runs_here=True)
 
 
 def _made(study: Any, planned: Sequence[Any], store_url: str, begun: Callable[[Any], Settings]) -> str:

@@ -15,12 +15,12 @@ from stages.registry import STAGES
 FEWER = "use fewer processes (launch.processes, launch.stage_processes)"
 
 
-def most(launch: LaunchConfig, devices: Sequence[str] | None, slots: int | None = None) -> int | None:
+def most(launch: LaunchConfig, devices: Sequence[str] | None, gpu_slots: int | None = None) -> int | None:
     """Return how many devices the stages of a wave may use together, None for any number.
 
     ``devices`` come from :func:`devices_for`; ``slots`` is the number of slots of ``launch.gpu_limit``, if it is known.
     """
-    return min((count for count, _ in _bounds(launch, devices or (), slots)), default=None)
+    return min((count for count, _ in _bounds(launch, devices or (), gpu_slots)), default=None)
 
 
 def devices_for(launch: LaunchConfig, *, runs_here: bool) -> list[str] | None:
@@ -65,7 +65,7 @@ def why_not_together(stages: Sequence[str], launch: LaunchConfig, count: int | N
 
 
 def misfits(
-    stages: Sequence[str], launch: LaunchConfig, devices: Sequence[str] | None, slots: int | None = None
+    stages: Sequence[str], launch: LaunchConfig, devices: Sequence[str] | None, gpu_slots: int | None = None
 ) -> list[str]:
     """Return a message for each reason why a stage does not fit the devices even alone.
 
@@ -76,7 +76,7 @@ def misfits(
         return _misfits_of_nodes(needs, launch)
     if not needs or launch.forks:
         return []
-    found = _too_many(needs, _bounds(launch, devices or (), slots))
+    found = _too_many(needs, _bounds(launch, devices or (), gpu_slots))
     if devices is not None and not devices and launch.device == "cuda":
         found.append(
             f"launch.device = 'cuda', and this machine shows no GPU ({VISIBLE}, nvidia-smi, the driver's files); mend "
@@ -88,7 +88,7 @@ def misfits(
 def misfits_of(
     launch: LaunchConfig,
     stages: Sequence[str],
-    slots_of: Callable[[LaunchConfig], int | None],
+    gpu_slots_of: Callable[[LaunchConfig], int | None],
     *,
     runs_here: bool,
 ) -> list[str]:
@@ -98,8 +98,8 @@ def misfits_of(
     message of its :class:`ConfigError` is one of the messages.
     """
     found = Mistakes()
-    slots = found.catch(slots_of, launch)
-    return [*found, *misfits(stages, launch, devices_for(launch, runs_here=runs_here), slots)]
+    gpu_slots = found.catch(gpu_slots_of, launch)
+    return [*found, *misfits(stages, launch, devices_for(launch, runs_here=runs_here), gpu_slots)]
 
 
 def _bounds(launch: LaunchConfig, devices: Sequence[str], slots: int | None) -> list[tuple[int, str]]:
@@ -108,8 +108,8 @@ def _bounds(launch: LaunchConfig, devices: Sequence[str], slots: int | None) -> 
     if not launch.forks:
         found += [(launch.gpus, f"launch.gpus = {launch.gpus}")] if launch.gpus else []
         found += [(len(devices), f"{len(devices)} visible: {', '.join(devices)}")] if devices else []
-    if slots is not None:
-        found.append((slots, f"the limit {launch.gpu_limit!r} has {slots} slots"))
+    if gpu_slots is not None:
+        found.append((gpu_slots, f"the limit {launch.gpu_limit!r} has {gpu_slots} slots"))
     return found
 
 

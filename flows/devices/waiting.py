@@ -1,4 +1,4 @@
-"""Waits of a flow for devices, slots of a limit, or Resume."""
+"""Waits of a flow for devices, concurrency slots of a limit, or Resume."""
 
 import time
 from collections.abc import Callable

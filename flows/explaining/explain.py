@@ -70,7 +70,7 @@ def describe_plan(plan: Plan, store_url: str, named_by: str = "", *, slots: int 
         batch = f"{recipe.prompts_per_iteration} prompts x {recipe.rollout.n_generation} samples"
         rewards = [f"{r.fn.label} ({r.role}, weight {r.weight:g})" for r in Run(plan, store_url).scored]
         subjects |= {"iteration": f"{batch}, {solver}", "rewards": ", ".join(rewards), "warns": _warns(plan)}
-        subjects |= {"agreement": checks.agreements(recipe), "overlaps": _overlaps(plan, store_url, slots)}
+        subjects |= {"agreement": checks.agreements(recipe), "overlaps": _overlaps(plan, store_url, gpu_slots)}
     if missing := missing_files(plan):
         command = directories.download_command(recipe.policy.model_name_or_path)
         missing += [] if command is None else [f"a run needs them: {command}"]
@@ -83,7 +83,7 @@ def describe_plan(plan: Plan, store_url: str, named_by: str = "", *, slots: int 
         "launch": f"{where}, {counted(launch.processes, 'process')}, {counted(launch.threads, 'thread')} each",
         "turns": [
             f"{wave} does not fit the devices at once: {cut}"
-            for wave, cut in turns(plan, store_url, slots=slots).items()
+            for wave, cut in turns(plan, store_url, gpu_slots=gpu_slots).items()
         ],
         "time": [*predicted.time_lines(plan), *(like.lines() if (like := estimates.estimate(plan, store_url)) else [])],
         "missing": missing,
@@ -119,7 +119,7 @@ def _overlaps(plan: Plan, store_url: str, slots: int | None) -> list[str]:
     labels = ", ".join(reward.fn.label for reward in overlapping)
     if labels and launch.launcher != "local":
         return [f"nothing: with launcher = {launch.launcher!r}, {labels} begins after the rollout"]
-    count = fitting.most(launch, fitting.devices_for(launch, runs_here=False), slots)
+    count = fitting.most(launch, fitting.devices_for(launch, runs_here=False), gpu_slots)
     together, after = _most_with_a_rollout(plan, store_url, count) if overlapping else [], list[str]()
     for reward in overlapping:
         if not reward.fn.facts.torch:
@@ -147,10 +147,10 @@ def _most_with_a_rollout(plan: Plan, store_url: str, count: int | None) -> list[
 def turns(plan: Plan, store_url: str, *, slots: int | None = None) -> dict[str, str]:
     """Return the turns of each wave that does not fit the profile's devices at once, by the names of its stages.
 
-    ``slots`` is the number of ``launch.gpu_limit``, if it is known.
+    ``gpu_slots`` is the number of ``launch.gpu_limit``, if it is known.
     """
     launch, found = plan.recipe.launch, dict[str, str]()
-    count = fitting.most(launch, fitting.devices_for(launch, runs_here=False), slots)
+    count = fitting.most(launch, fitting.devices_for(launch, runs_here=False), gpu_slots)
     for wave in post_train(run_of(plan, store_url)):
         names = [step.stage for step in wave.steps]
         cut = fitting.turns([step.kind for step in wave.steps], launch, count)
@@ -206,8 +206,8 @@ def missing_files(plan: Plan) -> list[str]:
     return [] if plan.model.digest else weight_files.damages(costs.base_path(plan.recipe))
 
 
-def as_json(plan: AnyPlan, store_url: str, *, slots: int | None = None) -> dict[str, Any]:
-    """Return the plan for scripts. ``slots`` is the number of ``launch.gpu_limit``, if it is known.
+def as_json(plan: AnyPlan, store_url: str, *, gpu_slots: int | None = None) -> dict[str, Any]:
+    """Return the plan for scripts. ``gpu_slots`` is the number of ``launch.gpu_limit``, if it is known.
 
     ``recipe`` has every setting, resolved. ``init`` says what policy version 0 begins with, "" for the base model.
     ``model.digest`` is ``""`` if files of the model are ``missing``.
@@ -236,7 +236,7 @@ def as_json(plan: AnyPlan, store_url: str, *, slots: int | None = None) -> dict[
         "parameters": {"total": total, "trained": trained},
         "prompts": {"train": plan.num_prompts, "held_out": len(plan.validation_prompts)},
         "stages": _stages(plan, store_url),
-        "turns": turns(plan, store_url, slots=slots),
+        "turns": turns(plan, store_url, gpu_slots=gpu_slots),
         "writes": {
             "sample": costs.sample_bytes(recipe) if rewarded else None,
             "embedding": costs.embedding_bytes(recipe, plan.basis.pictures),
@@ -267,7 +267,7 @@ def described(plan: AnyPlan, store_url: str, named_by: str = "", *, slots: int |
             yield f"\n{uncounted}"
         return
     assert isinstance(plan, Plan)
-    yield f"{explain_plan(plan, store_url, named_by, slots=slots)}\n"
+    yield f"{explain_plan(plan, store_url, named_by, gpu_slots=gpu_slots)}\n"
     yield _memory_table(_memory(plan, store_url))
     if costs.is_large(plan.recipe):
         yield ""

@@ -15,7 +15,7 @@ POOL = "cosmos"
 QUEUES = {"checks": 1, "training": 2}
 """Priorities by queue, 1 first: the flight check starts before waiting runs."""
 GPUS = "gpus"
-"""Global concurrency limit with a slot a GPU. A cluster profile names it in ``gpu_limit``; see
+"""Global concurrency limit with a concurrency slot a GPU. A cluster profile names it in ``gpu_limit``; see
 :mod:`flows.running.gpus`."""
 DEFAULT_GPUS = 8
 
@@ -30,7 +30,7 @@ class Objects:
     """Priorities by queue."""
     limit: str
     slots: int
-    """Slots of the limit."""
+    """Concurrency slots of the limit."""
     automations: list[str]
 
     def lines(self) -> Iterator[str]:

@@ -1,4 +1,5 @@
-"""GPUs that runs share: slots of a global concurrency limit of the Prefect server, taken while stages run.
+"""GPUs that runs share: slots of a global concurrency limit of the Prefect server (concurrency slots), taken while
+stages run.
 
 A wave takes all its slots at once, and no flow requests more while it has some, so runs cannot deadlock. The flow
 renews a lease on its slots. The slots of a killed flow are free again when its lease expires.
@@ -38,9 +39,10 @@ CREATE = (
 )
 
 
-def slots(launch: LaunchConfig) -> int | None:
-    """Return the slots of the limit ``launch.gpu_limit``; None without one, on a command's own server, where no other
-    run is, and if the server does not answer.
+def gpu_slots(launch: LaunchConfig) -> int | None:
+    """Return the concurrency slots of the limit ``launch.gpu_limit``.
+
+    None without one, on a command's own server, where no other run is, and if the server does not answer.
 
     Raises :class:`ConfigError` if the server has no such limit.
     """
@@ -83,17 +85,17 @@ def _wait(held: ExitStack, limit: str, count: int, waiting: Waiting) -> None:
     # If the server is down for minutes or loses its leases, the work still continues; Prefect warns. An exception at a
     # failed renewal could come at any line, even in cleanup code.
     options: Any = {"max_retries": 0, "strict": True, "raise_on_lease_renewal_failure": False}
-    answered_s, slots = time.monotonic(), f"{counted(count, 'slot')} of the limit {limit!r}"
+    answered_s, wanted = time.monotonic(), f"{counted(count, 'slot')} of the limit {limit!r}"
     while True:
         try:
             held.enter_context(concurrency(limit, occupy=count, lease_duration=LEASE_S, **options))
             return
         except ConcurrencySlotAcquisitionError as error:
-            message, cause = f"cannot take {slots}: {error}", error.__cause__
+            message, cause = f"cannot take {wanted}: {error}", error.__cause__
             answered = isinstance(cause, httpx.HTTPStatusError)
             if answered and cause.response.status_code == HTTPStatus.LOCKED:
                 free_s, answered_s = LEASE_S + SWEEP_S, time.monotonic()
-                why = f"waits for {slots}, which other runs hold; a killed flow's come back in {free_s:g} s"
+                why = f"waits for {wanted}, which other runs hold; a killed flow's come back in {free_s:g} s"
             elif cause is None or (answered and not is_overloaded(cause)):
                 raise ConfigError(f"{message}; {CREATE}") from error
             elif time.monotonic() - answered_s > PATIENCE_S:

@@ -48,8 +48,8 @@ class Waves:
     """Whether to continue with another scorer of a reward service than the pinned one."""
     ledger: Ledger | None = None
     """Where attempts are recorded; None for work that belongs to no run."""
-    slots: int | None = None
-    """Slots of the limit ``launch.gpu_limit``, if they are known."""
+    gpu_slots: int | None = None
+    """Concurrency slots of the limit ``launch.gpu_limit``, if they are known."""
     overlapping: Callable[[Request], Sequence[Request]] = lambda _: ()
     """Returns the Requests for scores that begin while a stage makes its samples."""
     begun: set[str] = field(default_factory=set[str])
@@ -127,9 +127,9 @@ class Waves:
         Raises :class:`ConfigError` for stages that do not fit even alone, because no earlier check may have asked.
         """
         stages, devices = [request.stage for request in requests], self._jobs.devices
-        if wrong := misfits(stages, self.config, devices, self.slots):
+        if wrong := misfits(stages, self.config, devices, self.gpu_slots):
             raise mistakes_in(name, wrong)
-        cut = turns(stages, self.config, most(self.config, devices, self.slots))
+        cut = turns(stages, self.config, most(self.config, devices, self.gpu_slots))
         found = [[requests[place] for place in places] for places in cut]
         if len(found) > 1:
             shown = ", then ".join(" and ".join(map(place_of, some)) for some in found)
@@ -203,7 +203,7 @@ class Waves:
     def _most_workers(self, jobs: Sequence[Job], job: Job) -> int:
         """Return how many workers a stage of a wave may have, next to the others of the wave."""
         assert self.config.elastic is not None
-        stage, count = job.request.stage, most(self.config, self._jobs.devices, self.slots)
+        stage, count = job.request.stage, most(self.config, self._jobs.devices, self.gpu_slots)
         each = need_of_worker(stage, self.config).count
         if count is None or not each:
             return self.config.elastic.max
@@ -216,7 +216,7 @@ class Waves:
         Rewards with torch get devices that are free now, and wait for none: the plan says which rewards never fit.
         """
         stages, devices = [request.stage for request in requests], self._jobs.devices
-        count = most(self.config, devices, self.slots)
+        count = most(self.config, devices, self.gpu_slots)
         for rollout in requests if self.config.launcher == "local" else ():
             for reward in self.overlapping(rollout):
                 share = None

@@ -117,8 +117,8 @@ def working_in(
 
             shown = Display(log, reporter)
             ledger = Ledger(url, shape_of(plan), shown.note)
-            slots = gpus.slots(config)
-            waves = Waves(url, config, shown, allow_numerics_change, check, accept_scorer, ledger, slots)
+            gpu_slots = gpus.gpu_slots(config)
+            waves = Waves(url, config, shown, allow_numerics_change, check, accept_scorer, ledger, gpu_slots)
             reporter.processes = waves.processes
             with shown, closing(waves):
                 yield waves
@@ -231,7 +231,7 @@ def train(settings: Settings, algorithm: str | None = None) -> str:
     With ``algorithm``, raises :class:`ConfigError` for recipes of another one.
     """
     plan_with = plan_of if settings.fork is None else partial(plan_of_fork, settings.fork)
-    plan = plan_with(settings, misfits=partial(misfits_of, slots_of=gpus.slots, runs_here=True))
+    plan = plan_with(settings, misfits=partial(misfits_of, gpu_slots_of=gpus.gpu_slots, runs_here=True))
     if algorithm is not None and plan.recipe.train.train_policy.type != algorithm:
         raise ConfigError(
             f"{settings.recipe} trains with {plan.recipe.train.train_policy.type!r}, this flow with {algorithm!r}"

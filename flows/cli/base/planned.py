@@ -27,7 +27,7 @@ def planned(recipe: str, *others: Any, without_weights: bool = False) -> Plan:
 
 def misfits(launch: LaunchConfig, stages: Sequence[str], *, runs_here: bool) -> list[str]:
     """Return a message for each mistake by which stages do not fit the devices."""
-    return fitting.misfits_of(launch, stages, partial(slots_of, required=runs_here), runs_here=runs_here)
+    return fitting.misfits_of(launch, stages, partial(gpu_slots_of, required=runs_here), runs_here=runs_here)
 
 
 def slots_of(launch: LaunchConfig, *, required: bool) -> int | None:
@@ -39,7 +39,7 @@ def slots_of(launch: LaunchConfig, *, required: bool) -> int | None:
     if launch.gpu_limit is None:
         return None
     try:
-        return import_module("flows.running.gpus").slots(launch) if named_server() else None
+        return import_module("flows.running.gpus").gpu_slots(launch) if named_server() else None
     except ConfigError:
         if required:
             raise

@@ -16,7 +16,7 @@ from flows.cli.base.options import (
     RunArgument,
     StoreOption,
 )
-from flows.cli.base.planned import misfits, slots_of
+from flows.cli.base.planned import gpu_slots_of, misfits
 from flows.cli.base.printing import print_found, print_json
 from flows.defaults import DEFAULT_STORE
 from flows.explaining import explain
@@ -59,8 +59,8 @@ def fork(
     plan = plan_of_fork(wanted, settings, misfits=partial(misfits, runs_here=True))
     if dry_run:
         planned = planned_fork(plan, store)
-        slots = slots_of(plan.recipe.launch, required=False)
-        print_found(planned, [*planned.lines(), *explain.explained(plan, store, slots=slots)], as_json=as_json)
+        gpu_slots = gpu_slots_of(plan.recipe.launch, required=False)
+        print_found(planned, [*planned.lines(), *explain.explained(plan, store, gpu_slots=gpu_slots)], as_json=as_json)
         return
     options = (iterations, overrides, rewards, cluster, allow_numerics_change, remake, accept_scorer)
     tags = tags_of(plan.recipe.train.train_policy.type, plan.model.adapter)

@@ -11,7 +11,7 @@ from flows.cli.base.options import (
     RunIdOption,
     StoreOption,
 )
-from flows.cli.base.planned import planned, slots_of
+from flows.cli.base.planned import gpu_slots_of, planned
 from flows.cli.base.printing import print_json, print_parts
 from flows.defaults import DEFAULT_STORE, STORE_VARIABLE
 from flows.explaining import explain
@@ -40,11 +40,11 @@ def plan(
     asked = (recipe, store, run_id, iterations, overrides or (), cluster)
     found = planned(*asked, without_weights=True)
     require_same_as_written(found, store)
-    named_by, slots = _store_named_by(context), slots_of(found.recipe.launch, required=False)
+    named_by, gpu_slots = _store_named_by(context), gpu_slots_of(found.recipe.launch, required=False)
     if as_json:
-        print_json(explain.as_json(found, store, slots=slots) | {"store_from": named_by})
+        print_json(explain.as_json(found, store, gpu_slots=gpu_slots) | {"store_from": named_by})
     else:
-        print_parts(*explain.explained(found, store, f" (store from {named_by})", slots=slots))
+        print_parts(*explain.explained(found, store, f" (store from {named_by})", gpu_slots=gpu_slots))
 
 
 def _store_named_by(context: Context) -> str:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import ConfigError
-from flows.cli.base.planned import slots_of
+from flows.cli.base.planned import gpu_slots_of
 from flows.devices import fitting
 from flows.devices.devices import VISIBLE, device_of
 from flows.ledger import pages
@@ -65,8 +65,8 @@ def test_a_wave_is_made_in_its_order_in_turns_that_fit(
 
 def test_the_smallest_number_of_devices_that_any_source_names_counts():
     assert fitting.most(launch(gpus=8), GPUS[:4]) == 4
-    assert fitting.most(launch(gpus=2), GPUS, slots=4) == 2
-    assert fitting.most(launch(gpu_limit="gpus"), [], slots=4) == 4
+    assert fitting.most(launch(gpus=2), GPUS, gpu_slots=4) == 2
+    assert fitting.most(launch(gpu_limit="gpus"), [], gpu_slots=4) == 4
     assert fitting.most(launch(), []) is None
     assert fitting.most(launch(mode="warm"), GPUS[:1]) == 1
     assert fitting.most(launch(mode="warm", device="cpu"), GPUS[:1]) is None
@@ -82,7 +82,7 @@ def test_all_stages_that_do_not_fit_are_named_at_once():
         "launch.stage_gpus.encode has 4, which is no index into the 4 GPUs that there are",
     ]
     assert "4 visible: GPU-0, GPU-1, GPU-2, GPU-3" in found[0]
-    assert fitting.misfits(["rollout"], config, None, slots=4) == [
+    assert fitting.misfits(["rollout"], config, None, gpu_slots=4) == [
         f"rollout: 8 GPUs, one for each process; the limit None has 4 slots; {fitting.FEWER}"
     ]
     assert fitting.misfits(["rollout"], launch(gpus=8, processes=8), None) == []
@@ -177,13 +177,13 @@ def test_a_gpu_limit_that_does_not_exist_stops_a_run_but_no_plan(monkeypatch: py
         raise ConfigError("there is no limit")
 
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    monkeypatch.setattr(gpus, "slots", slots)
+    monkeypatch.setattr(gpus, "gpu_slots", slots)
     config = launch(gpu_limit="gpus", device="cpu")
     assert fitting.misfits_of(config, ["rollout"], slots, runs_here=True) == ["there is no limit"]
     with pytest.raises(ConfigError, match="there is no limit"):
-        slots_of(config, required=True)
-    assert slots_of(config, required=False) is None
-    assert slots_of(launch(), required=True) is None
+        gpu_slots_of(config, required=True)
+    assert gpu_slots_of(config, required=False) is None
+    assert gpu_slots_of(launch(), required=True) is None
 
 
 def test_a_plan_counts_this_machines_devices_only_if_the_profile_gives_no_number(

@@ -155,11 +155,11 @@ def test_a_plan_counts_the_gpus_of_the_profile_and_the_slots_of_its_limit(
     plan = planned(ROOT / "configs/nft/sd3_pickscore.toml", inputs, str(cluster))
     assert explain.turns(plan, str(tmp_path)) == {}
     assert "does not fit the devices" not in explain.explain_plan(plan, str(tmp_path))
-    assert explain.turns(plan, str(tmp_path), slots=8) == {}
-    found = explain.turns(plan, str(tmp_path), slots=4)
+    assert explain.turns(plan, str(tmp_path), gpu_slots=8) == {}
+    found = explain.turns(plan, str(tmp_path), gpu_slots=4)
     assert [cut.count("then") for cut in found.values()] == [1, 1]
-    assert explain.as_json(plan, str(tmp_path), slots=4)["turns"] == found
-    assert all(cut in explain.explain_plan(plan, str(tmp_path), slots=4) for cut in found.values())
+    assert explain.as_json(plan, str(tmp_path), gpu_slots=4)["turns"] == found
+    assert all(cut in explain.explain_plan(plan, str(tmp_path), gpu_slots=4) for cut in found.values())
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES.values()))
