@@ -14,7 +14,7 @@ from cosmos_rl_core.errors import ConfigError, counted
 from cosmos_rl_core.outside_plugins import named_by
 from cosmos_rl_core.reward_service import frames
 from cosmos_rl_core.reward_service.config import KEY, TOKEN, Config, DecodeArgs, RewardArgs, Served
-from cosmos_rl_core.reward_service.pool import Pool, Start
+from cosmos_rl_core.reward_service.pool import Start, WorkerPool
 from cosmos_rl_core.reward_service.results import Identity
 from cosmos_rl_core.rewards._base.answers import brief
 
@@ -33,7 +33,7 @@ class Scorer:
     """A served reward and its processes."""
 
     served: Served
-    pool: Pool
+    pool: WorkerPool
     code: Mapping[str, str]
     """Digests of the files of a plugin from outside the package."""
     decoder: str
@@ -200,10 +200,10 @@ def scorer_of(served: Served, config: Config, devices: Devices, logs: Path, deco
     command = (served.interpreter, "-m", WORKER)
     starts = [Start(command, base | own, setup, logs / f"{name}.{i}.log") for i, own in enumerate(shown)]
     code = {file: sha for pin in pins for file, sha in pin.files.items()}
-    return Scorer(served, Pool(name, starts, args.timeout_s, served.at_a_time), code, decoder)
+    return Scorer(served, WorkerPool(name, starts, args.timeout_s, served.at_a_time), code, decoder)
 
 
-def decoder_of(folders: Mapping[str, Path], config: Config, devices: Devices, logs: Path) -> Pool:
+def decoder_of(folders: Mapping[str, Path], config: Config, devices: Devices, logs: Path) -> WorkerPool:
     """Return the process that decodes latents, yet to be started."""
     args = config.settings.decode_args
     setup = {"decoders": {channels: str(path.resolve()) for channels, path in folders.items()}, "dtype": args.dtype}
@@ -211,4 +211,4 @@ def decoder_of(folders: Mapping[str, Path], config: Config, devices: Devices, lo
     (shown,) = devices.environments(args.device, (), 1)
     command = (sys.executable, "-m", DECODER)
     start = Start(command, environment_of(config, sys.executable) | shown, setup, logs / "decoder.log")
-    return Pool("the decoder", [start], DECODE_TIMEOUT_S)
+    return WorkerPool("the decoder", [start], DECODE_TIMEOUT_S)

@@ -14,7 +14,7 @@ from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.reward_service import decoder, frames, results
 from cosmos_rl_core.reward_service.config import Config
 from cosmos_rl_core.reward_service.index import Copies, Index, Job
-from cosmos_rl_core.reward_service.pool import Pool, ScorerError
+from cosmos_rl_core.reward_service.pool import ScorerError, WorkerPool
 from cosmos_rl_core.reward_service.results import Identity
 from cosmos_rl_core.reward_service.scorers import Devices, Offer, RefusedError, decoder_of, scorer_of
 from cosmos_rl_core.reward_service.spool import Spool
@@ -62,7 +62,7 @@ class Service:
         return len(self._waiting) + self.arriving
 
     @property
-    def pools(self) -> list[Pool]:
+    def pools(self) -> list[WorkerPool]:
         """Return the processes of all scorers, and of the decoder."""
         return [scorer.pool for scorer in self.scorers] + ([self._decoder] if self._decoder else [])
 

@@ -26,7 +26,7 @@ from cosmos_rl_core.rewards._remote import client as reward_client
 from cosmos_rl_core.storage import store
 from flows.devices import devices, fitting
 from flows.launchers._processes import TORCHRUN, module
-from flows.operations.pools import GPUS, POOL
+from flows.operations.pools import GPUS, WORK_POOL
 from stages.registry import STAGES
 
 Answer = TypeVar("Answer")
@@ -46,7 +46,7 @@ FORGETS = (
     "the server keeps taken slots in memory, so slots that are taken when it restarts are never released; "
     f"start it with `{LASTING} prefect server start`"
 )
-NO_POOL = f"there is no work pool {POOL!r}; make it with `cosmos-flows infra init`"
+NO_WORK_POOL = f"there is no work pool {WORK_POOL!r}; make it with `cosmos-flows infra init`"
 
 
 class NotSetUp(Exception):  # noqa: N818 - it is not an error
@@ -120,17 +120,17 @@ def _server(*_: object) -> str:
 
 
 def _pool(*_: object) -> str:
-    pool = _ask(lambda client: client.read_work_pool(POOL), NO_POOL)
+    pool = _ask(lambda client: client.read_work_pool(WORK_POOL), NO_WORK_POOL)
     if pool.is_paused:
-        raise UnavailableError(f"{POOL!r} is paused; run `prefect work-pool resume {POOL}`")
-    return f"{POOL}, of type {pool.type}"
+        raise UnavailableError(f"{WORK_POOL!r} is paused; run `prefect work-pool resume {WORK_POOL}`")
+    return f"{WORK_POOL}, of type {pool.type}"
 
 
 def _worker(*_: object) -> str:
-    workers = _ask(lambda client: client.read_workers_for_work_pool(POOL), NO_POOL)
+    workers = _ask(lambda client: client.read_workers_for_work_pool(WORK_POOL), NO_WORK_POOL)
     online = [worker.name for worker in workers if worker.status == "ONLINE"]
     if not online:
-        raise UnavailableError(f"no worker is online; run `prefect worker start --pool {POOL}`")
+        raise UnavailableError(f"no worker is online; run `prefect worker start --pool {WORK_POOL}`")
     return f"{len(online)} online: {', '.join(online)}"
 
 

@@ -11,7 +11,7 @@ from prefect.exceptions import ObjectNotFound
 from cosmos_rl_core.errors import ConfigError
 from flows.operations.automations import Wanted, put_automations
 
-POOL = "cosmos"
+WORK_POOL = "cosmos"
 QUEUES = {"checks": 1, "training": 2}
 """Priorities by queue, 1 first: the flight check starts before waiting runs."""
 GPUS = "gpus"
@@ -53,29 +53,29 @@ def set_up(gpus: int | None, pool_type: str, wanted: Wanted | None = None) -> Ob
             _queue(client, name, priority)
         limit = _limit(client, gpus)
         automations = put_automations(client, wanted or Wanted())
-    return Objects(POOL, pool_type, QUEUES, GPUS, limit, automations)
+    return Objects(WORK_POOL, pool_type, QUEUES, GPUS, limit, automations)
 
 
 def _pool(client: SyncPrefectClient, kind: str) -> None:
     try:
-        found = client.read_work_pool(POOL).type
+        found = client.read_work_pool(WORK_POOL).type
     except ObjectNotFound:
         workers = dict(ChainMap(*client.read_worker_metadata().values()))
         if kind not in workers:
             known = ", ".join(sorted(workers))
             raise ConfigError(f"unknown worker type {kind!r}; known: {known}") from None
         template = workers[kind]["default_base_job_configuration"]
-        client.create_work_pool(WorkPoolCreate(name=POOL, type=kind, base_job_template=template))
+        client.create_work_pool(WorkPoolCreate(name=WORK_POOL, type=kind, base_job_template=template))
         return
     if found != kind:
-        raise ConfigError(f"{POOL!r} has type {found!r}, expected {kind!r}; delete it, or keep its type")
+        raise ConfigError(f"{WORK_POOL!r} has type {found!r}, expected {kind!r}; delete it, or keep its type")
 
 
 def _queue(client: SyncPrefectClient, name: str, priority: int) -> None:
     try:
-        found = client.read_work_queue_by_name(name, work_pool_name=POOL)
+        found = client.read_work_queue_by_name(name, work_pool_name=WORK_POOL)
     except ObjectNotFound:
-        client.create_work_queue(name, priority=priority, work_pool_name=POOL)
+        client.create_work_queue(name, priority=priority, work_pool_name=WORK_POOL)
     else:
         client.update_work_queue(found.id, priority=priority)
 
