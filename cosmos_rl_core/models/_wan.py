@@ -27,8 +27,8 @@ class WanModel(VideoModel):
 def split(transformer: Any, group: dist.ProcessGroup) -> None:
     """Share the tokens of every forward pass among the processes of ``group``. All of them call this, after LoRA.
 
-    Raises :class:`ConfigError` if there are fewer heads than peers. A forward pass raises it if there are fewer tokens
-    than peers.
+    Raises :class:`ConfigError` if there are fewer attention heads than peers. A forward pass raises it if there are
+    fewer tokens than peers.
     """
     peers = Peers(group, transformer.config["num_attention_heads"])
 

@@ -4,9 +4,9 @@ A model that supports it has a function ``split`` in its ``model.py``, built fro
 
 Each peer calls the transformer with the same full latents, timesteps and text, and gets the same full output, bit for
 bit. In between it computes only its own tokens: the sequence is split after the patch embedding and joined after the
-last projection. Self-attention exchanges own tokens with all heads for all tokens with own heads, and back, by one
-all-to-all each way. Every other layer works on single tokens; cross-attention sees the whole text. Neither tokens nor
-heads have to divide evenly: shares differ by at most one, without padding or masks.
+last projection. Self-attention exchanges own tokens with all attention heads for all tokens with own heads, and back,
+by one all-to-all each way. Every other layer works on single tokens; cross-attention sees the whole text. Neither
+tokens nor heads have to divide evenly: shares differ by at most one, without padding or masks.
 Source: DeepSpeed-Ulysses, arXiv:2309.14509.
 
 **Gradients are partial sums.** Every peer computes the same loss from the full output. The backward pass of the join

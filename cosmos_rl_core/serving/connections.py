@@ -16,8 +16,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cosmos_rl_core.errors import ConfigError
 
-HEAD_S = 20.0
-"""Seconds within which a client must send the whole head of a request, and have read the answer before it."""
+HEADERS_S = 20.0
+"""Seconds within which a client must send all headers of a request, and have read the answer before it."""
 READ_S = 60.0
 """Seconds within which a client must take a part of an answer that is too long to be sent at once."""
 SPARE = 8
@@ -48,17 +48,17 @@ def most(wanted: int, processes: int) -> int:
 class Connection(H11Protocol):
     """A connection that is closed when its client keeps it waiting.
 
-    Uvicorn has no timeout for the head of a request, and none for an answer that the client does not read.
+    Uvicorn has no timeout for the headers of a request, and none for an answer that the client does not read.
     """
 
     def __init__(self, door: "Door", server: uvicorn.Server) -> None:
         super().__init__(server.config, server.server_state, server.lifespan.state)
         self._door = door
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._headers_timer: asyncio.TimerHandle | None = None
         self._read_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Begin to wait for the head of a request."""
+        """Begin to wait for the headers of a request."""
         super().connection_made(transport)
         self._follow()
 
@@ -93,17 +93,19 @@ class Connection(H11Protocol):
         self.transport.abort()
 
     def _follow(self) -> None:
-        """Count this connection as waiting, with a time limit for the next request's head, unless one is at work."""
+        """Count this connection as waiting, with a time limit for the next request's headers, unless one is at work."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._door.waiting.pop(self, None)
-            self._head_timer = _cancelled(self._head_timer)
+            self._headers_timer = _cancelled(self._headers_timer)
         elif self not in self._door.waiting:
             self._door.waiting[self] = None
-            self._head_timer = self.loop.call_later(HEAD_S, self._late, "sent no whole head of a request", HEAD_S)
+            self._headers_timer = self.loop.call_later(
+                HEADERS_S, self._late, "sent no whole headers", HEADERS_S
+            )
 
     def _leave(self) -> None:
         self._door.waiting.pop(self, None)
-        self._head_timer, self._read_timer = _cancelled(self._head_timer), _cancelled(self._read_timer)
+        self._headers_timer, self._read_timer = _cancelled(self._headers_timer), _cancelled(self._read_timer)
 
     def _late(self, found: str, seconds: float) -> None:
         log.warning("a client %s within %g s; its connection is closed", found, seconds)

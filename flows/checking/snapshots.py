@@ -57,19 +57,19 @@ def _are_places(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
-def check_first_frames(recipe: Recipe, options: SnapshotOptions, items: Any, head: Snapshot) -> None:
+def check_first_frames(recipe: Recipe, options: SnapshotOptions, items: Any, snapshot: Snapshot) -> None:
     """Raise :class:`ConfigError` unless indexed first frames have the size of the clips that are trained on."""
     used, size = {*items["unit"].str.partition("/")[0]}, recipe.policy.diffusers.inference_size
-    for name in sorted(name for name in used if head.sources.get(name, {}).get("first_frame")):
+    for name in sorted(name for name in used if snapshot.sources.get(name, {}).get("first_frame")):
         where = f"the source {name!r} of {options.dataset!r} has first_frame = true"
         if options.windows_per_item > 1 or options.crop != "centre":
             raise ConfigError(
                 f"{where}; leave out windows_per_item and crop, because one clip of a medium begins with it"
             )
-        if (*head.sources[name]["size"],) != size:
+        if (*snapshot.sources[name]["size"],) != size:
             raise ConfigError(
-                f"{where} and size = {head.sources[name]['size']}, inference_size is {[*size]}; make them equal in the "
-                "file of the dataset, and prepare it again"
+                f"{where} and size = {snapshot.sources[name]['size']}, inference_size is {[*size]}; make them equal in "
+                "the file of the dataset, and prepare it again"
             )
 
 

@@ -95,8 +95,8 @@ def table(findings: list[Finding]) -> Table:
 def require(findings: list[Finding]) -> None:
     """Raise :class:`UnavailableError` with the details of all failed checks, if there are any."""
     if failed := [f"{found.name}: {found.detail}" for found in findings if found.word == "failed"]:
-        head = f"{len(failed)} of {len(findings)} checks failed"
-        raise UnavailableError("\n".join([head, *failed]))
+        title = f"{len(failed)} of {len(findings)} checks failed"
+        raise UnavailableError("\n".join([title, *failed]))
 
 
 def _ask(question: Callable[[SyncPrefectClient], Answer], missing: str = "") -> Answer:

@@ -63,9 +63,9 @@ class Added:
 def unchanged(config: DatasetConfig, store_url: str) -> Snapshot | None:
     """Return the newest snapshot if the dataset's files have not changed since; None otherwise. Read no file."""
     config = _pinned(config)
-    head = snapshots.newest(store_url, config.name)
-    same = head is not None and _made_from(head) == (_settings(config), _captioner(config), _stamps(config))
-    return head if same else None
+    newest = snapshots.newest(store_url, config.name)
+    same = newest is not None and _made_from(newest) == (_settings(config), _captioner(config), _stamps(config))
+    return newest if same else None
 
 
 def preprocess(
@@ -83,13 +83,13 @@ def preprocess(
         plugins.load("captioners", config.caption.by).Captioner(config.caption).check()
     settings, captioner = _settings(config), _captioner(config)
     while True:
-        head, stamps = snapshots.newest(store_url, config.name), _stamps(config)
-        several = merge and head is not None and len(head.parts) > 1
-        if not (verify or several) and head is not None and _made_from(head) == (settings, captioner, stamps):
-            return head, None
-        of_same = head if head is not None and head.settings == settings and not several else None
+        newest, stamps = snapshots.newest(store_url, config.name), _stamps(config)
+        several = merge and newest is not None and len(newest.parts) > 1
+        if not (verify or several) and newest is not None and _made_from(newest) == (settings, captioner, stamps):
+            return newest, None
+        of_same = newest if newest is not None and newest.settings == settings and not several else None
         parts = of_same.parts if of_same else ()
-        known = head.captions if head is not None and head.captioner == captioner else ()
+        known = newest.captions if newest is not None and newest.captioner == captioner else ()
         index: Manifest | None = None
         if verify or of_same is None or of_same.stamps != stamps:
             request = _index(config, store_url, stamps, parts, verify=verify)
@@ -100,19 +100,19 @@ def preprocess(
         captions, made = _captions(config, store_url, parts, known if of_same else (), known, launch)
         ours = Snapshot(
             dataset=config.name,
-            number=head.number + 1 if head else 1,
+            number=newest.number + 1 if newest else 1,
             sources={name: options.model_dump(mode="json") for name, options in config.sources.items()},
             stamps=stamps,
             settings=settings,
             parts=parts,
             captioner=captioner,
             captions=captions,
-            previous=head.digest if head else None,
+            previous=newest.digest if newest else None,
         )
         if snapshots.put(store_url, ours):
             last = [named_manifest(one) for one in (*parts[-1:], *captions[-1:])]
             left_out = sum(cast("int", one.summary["left_out"]) for one in last)
-            return ours, Added(index, made, left_out, head.parts if head and not of_same else ())
+            return ours, Added(index, made, left_out, newest.parts if newest and not of_same else ())
 
 
 def _of_diffusion(recipe: str, run: AnyRun) -> Run:
@@ -161,15 +161,15 @@ def as_json(store_url: str, dataset: str, before: int) -> dict[str, Any]:
     and ``removed`` items since, ``captioned`` (items with a caption by a captioner), and ``left_out``: ``unit`` and
     ``reason`` of each file without an item.
     """
-    head, old = snapshots.newest(store_url, dataset), Snapshot.read(store_url, dataset, before, removed=True)
-    assert head is not None, "it was prepared"
-    now, then = _parts_of(head), None if old is None else _parts_of(old)
+    newest, old = snapshots.newest(store_url, dataset), Snapshot.read(store_url, dataset, before, removed=True)
+    assert newest is not None, "it was prepared"
+    now, then = _parts_of(newest), None if old is None else _parts_of(old)
     items, earlier = set(now.items["item"]), set() if then is None else set(then.items["item"])
     return {
         "dataset": dataset,
-        "snapshot": head.number,
-        "url": snapshots.url_of(store_url, dataset, head.number),
-        "digest": head.digest,
+        "snapshot": newest.number,
+        "url": snapshots.url_of(store_url, dataset, newest.number),
+        "digest": newest.digest,
         "items": len(items),
         "new": len(items - earlier),
         "removed": len(earlier - items),
@@ -224,8 +224,8 @@ def seconds(added: Added) -> float:
     return round(sum(cast("float", one.summary["seconds"]) for one in made), 3)
 
 
-def _made_from(head: Snapshot) -> tuple[str, str | None, str]:
-    return head.settings, head.captioner, head.stamps
+def _made_from(newest: Snapshot) -> tuple[str, str | None, str]:
+    return newest.settings, newest.captioner, newest.stamps
 
 
 def _stamps(config: DatasetConfig) -> str:

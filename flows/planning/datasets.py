@@ -272,13 +272,13 @@ def _of_snapshot(recipe: Recipe, options: SnapshotOptions, store_url: str) -> Me
     Raises :class:`ConfigError` if there is no such snapshot, or its items cannot be trained on.
     """
     name, number = options.dataset, options.number
-    head = Snapshot.read(store_url, name, number) if number else snapshots.newest(store_url, name)
-    if head is None and (newest := snapshots.newest(store_url, name)):
+    snapshot = Snapshot.read(store_url, name, number) if number else snapshots.newest(store_url, name)
+    if snapshot is None and (newest := snapshots.newest(store_url, name)):
         raise ConfigError(
             f"there is no snapshot {number} of the dataset {name!r} in the store {store.absolute(store_url)}; "
             f"its newest is {newest.number}"
         )
-    if head is None:
+    if snapshot is None:
         known = ", ".join(sorted(snapshots.names(store_url))) or "none"
         raise ConfigError(
             f"there is no dataset {name!r} in the store {store.absolute(store_url)}; prepare it (cosmos-flows "
@@ -286,23 +286,25 @@ def _of_snapshot(recipe: Recipe, options: SnapshotOptions, store_url: str) -> Me
         )
     # Pandas takes long to import, and nothing else here needs it.
     parts = import_module("stages.formats.parts")
-    made, captions = ([Artifact(source) for source in some] for some in (head.parts, head.captions))
+    made, captions = ([Artifact(source) for source in some] for some in (snapshot.parts, snapshot.captions))
     every = parts.Parts(made, captions)
     items = parts.side_of(every.items, split_of(options))
     if not len(items):
-        raise ConfigError(f"snapshot {head.number} of {name!r} has no item with side = {options.side!r}")
+        raise ConfigError(f"snapshot {snapshot.number} of {name!r} has no item with side = {options.side!r}")
     if directories.spec(path := costs.base_path(recipe)).references:
-        check_references(items, f"snapshot {head.number} of {name!r}", head.sources)
-        check_first_frames(recipe, options, items, head)
-    check_items(items, windows_of(recipe, options), f"snapshot {head.number} of {name!r}")
-    check_weights(items, options.weights, TRAINED, f"snapshot {head.number} of {name!r}")
+        check_references(items, f"snapshot {snapshot.number} of {name!r}", snapshot.sources)
+        check_first_frames(recipe, options, items, snapshot)
+    check_items(items, windows_of(recipe, options), f"snapshot {snapshot.number} of {name!r}")
+    check_weights(items, options.weights, TRAINED, f"snapshot {snapshot.number} of {name!r}")
     prompts = _prompts_in(items, parts.references_in)
-    _of_length(prompts, f"snapshot {head.number} of {name!r}")
+    _of_length(prompts, f"snapshot {snapshot.number} of {name!r}")
     counts: dict[str, Any] = {"items": len(items), "prompts": len(prompts)}
     with suppress(ConfigError):  # the check of all prompts names their captions too
         counts |= {"pictures": largest(path, prompts), "typical_pictures": typical(path, prompts)}
     later = tuple(every.later()) if any(every.later()) else ()
-    return Media(prompts, snapshot=Pinned(dataset=name, number=head.number, digest=head.digest, later=later, **counts))
+    return Media(
+        prompts, snapshot=Pinned(dataset=name, number=snapshot.number, digest=snapshot.digest, later=later, **counts)
+    )
 
 
 def _prompts_in(items: Any, references_in: Callable[[Any], tuple[Reference, ...]]) -> tuple[Prompt, ...]:

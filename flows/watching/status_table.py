@@ -118,8 +118,8 @@ def _table(overview: Overview) -> Table:
     The columns are the stages of an iteration. A cell of another stage begins with its name.
     """
     rows = [list(group) for _, group in itertools.groupby(overview.states, lambda state: state.step.group)]
-    head = next(row for row in rows if row[0].step.group.startswith("iteration-"))
-    columns = [state.step.stage for state in head]
+    first = next(row for row in rows if row[0].step.group.startswith("iteration-"))
+    columns = [state.step.stage for state in first]
     columns += [""] * (max(map(len, rows)) - len(columns))
     folded = (Column(name, overflow="fold") for name in columns)
     table = Table(Column("", no_wrap=True), *folded, caption="a time alone: finished in it; waits: for its inputs")

@@ -1,4 +1,4 @@
-"""Snapshots of a dataset: which parts it has. Each is written once; the newest is the head.
+"""Snapshots of a dataset: which parts it has. Each is written once; the newest counts.
 
 A run pins a snapshot and keeps to it. Nothing is deleted from a part, so that every snapshot stays whole. An old one
 that no run pins may be removed as a whole: a record says so, its parts may go, and its own file stays, so that no
@@ -113,11 +113,11 @@ def names(store_url: str) -> list[str]:
 
 
 def newest(store_url: str, dataset: str) -> Snapshot | None:
-    """Return the head of a dataset; None if it has no snapshot. Found by probing, never by listing."""
+    """Return the newest snapshot of a dataset; None if it has no snapshot. Found by probing, never by listing."""
     number = 1
     while _exists(store_url, dataset, number):
         number *= 2
-    low, high = number // 2, number  # the head is in [low, high)
+    low, high = number // 2, number  # the newest is in [low, high)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if _exists(store_url, dataset, middle) else (low, middle)

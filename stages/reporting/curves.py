@@ -178,5 +178,5 @@ def _below(quantiles: Sequence[float], value: float) -> float:
 
 def _svg(parts: Iterable[str], size: tuple[int, int], label: str, kind: str = "") -> Markup:
     width, height = size
-    head = f'<svg class="{kind}" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
-    return Markup(head + "".join(parts) + "</svg>")
+    opening = f'<svg class="{kind}" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
+    return Markup(opening + "".join(parts) + "</svg>")

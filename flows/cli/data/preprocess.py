@@ -37,11 +37,11 @@ def preprocess(
 
     config = read_dataset(dataset, tuple(overrides or ()), cluster, fits)
     # Without Prefect, whose server takes longer to start than 10,000 files take to be looked at.
-    head, asked = snapshots.newest(store, config.name), verify or merge
-    before = 0 if head is None else head.number
-    if not asked and (head := operation.unchanged(config, store)) is not None and not operation.missing(config, store):
+    last, asked = snapshots.newest(store, config.name), verify or merge
+    before = 0 if last is None else last.number
+    if not asked and (last := operation.unchanged(config, store)) is not None and not operation.missing(config, store):
         if not as_json:
-            say(operation.outcome_of(head, None))
+            say(operation.outcome_of(last, None))
     else:
         with notes_on_stderr(as_json), prefect_server():
             # Prefect reads its settings when it is imported.

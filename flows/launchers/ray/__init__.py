@@ -34,7 +34,7 @@ from stages.artifacts.request import Request
 from stages.registry import STAGES
 
 HEAD_TIMEOUT_S = "RAY_gcs_rpc_server_reconnect_timeout_s"
-"""Variable with the seconds after which Ray ends a driver whose head does not answer."""
+"""Variable with the seconds after which Ray ends a driver whose head node does not answer."""
 CANCEL_S = 90.0
 """Wait for nodes to end a job, in seconds; then the bridge is ended, and everything on the nodes with it."""
 CLOSE_S = 60.0
@@ -165,7 +165,7 @@ class Bridge:
             KILLED,
             "unavailable",
             f"the bridge to the Ray cluster at {self._address} ended, and its output is above. It ends if the head "
-            f"does not answer for {self._head_timeout_s:g} s, or is a new one; as soon as a cluster answers there, "
+            f"node does not answer for {self._head_timeout_s:g} s, or is a new one; as soon as a cluster answers there, "
             "the same command continues",
         )
 

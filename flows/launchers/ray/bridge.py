@@ -43,7 +43,7 @@ SOON_S = 2.0
 REASON_S = 40.0
 """Wait for the error of another node, in seconds, while the errors so far only report a lost rank."""
 HEAD_S = 5.0
-"""Interval in seconds at which the head is asked whether it is there."""
+"""Interval in seconds at which the head node is asked whether it is there."""
 PROCESSES_S = 5.0
 """Interval in seconds at which the flow is told which processes stay."""
 
@@ -351,7 +351,7 @@ def _reached(address: str) -> None:
 
 
 def _ask_head() -> None:
-    """Ask the head from time to time. If it does not answer, or has another cluster, Ray ends this process."""
+    """Ask the head node from time to time. If it does not answer, or has another cluster, Ray ends this process."""
     while True:
         ray.nodes()
         time.sleep(HEAD_S)

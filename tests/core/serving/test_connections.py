@@ -125,7 +125,7 @@ def test_connections_are_as_many_as_there_are_files_for():
 
 
 def test_a_head_that_arrives_byte_by_byte_ends_its_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(connections, "HEAD_S", 1.0)
+    monkeypatch.setattr(connections, "HEADERS_S", 1.0)
     with running.in_thread(running.write(tmp_path, running.settings(tmp_path))) as client, ExitStack() as opened:
         assert is_gone_after(connect(client, HALF_A_HEAD, opened), b"x", within_s=30) > 0.5
 
@@ -144,7 +144,7 @@ def test_a_body_that_hardly_arrives_is_given_up(tmp_path: Path):
 
 def test_a_client_that_reads_no_answer_loses_its_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(connections, "READ_S", 1.0)
-    monkeypatch.setattr(connections, "HEAD_S", 1.0)
+    monkeypatch.setattr(connections, "HEADERS_S", 1.0)
     with running.in_thread(running.write(tmp_path, running.settings(tmp_path))) as client, ExitStack() as opened:
         # The service stops taking requests whose answers nobody reads, and then ends the connection.
         is_gone_after(connect(client, MANY, opened), MANY, within_s=50)
