@@ -99,9 +99,7 @@ class Connection(H11Protocol):
             self._headers_timer = _cancelled(self._headers_timer)
         elif self not in self._door.waiting:
             self._door.waiting[self] = None
-            self._headers_timer = self.loop.call_later(
-                HEADERS_S, self._late, "sent no whole headers", HEADERS_S
-            )
+            self._headers_timer = self.loop.call_later(HEADERS_S, self._late, "sent no whole headers", HEADERS_S)
 
     def _leave(self) -> None:
         self._door.waiting.pop(self, None)

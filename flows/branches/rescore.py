@@ -68,7 +68,7 @@ def rescore(
         for stock in wanted.stocks:
             found = [*made.waves(stock)]
             if not found:
-                waves.display.note(f"{stock.group:<28} kept  {counted(len(made.record.rewards), 'reward')}")
+                waves.display.note(f"{stock.parent:<28} kept  {counted(len(made.record.rewards), 'reward')}")
             for wave in found:
                 launch(waves, wave.name, *(step.request() for step in wave.steps))
         report = reports.write_report(wanted)

@@ -159,6 +159,6 @@ def records_of(slot: str) -> Iterator[str]:
     names = store.names(slot)
     kinds = tuple(f"{kind.kind}." for kind in (Manifest, Layout, Invalidated, Dropped))
     yield from (store.join(slot, name) for name in sorted(names) if name.startswith(kinds))
-    for group in (store.join(slot, "shards"), store.join(slot, DECISIONS)):
-        for folder in sorted(store.names(group)):
-            yield from (store.join(group, folder, name) for name in sorted(store.names(store.join(group, folder))))
+    for parent in (store.join(slot, "shards"), store.join(slot, DECISIONS)):
+        for folder in sorted(store.names(parent)):
+            yield from (store.join(parent, folder, name) for name in sorted(store.names(store.join(parent, folder))))

@@ -169,15 +169,15 @@ def marked(found: Sequence[Page], wave: str) -> list[Page]:
 
 def iteration_of(wave: str) -> int | None:
     """Return the iteration that a wave is part of; None for any other wave."""
-    group, slash, _ = wave.partition("/")
-    number = group.removeprefix("iteration-")
-    return int(number) if slash and number != group and number.isdecimal() else None
+    parent, slash, _ = wave.partition("/")
+    number = parent.removeprefix("iteration-")
+    return int(number) if slash and number != parent and number.isdecimal() else None
 
 
 def work_of(wave: str) -> str:
     """Return the name of a wave without number of iteration or policy: ``iteration/rollout``, ``policy/export``."""
-    group, slash, stages = wave.rpartition("/")
-    return f"{group.partition('-')[0]}{slash}{stages}"
+    parent, slash, stages = wave.rpartition("/")
+    return f"{parent.partition('-')[0]}{slash}{stages}"
 
 
 def url_of(run_url: str, number: int) -> str:

@@ -186,7 +186,7 @@ class Collected:
         except ArtifactError:  # an input is missing
             return
         excerpt = excerpt_of(request, lambda name, data: None, lambda phase, done, total: None)
-        pieces = self.judged if step.group.startswith("policy-") else self.iterations
+        pieces = self.judged if step.parent.startswith("policy-") else self.iterations
         pieces[excerpt.k] = Piece(excerpt)
 
     def _count(self, slot: str, made: Manifest) -> None:

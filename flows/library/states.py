@@ -84,17 +84,17 @@ def _states(every: Sequence[Step], kept: Mapping[str, State]) -> list[State]:
     in_doubt: set[str] = set()
     words: set[Word] = set()
     """Words of the stages of the newest iteration so far."""
-    group, begun = "", True
+    parent, begun = "", True
     for step in every:
-        if step.group.startswith("iteration-") and step.group != group:
+        if step.parent.startswith("iteration-") and step.parent != parent:
             # Iterations run in order: after one without any file there are no later ones.
-            begun = begun and (group == "" or words != {"missing"})
-            group, words = step.group, set()
+            begun = begun and (parent == "" or words != {"missing"})
+            parent, words = step.parent, set()
         if (state := kept.get(step.name)) is None:
-            reads = begun or step.group == ""
+            reads = begun or step.parent == ""
             state = state_of(step, in_doubt) if reads else State(step, "missing", read=False)
         found.append(state)
-        if step.group == group:
+        if step.parent == parent:
             words.add(state.word)
         if state.word != "stands":
             in_doubt.add(step.slot)

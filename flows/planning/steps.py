@@ -37,13 +37,13 @@ class Step:
         return cls(name, request.stage, request.slot, lambda: request)
 
     @property
-    def group(self) -> str:
+    def parent(self) -> str:
         """Return the part of the name before the slash, such as ``iteration-0003``; ``""`` without a slash."""
         return self.name.rpartition("/")[0]
 
     @property
     def stage(self) -> str:
-        """Return the name within its group, such as ``reward-ocr``."""
+        """Return the name after the slash, such as ``reward-ocr``."""
         return self.name.rpartition("/")[2]
 
 
@@ -51,9 +51,9 @@ class Wave:
     """Steps that run side by side."""
 
     def __init__(self, *steps: Step) -> None:
-        self.group = group = steps[0].group
-        self.name = f"{group}/" * bool(group) + "+".join(step.stage for step in steps)
-        """Name, such as ``policy`` or ``iteration-0003/reward-jpeg+reward-ocr``, with the group of the first step."""
+        self.parent = parent = steps[0].parent
+        self.name = f"{parent}/" * bool(parent) + "+".join(step.stage for step in steps)
+        """Name, such as ``policy`` or ``iteration-0003/reward-jpeg+reward-ocr``, with the parent of the first step."""
         self.steps = tuple(replace(step, wave=self.name) for step in steps)
 
 
@@ -92,7 +92,7 @@ def find(every: Sequence[Step], run_id: str, stage: str, iteration: int | None) 
     if None in found:
         raise ConfigError(f"a run has one {stage}; leave --iteration out")
     ks = list(found)
-    counted = "policy version" if found[ks[0]].group.startswith("policy-") else "iteration"
+    counted = "policy version" if found[ks[0]].parent.startswith("policy-") else "iteration"
     if iteration is None:
         raise ConfigError(f"{stage} needs --iteration: which {counted}, from 0")
     shown = f"0 to {ks[-1]}" if ks == list(range(len(ks))) else ", ".join(map(str, ks))

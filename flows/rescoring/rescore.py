@@ -126,7 +126,7 @@ class Rescore:
         return self._step(stock, name, requests.stage_for(reward).name, slot, request)
 
     def _step(self, stock: Stock, stage: str, kind: str, slot: str, request: Callable[[], Request]) -> Step:
-        return Step(f"{stock.group}/{stage}", kind, slot, request, stock.k)
+        return Step(f"{stock.parent}/{stage}", kind, slot, request, stock.k)
 
     def _slot(self, stock: Stock, reward: RewardConfig) -> str:
         stage = "evaluate" if stock.held_out else "reward"

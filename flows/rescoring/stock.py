@@ -35,7 +35,7 @@ class Stock:
         return slots.iteration(self.k, f"reward-{label}")
 
     @property
-    def group(self) -> str:
+    def parent(self) -> str:
         """Return the beginning of the names of steps, before the slash, such as ``iteration-0003``."""
         return f"{'policy' if self.held_out else 'iteration'}-{self.k:04d}"
 

@@ -73,12 +73,12 @@ def _block(run: AnyRun, wave: Wave) -> str:
     if last < BLOCK or k is None:
         return ""
     # A policy is judged after the iteration that made it.
-    k -= wave.group.startswith("policy-")
+    k -= wave.parent.startswith("policy-")
     first = k - k % BLOCK
     return f"iterations-{first:04d}-{min(first + BLOCK - 1, last):04d}" if k >= 0 else ""
 
 
 def _group(run: AnyRun, wave: Wave) -> str:
     """Return the iteration or the policy version of a wave; "" where an iteration is a single stage."""
-    alone = wave.group.startswith("iteration-") and not run.trains_on_rewards
-    return "" if alone else wave.group
+    alone = wave.parent.startswith("iteration-") and not run.trains_on_rewards
+    return "" if alone else wave.parent

@@ -52,5 +52,5 @@ def _data(run: VlmRun) -> Iterator[Wave]:
         yield Wave(Step(f"tokenize{ending}", "vlm_tokenize", slot, partial(run.tokenize, held_out=side)))
 
 
-def _step(group: str, stage: str, slot: str, request: Callable[[VlmRun, int], Request], run: VlmRun, k: int) -> Step:
-    return Step(f"{group}/{stage}", KINDS[stage], slot, partial(request, run, k), k)
+def _step(parent: str, stage: str, slot: str, request: Callable[[VlmRun, int], Request], run: VlmRun, k: int) -> Step:
+    return Step(f"{parent}/{stage}", KINDS[stage], slot, partial(request, run, k), k)

@@ -221,7 +221,7 @@ def _position(overview: Overview, groups: "_Groups") -> str:
         step = f", {at.phase} {at.step}/{at.total}" if at.phase else ""
         return f"{place}: {at.wave.rpartition('/')[2]}{step}, {at.seconds:.0f} s"
     if overview.life == "failed" and failed:
-        return f"{place}: {failure(failed[0]).removeprefix(f'{failed[0].step.group}/')}"
+        return f"{place}: {failure(failed[0]).removeprefix(f'{failed[0].step.parent}/')}"
     return f"{place}: {overview.current} of {every} are finished"
 
 
@@ -261,8 +261,8 @@ class _Groups:
 
     def __init__(self, overview: Overview) -> None:
         self._overview = overview
-        self.groups = [list(group) for _, group in groupby(overview.states, lambda state: state.step.group)]
-        iterations = [group for group in self.groups if group[0].step.group.startswith(ITERATION)]
+        self.groups = [list(group) for _, group in groupby(overview.states, lambda state: state.step.parent)]
+        iterations = [group for group in self.groups if group[0].step.parent.startswith(ITERATION)]
         self.total = max(len(iterations), overview.run.recipe.train.num_iterations)
         self.done = sum(_finished(group) for group in iterations)
         self.current = self._at_work()
@@ -275,7 +275,7 @@ class _Groups:
 
     def name(self, i: int) -> str:
         """Return the name of a group."""
-        return self.groups[i][0].step.group or ("start" if i == 0 else "end")
+        return self.groups[i][0].step.parent or ("start" if i == 0 else "end")
 
     def place(self) -> str:
         """Return the position of the run: the current group, and the number of iterations."""

@@ -117,14 +117,14 @@ def _table(overview: Overview) -> Table:
 
     The columns are the stages of an iteration. A cell of another stage begins with its name.
     """
-    rows = [list(group) for _, group in itertools.groupby(overview.states, lambda state: state.step.group)]
-    first = next(row for row in rows if row[0].step.group.startswith("iteration-"))
+    rows = [list(group) for _, group in itertools.groupby(overview.states, lambda state: state.step.parent)]
+    first = next(row for row in rows if row[0].step.parent.startswith("iteration-"))
     columns = [state.step.stage for state in first]
     columns += [""] * (max(map(len, rows)) - len(columns))
     folded = (Column(name, overflow="fold") for name in columns)
     table = Table(Column("", no_wrap=True), *folded, caption="a time alone: finished in it; waits: for its inputs")
     for i, row in enumerate(rows):
-        name = row[0].step.group or ("start" if i == 0 else "end")
+        name = row[0].step.parent or ("start" if i == 0 else "end")
         cells = [
             cell(state) if state.step.stage == column else f"{state.step.stage} {cell(state)}"
             for state, column in zip(row, columns, strict=False)

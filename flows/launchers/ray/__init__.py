@@ -165,8 +165,8 @@ class Bridge:
             KILLED,
             "unavailable",
             f"the bridge to the Ray cluster at {self._address} ended, and its output is above. It ends if the head "
-            f"node does not answer for {self._head_timeout_s:g} s, or is a new one; as soon as a cluster answers there, "
-            "the same command continues",
+            f"node does not answer for {self._head_timeout_s:g} s, or is a new one; as soon as a cluster answers "
+            "there, the same command continues",
         )
 
     def end(self) -> None:

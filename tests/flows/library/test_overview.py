@@ -162,7 +162,7 @@ def test_another_look_reads_only_stages_that_the_process_has_passed(recipe, tmp_
         assert looked == [f"iteration-0000/{stage}" for stage in ("rollout", "reward-ocr", "update", "fragment")] + [
             "iteration-0001/rollout"
         ]
-        words_of_0 = [state.word for state in after.states if state.step.group == "iteration-0000"]
+        words_of_0 = [state.word for state in after.states if state.step.parent == "iteration-0000"]
         assert words_of_0 == [*["stands"] * 3, "missing"]
         assert {state.step.name for state in after.states if state.word == "running"} == {"iteration-0001/rollout"}
         looked.clear()

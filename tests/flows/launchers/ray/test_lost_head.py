@@ -30,7 +30,9 @@ def test_a_lost_head_is_unavailable_and_the_same_command_continues_on_a_new_one(
         making = pool.submit(ray_cluster.inside(waves.make), "first", [work.request()])
         eventually(lambda: len(work.made()) == 4)
         ray_cluster.lose_head()
-        with pytest.raises(StageError, match=r"the head node does not answer for 3 s.*the same command continues") as raised:
+        with pytest.raises(
+            StageError, match=r"the head node does not answer for 3 s.*the same command continues"
+        ) as raised:
             making.result()
     assert (raised.value.kind, raised.value.exit_code) == ("unavailable", 75)
     eventually(lambda: not any(psutil.pid_exists(int(pid)) for *_, pid in work.made()))
