@@ -9,7 +9,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flows.planning.ranking import Ranking, ranking_of
+from flows.planning.ranking import RankingRule, ranking_rule
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
@@ -58,7 +58,7 @@ class Best:
 
 
 def best_of(run: AnyRun, found: Iterable[State]) -> Best | None:
-    """Return the best version by :func:`ranking_of`: the lowest loss, or the highest reward.
+    """Return the best version by :func:`ranking_rule`: the lowest loss, or the highest reward.
 
     Only current numbers count. A version without a sample that counts has no weighted sum. If several versions are
     equal, the earliest is best. None if there are none.
@@ -73,16 +73,16 @@ def best_of(run: AnyRun, found: Iterable[State]) -> Best | None:
 
 def best_among(run: AnyRun, by_version: Mapping[int, Mapping[str, Measured]]) -> Best | None:
     """Return the best version, like :func:`best_of`, from the measurements of each version by the names of stages."""
-    if (ranking := ranking_of(run)) is None:
+    if (rule := ranking_rule(run)) is None:
         return None
     labels = [reward.fn.label for reward in run.recipe.rewards]
     ranked = [
         one
         for k, measured in sorted(by_version.items())
-        if all(stage in measured for stage in ranking.stages)
-        if (one := _judged(k, ranking, labels, measured)) is not None
+        if all(stage in measured for stage in rule.stages)
+        if (one := _judged(k, rule, labels, measured)) is not None
     ]
-    return min(ranked, key=lambda one: (one.figure if ranking.of_losses else -one.figure, one.k), default=None)
+    return min(ranked, key=lambda one: (one.figure if rule.of_losses else -one.figure, one.k), default=None)
 
 
 def judged(run: AnyRun, k: int) -> Best | None:
@@ -92,34 +92,34 @@ def judged(run: AnyRun, k: int) -> Best | None:
 
     Raises :class:`ArtifactError` for damaged manifests.
     """
-    if (ranking := ranking_of(run)) is None:
+    if (rule := ranking_rule(run)) is None:
         return None
     labels = [reward.fn.label for reward in run.recipe.rewards]
     rewards = [f"evaluate-{label}" for label in labels if run.evaluates]
     found: dict[str, Measured] = {}
-    for stage in dict.fromkeys((*ranking.stages, *rewards)):
+    for stage in dict.fromkeys((*rule.stages, *rewards)):
         slot = run.slots.version(k, stage)
         if (manifest := current_of(slot)[1]) is not None:
             found[stage] = Measured(slot, manifest)
-    return _judged(k, ranking, labels, found) if all(stage in found for stage in ranking.stages) else None
+    return _judged(k, rule, labels, found) if all(stage in found for stage in rule.stages) else None
 
 
-def _judged(k: int, ranking: Ranking, labels: Sequence[str], found: Mapping[str, Measured]) -> Best | None:
+def _judged(k: int, rule: RankingRule, labels: Sequence[str], found: Mapping[str, Measured]) -> Best | None:
     """Return the number of a policy version; None if it is not finite."""
     scored = {label: one.number(label) for label in labels if (one := found.get(f"evaluate-{label}")) is not None}
     rewards = {label: mean for label, mean in scored.items() if mean is not None}
     passed, error = None, None
-    if ranking.weights:
-        digests = tuple((found[stage].slot, found[stage].manifest.digest) for stage in ranking.stages)
-        figure, *counts = _weighted(digests, tuple(ranking.weights.items()), tuple(ranking.gates.items()))
+    if rule.weights:
+        digests = tuple((found[stage].slot, found[stage].manifest.digest) for stage in rule.stages)
+        figure, *counts = _weighted(digests, tuple(rule.weights.items()), tuple(rule.gates.items()))
         passed = counts[0], counts[1]
     else:
-        (stage,) = ranking.stages
-        name = "loss" if ranking.of_losses else ranking.number or stage.removeprefix("evaluate-")
+        (stage,) = rule.stages
+        name = "loss" if rule.of_losses else rule.number or stage.removeprefix("evaluate-")
         figure, error = found[stage].number(name), known_error(found[stage].manifest)
     if figure is None or not math.isfinite(figure):
         return None
-    return Best(k, ranking.by, figure, error, rewards, passed)
+    return Best(k, rule.by, figure, error, rewards, passed)
 
 
 @lru_cache(maxsize=4096)

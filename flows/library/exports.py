@@ -19,7 +19,7 @@ from flows.library.best import Best, best_of
 from flows.library.states import State, states
 from flows.planning import kinds
 from flows.planning.base import AnyRun
-from flows.planning.ranking import ranking_of
+from flows.planning.ranking import ranking_rule
 from flows.planning.steps import read_run
 from flows.terminal.commands import about
 from stages.artifacts.artifact import Artifact
@@ -94,8 +94,8 @@ def export(
     for k in wanted:
         name = made[k].step.name
         _check_current(run, found, made[k], f"{name}, the newest export," if which == "newest" else name)
-    ranking = ranking_of(run)
-    ranks = ranking.stages[0] if ranking is not None else ""
+    rule = ranking_rule(run)
+    ranks = rule.stages[0] if rule is not None else ""
     copied: list[Copied] = []
     for k in wanted:
         artifact, step = Artifact(input_of(made[k].step.slot)), f"step_{optimizer_steps(run, k)}"
@@ -136,16 +136,16 @@ def _see(run: AnyRun) -> str:
 def _best(run: AnyRun, found: list[State]) -> Best:
     """Return the best policy version. Raises if the number of any version is not current: it could be the best."""
     run_id = run.plan.run_id
-    if (ranking := ranking_of(run)) is None:
+    if (rule := ranking_rule(run)) is None:
         raise ConfigError(
             f"nothing ranks the policies of {run_id}: its recipe has neither validation.data nor [[rewards]] with "
             "validation.dataset; name a policy"
         )
-    for stage in ranking.stages:
+    for stage in rule.stages:
         for state in _made(found, stage)[1].values():
             _check_current(run, found, state, state.step.name)
     if (best := best_of(run, found)) is None:
-        raise ConfigError(f"no {ranking.by} of {run_id} is known; {_see(run)}")
+        raise ConfigError(f"no {rule.by} of {run_id} is known; {_see(run)}")
     return best
 
 

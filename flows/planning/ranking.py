@@ -17,7 +17,7 @@ HELD_OUT = "held-out "
 
 
 @dataclass(frozen=True)
-class Ranking:
+class RankingRule:
     """The rule that ranks the policy versions of a run."""
 
     stages: tuple[str, ...]
@@ -62,23 +62,25 @@ def judge_of(run: AnyRun) -> Judge | None:
     if best_by is None and not (run.evaluates and training) and not run.validates:
         # The name of a reward, even one called `loss` or `reward`.
         label = run.headline_reward if run.evaluates else ""
-        return Ranking((f"evaluate-{label}",), f"held-out {label}") if label else None
+        return RankingRule((f"evaluate-{label}",), f"held-out {label}") if label else None
     best_by = best_by or ("reward" if run.evaluates and training else "loss")
     if best_by == "loss":
-        return Ranking(("validate",), "held-out loss") if run.validates else None
+        return RankingRule(("validate",), "held-out loss") if run.validates else None
     if best_by in getattr(validation, "datasets", ()):
-        return Ranking(("validate",), f"held-out correct answers: {best_by}", number=f"correct_{best_by}")
+        return RankingRule(("validate",), f"held-out correct answers: {best_by}", number=f"correct_{best_by}")
     if not run.evaluates:
         return None
     if best_by != "reward":
-        return Ranking((f"evaluate-{best_by}",), f"held-out {best_by}")
+        return RankingRule((f"evaluate-{best_by}",), f"held-out {best_by}")
     if not (weights := weights_of(run)):
-        return Ranking((f"evaluate-{(label := training[0].fn.label)}",), f"held-out {label}")
+        return RankingRule((f"evaluate-{(label := training[0].fn.label)}",), f"held-out {label}")
     gates = gates_of(run)
-    return Ranking(tuple(f"evaluate-{label}" for label in (*weights, *gates)), f"{HELD_OUT}{WEIGHTED}", weights, gates)
+    return RankingRule(
+        tuple(f"evaluate-{label}" for label in (*weights, *gates)), f"{HELD_OUT}{WEIGHTED}", weights, gates
+    )
 
 
 def ranked_by(run: AnyRun) -> str:
     """Return the name of the number that ranks policies in the report; "" if nothing does."""
-    ranking = ranking_of(run)
-    return "" if ranking is None else ranking.name
+    rule = ranking_rule(run)
+    return "" if rule is None else rule.name

@@ -13,7 +13,7 @@ from cosmos_rl_core.estimates.estimate import Estimate, Sums, mean_of_independen
 from flows.forking.plan import judged_by
 from flows.library.best import judged
 from flows.planning.base import AnyRun
-from flows.planning.ranking import ranking_of
+from flows.planning.ranking import ranking_rule
 from flows.planning.steps import read_run
 from flows.studying.study import Member, Study
 from stages import contracts
@@ -87,14 +87,14 @@ def _outcome(store_url: str, member: Member, until: int) -> Outcome | None:
 
 def _samples(run: AnyRun, k: int) -> Any:
     """Return the held-out samples of a policy version by id; None if it is ranked by a loss."""
-    ranking = ranking_of(run)
-    if ranking is None or ranking.of_losses or ranking.number or not run.evaluates:
+    rule = ranking_rule(run)
+    if rule is None or rule.of_losses or rule.number or not run.evaluates:
         return None
-    weights = ranking.weights or {ranking.name: 1.0}
-    tables = {label: _scores(run, k, label) for label in (*weights, *ranking.gates)}
+    weights = rule.weights or {rule.name: 1.0}
+    tables = {label: _scores(run, k, label) for label in (*weights, *rule.gates)}
     columns = {label: table["score"].where(table["valid"]) for label, table in tables.items()}
     value: Any = sum(weight * columns[label] for label, weight in weights.items())
-    for label, gate in ranking.gates.items():
+    for label, gate in rule.gates.items():
         passes = columns[label].map(lambda score, gate=gate: gate.why_not(score) is None)
         value = value.where(columns[label].notna() & passes)
     prompt_ids = tables[next(iter(weights))]["prompt_id"]

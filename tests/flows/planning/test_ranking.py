@@ -14,7 +14,7 @@ from flows.library.lines import all_runs
 from flows.operations.upgrades import settled
 from flows.planning import requests
 from flows.planning.plan import Settings, freeze, plan_of
-from flows.planning.ranking import Ranking, ranking_of
+from flows.planning.ranking import RankingRule, ranking_rule
 from flows.planning.run import Run
 from flows.planning.steps import read_run
 from flows.planning.versions import Versions
@@ -96,4 +96,4 @@ def test_the_only_number_of_a_run_may_have_any_name(tmp_path: Path, label: str):
     named = run.recipe.rewards[0].fn.model_copy(update={"name": label})
     rewards = (run.recipe.rewards[0].model_copy(update={"fn": named}),)
     plan = run.plan.model_copy(update={"recipe": run.recipe.model_copy(update={"rewards": rewards})})
-    assert ranking_of(Run(plan, run.store_url)) == Ranking((f"evaluate-{label}",), f"held-out {label}")
+    assert ranking_rule(Run(plan, run.store_url)) == RankingRule((f"evaluate-{label}",), f"held-out {label}")
