@@ -12,7 +12,7 @@ import pandas as pd
 from cosmos_rl_core.canonical import canonical_json, digest
 from cosmos_rl_core.config.early_warning import Limit
 from cosmos_rl_core.errors import ConfigError
-from cosmos_rl_core.estimates.estimate import FEWEST, in_units
+from cosmos_rl_core.estimates.estimate import FEWEST, scaled
 from cosmos_rl_core.rewards._base.answers import finite
 from stages import contracts
 from stages.artifacts.artifact import Artifact

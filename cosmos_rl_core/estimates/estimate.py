@@ -67,7 +67,7 @@ class Estimate:
         """Return the mean over its standard error: infinite if only the error is 0; NaN unless :attr:`decides`."""
         if not self.decides or math.isnan(self.mean):
             return math.nan
-        return in_units(self.mean, self.error)
+        return scaled(self.mean, self.error)
 
     @property
     def direction(self) -> str:
@@ -104,7 +104,7 @@ def in_units(moved: float, unit: float | None) -> float:
         return math.nan
     if moved == 0:
         return 0.0
-    return moved / unit if unit else math.copysign(math.inf, moved)
+    return moved / scale if scale else math.copysign(math.inf, moved)
 
 
 @dataclass(frozen=True)

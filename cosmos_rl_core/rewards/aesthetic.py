@@ -15,7 +15,7 @@ from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._clip.scorers import L14, Clip, ClipOptions
-from cosmos_rl_core.rewards._embeddings import unit
+from cosmos_rl_core.rewards._embeddings import normalised
 from cosmos_rl_core.storage.file_digests import Remembered
 
 HEAD = "head.safetensors"
@@ -75,7 +75,7 @@ class Reward:
     def _rating(self, frames: np.ndarray) -> float:
         """Return the mean rating of embeddings ``[frames, dimensions]``."""
         ratings: list[float] = []
-        for values in unit(frames):
+        for values in normalised(frames):
             for weight, bias in self._layers:
                 # Not a matrix product, whose bits may depend on the number of rows.
                 values = (weight * values).sum(axis=1) + bias

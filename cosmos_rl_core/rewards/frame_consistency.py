@@ -14,7 +14,7 @@ from cosmos_rl_core.config.base import NOT_IDENTITY, UserPath
 from cosmos_rl_core.config.reward_facts import Facts
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._clip.scorers import L14, ClipOptions, ClipReward
-from cosmos_rl_core.rewards._embeddings import Embeddings, unit
+from cosmos_rl_core.rewards._embeddings import Embeddings, normalised
 
 
 class Options(ClipOptions):
@@ -49,5 +49,5 @@ def _consistency(sample: Sample, frames: Embeddings) -> dict[str, float] | Excep
         return frames
     if len(frames) < 2:
         return ValueError(f"sample {sample.sample_id} has 1 frame; frame_consistency compares the frames of a video")
-    found = unit(frames)
+    found = normalised(frames)
     return {"frame_consistency": float(np.mean((found[:-1] * found[1:]).sum(axis=1)))}

@@ -23,7 +23,7 @@ from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._base.pixels import frames_of
 from cosmos_rl_core.rewards._batches import each, in_batches
 from cosmos_rl_core.rewards._clip.scorers import CONFIG, IMAGES, L14, Clip, ClipOptions
-from cosmos_rl_core.rewards._embeddings import unit
+from cosmos_rl_core.rewards._embeddings import normalised
 from cosmos_rl_core.rewards._geneval import rule
 from cosmos_rl_core.rewards._geneval.rule import COLORS, Detection, Tags
 from cosmos_rl_core.storage.file_digests import files_digest
@@ -142,7 +142,7 @@ class Reward:
         """Return the colour whose phrases the embedding of an object fits best."""
         phrases = {c: [phrase.format(color=c, kind=kind) for phrase in _PHRASES] for c in COLORS}
         texts = self._texts(kind, phrases)
-        means = unit(np.stack([unit(texts[c]).mean(axis=0) for c in COLORS]))
+        means = normalised(np.stack([normalised(texts[c]).mean(axis=0) for c in COLORS]))
         return COLORS[int((means * embedding).sum(axis=1).argmax())]
 
     def _texts(self, kind: str, phrases: dict[str, list[str]]) -> dict[str, np.ndarray]:

@@ -295,7 +295,7 @@ def _take(needs: Sequence[Need], devices: Sequence[str], kept: Collection[str] |
             if len(found) < need.count:
                 return None
             share.devices = [device for device in devices if device in found]
-        if not locks.is_current(guard):
+        if not locks.is_in_place(guard):
             return None
         undone.pop_all()
         return shares

@@ -62,7 +62,7 @@ def lock(file: IO[bytes], byte: int) -> bool:
     return True
 
 
-def is_current(file: IO[bytes]) -> bool:
+def is_in_place(file: IO[bytes]) -> bool:
     """Return whether an open file is still the file of locks. If that was removed, other runs lock a new one."""
     return LOCKS.exists() and os.path.samestat(os.fstat(file.fileno()), LOCKS.stat())
 

@@ -30,7 +30,7 @@ PIPELINE = "pipeline/"
 """Folder of a whole pipeline in an artifact; its files go to the top of the target."""
 Which = int | Literal["newest", "best", "all"]
 """A policy version, or how to choose one."""
-Layout = Literal["diffusers", "comfyui"]
+Format = Literal["diffusers", "comfyui"]
 """The program that the files are for."""
 
 
@@ -69,11 +69,11 @@ class Exported:
 
 
 def export(
-    store_url: str, run_id: str, output_dir: str, which: Which = "newest", layout: Layout = "diffusers"
+    store_url: str, run_id: str, output_dir: str, which: Which = "newest", form: Format = "diffusers"
 ) -> Exported:
     """Copy exports and check every byte.
 
-    With the layout ``comfyui`` a LoRA becomes the file ``<run>-step_<N>.safetensors`` in ``output_dir``. Otherwise it
+    With the form ``comfyui`` a LoRA becomes the file ``<run>-step_<N>.safetensors`` in ``output_dir``. Otherwise it
     goes to ``safetensors/step_<N>/lora/`` below, a whole pipeline to ``safetensors/step_<N>/``;
     N is the number of optimizer steps. ``best`` is the version that ``validation.best_by`` ranks first. Raises
     :class:`ArtifactError` if an export or one of its inputs is damaged, :class:`ConfigError` if there is no such
@@ -99,7 +99,7 @@ def export(
     copied: list[Copied] = []
     for k in wanted:
         artifact, step = Artifact(input_of(made[k].step.slot)), f"step_{optimizer_steps(run, k)}"
-        if layout == "comfyui":
+        if form == "comfyui":
             file = Path(output_dir, f"{run_id}-{step}.safetensors")
             _convert(run, artifact, file)
             copied.append(Copied(k, str(file.parent), 1, str(file)))

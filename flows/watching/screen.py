@@ -104,8 +104,8 @@ def answers(overview: Overview, groups: "_Groups") -> Iterator[Row]:
         yield Row("warning", newest_warning(overview.warnings), lines=WHY_LINES)
     if (following := next_command(overview)) is not None:
         yield from following.rows()
-    if groups.current is not None:
-        yield Row("stages", groups.cells(groups.current), may_go=True)
+    if groups.now is not None:
+        yield Row("stages", groups.cells(groups.now), may_go=True)
     yield Row("left", _work(overview))
     yield Row("reward", _reward(overview))
     yield Row("best", str(overview.best or "no policy was judged yet"))
@@ -214,7 +214,7 @@ def _life(overview: Overview) -> str:
 def _position(overview: Overview, groups: "_Groups") -> str:
     """Return the iteration and their number, the stage, and its progress or the reason of its failure."""
     at, every = overview.progress, counted(len(overview.states), "stage")
-    if groups.current is None:
+    if groups.now is None:
         return f"all {every} are finished, {groups.done} of {groups.total} iterations"
     place, failed = groups.place(), [state for state in overview.states if state.word == "failed"]
     if overview.life == "running" and at.wave:
@@ -265,7 +265,7 @@ class _Groups:
         iterations = [group for group in self.groups if group[0].step.parent.startswith(ITERATION)]
         self.total = max(len(iterations), overview.run.recipe.train.num_iterations)
         self.done = sum(_finished(group) for group in iterations)
-        self.current = self._at_work()
+        self.now = self._at_work()
 
     def _at_work(self) -> int | None:
         """Return the index of the group with the newest wave, else of the first unfinished group; None without any."""
@@ -290,7 +290,7 @@ class _Groups:
         return ", ".join(f"{state.step.stage} {cell(state)}".replace(" ", _TOGETHER) for state in self.groups[i])
 
     def other_lines(self, width: int) -> list[str]:
-        """Return one line for all groups after the current one, and a line for each before it, the newest first."""
+        """Return one line for all groups after the one at work, and a line for each before it, the newest first."""
         return [*self._later(width), *(self._line(i, width) for i in self._older())]
 
     def folded(self, kept: int, width: int) -> list[str]:
@@ -302,11 +302,11 @@ class _Groups:
         return _wrapped(f"{self.name(gone[-1])} to {self.name(gone[0])}: {_counts(states)}", width)[:1]
 
     def _older(self) -> list[int]:
-        end = len(self.groups) if self.current is None else self.current
+        end = len(self.groups) if self.now is None else self.now
         return list(range(end))[::-1]
 
     def _later(self, width: int) -> list[str]:
-        if self.current is None or not (later := range(len(self.groups))[self.current + 1 :]):
+        if self.now is None or not (later := range(len(self.groups))[self.now + 1 :]):
             return []
         states = [state for i in later for state in self.groups[i]]
         return _wrapped(f"{self.name(later[0])} to {self.name(later[-1])}: {_counts(states)}", width)[:1]

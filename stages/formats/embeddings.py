@@ -99,9 +99,9 @@ class Pool:
             rows = own[name if mask is None else mask]
             read = rows.reshape(len(rows), -1).any(dim=1).nonzero()
             own[name] = embedding.own[name][: int(read[-1]) + 1 if len(read) else 0]
-        layout = _Layout({name: len(embedding.own[name]) for name in self._unread_padding}, embedding.shapes)
+        form = _Form({name: len(embedding.own[name]) for name in self._unread_padding}, embedding.shapes)
         tensors = own | {f"{_SHARED}{name}": tensor for name, tensor in embedding.shared.items()}
-        data, path = self._sealed(text, tensors, layout), self._path(text)
+        data, path = self._sealed(text, tensors, form), self._path(text)
         if not store.put_if_absent(url := store.join(self._root, path), data):
             data = store.read(url)
         return self._checked(text, data)
@@ -109,8 +109,8 @@ class Pool:
     def _path(self, text: Text) -> str:
         return f"{POOL}/{self._key[:32]}/{text.name}{ENDING}"
 
-    def _sealed(self, text: Text, stored: Mapping[str, Tensor], layout: "_Layout") -> bytes:
-        told = layout.told()
+    def _sealed(self, text: Text, stored: Mapping[str, Tensor], form: "_Form") -> bytes:
+        told = form.told()
         about = {"key": self._key, **text.told(), **told, "tensors": sha256(to_bytes(stored))}
         # One entry: the library writes several in any order.
         entry = canonical_json({"digest": digest(about), **told}).decode()
@@ -119,7 +119,7 @@ class Pool:
     def _checked(self, text: Text, data: bytes) -> FileEntry:
         path = self._path(text)
         try:
-            whole = self._sealed(text, load(data), _Layout.of(data)) == data
+            whole = self._sealed(text, load(data), _Form.of(data)) == data
         except (SafetensorError, ValueError, KeyError, struct.error):
             whole = False
         if not whole:
@@ -130,7 +130,7 @@ class Pool:
         return FileEntry(path=path, size=len(data), sha256=sha256(data))
 
 
-class _Layout(NamedTuple):
+class _Form(NamedTuple):
     """Facts of a conditioning that the tensors of its file do not show."""
 
     lengths: dict[str, int]
@@ -139,8 +139,8 @@ class _Layout(NamedTuple):
     """Tokens of each reference along frames, height and width."""
 
     @classmethod
-    def of(cls, data: bytes) -> "_Layout":
-        """Return the layout in the bytes of a file."""
+    def of(cls, data: bytes) -> "_Form":
+        """Return the form in the bytes of a file."""
         (size,) = struct.unpack_from("<Q", data)
         told = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][_ABOUT])
         shapes = ((frames, height, width) for frames, height, width in told.get("shapes", ()))
@@ -186,11 +186,11 @@ class Embeddings:
         """Return a prompt's conditioning. Raises :class:`ArtifactError` if its file is missing or damaged."""
         root, entry = self._places[prompt_id]
         data = self._kept.get(prompt_id, lambda: read_entry(root, entry))
-        layout, own, shared = _Layout.of(data), dict[str, Tensor](), dict[str, Tensor]()
+        form, own, shared = _Form.of(data), dict[str, Tensor](), dict[str, Tensor]()
         for name, tensor in load(data).items():
             if name.startswith(_SHARED):
                 shared[name.removeprefix(_SHARED)] = tensor
             else:
-                missing = layout.lengths.get(name, len(tensor)) - len(tensor)
+                missing = form.lengths.get(name, len(tensor)) - len(tensor)
                 own[name] = pad(tensor, (*(0, 0) * (tensor.ndim - 1), 0, missing)) if missing else tensor
-        return Conditioning(own, shared, layout.shapes)
+        return Conditioning(own, shared, form.shapes)

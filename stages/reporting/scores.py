@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from cosmos_rl_core.estimates.digits import number, signed
-from cosmos_rl_core.estimates.estimate import FEWEST, Estimate, in_units
+from cosmos_rl_core.estimates.estimate import FEWEST, Estimate, scaled
 from stages.reporting.book import Book, Piece, estimate
 from stages.reporting.curves import histogram, spark
 from stages.reporting.excerpt import Score
@@ -88,7 +88,7 @@ def _moved(book: Book, score: Score) -> Moved:
     names = score.reward, score.score
     found = [(piece.k, one) for piece in book.iterations if (one := piece.excerpt.score(*names)) is not None]
     means = [(k, one.mean) for k, one in found if one.mean is not None]
-    z = [(k, in_units(mean - score.mean, score.deviation)) for k, mean in means if score.mean is not None]
+    z = [(k, scaled(mean - score.mean, score.deviation)) for k, mean in means if score.mean is not None]
     tripped = [p.k for p in book.iterations if any((t.reward, t.score) == names for t in p.excerpt.tripped)]
     curve = spark([(book.sampled_by(k), value) for k, value in z], map(book.sampled_by, tripped))
     return Moved(score, book.role(score), found[-1][1], z, tripped, curve)

@@ -18,7 +18,7 @@ from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._batches import in_batches
-from cosmos_rl_core.rewards._embeddings import Embeddings, embedded, packages, resolve, unit
+from cosmos_rl_core.rewards._embeddings import Embeddings, embedded, normalised, packages, resolve
 from cosmos_rl_core.storage.file_digests import files_digest
 from cosmos_rl_core.vlms import _folders
 
@@ -142,4 +142,6 @@ class ClipReward:
 
 def _cosine(frames: np.ndarray, text: np.ndarray) -> float:
     """Return the mean cosine of embeddings ``[frames, dimensions]`` and one ``[dimensions]``."""
-    return float(np.mean([float((row * text).sum()) for row in unit(frames)]) / np.sqrt(float((text * text).sum())))
+    return float(
+        np.mean([float((row * text).sum()) for row in normalised(frames)]) / np.sqrt(float((text * text).sum()))
+    )

@@ -61,7 +61,7 @@ def _compared(sample: Sample, frames: Embeddings, references: Sequence[Embedding
     return float(np.concatenate([(own @ other.T).ravel() for other in others]).mean())
 
 
-def unit(embeddings: np.ndarray) -> np.ndarray:
+def normalised(embeddings: np.ndarray) -> np.ndarray:
     """Return embeddings ``[n, dimensions]`` divided by their lengths."""
     return embeddings / np.sqrt((embeddings * embeddings).sum(axis=1, keepdims=True))
 

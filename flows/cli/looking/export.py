@@ -9,7 +9,7 @@ from flows.cli.base.options import JsonOption, RunArgument, StoreOption
 from flows.cli.base.printing import print_found
 from flows.defaults import DEFAULT_STORE
 from flows.library import exports
-from flows.library.exports import Layout
+from flows.library.exports import Format
 
 
 def export(
@@ -19,7 +19,7 @@ def export(
     policy: Annotated[int | None, Option(min=0, help="Policy version; default: the newest that was exported")] = None,
     best: Annotated[bool, Option("--best", help="The best by validation.best_by of the recipe")] = False,
     every: Annotated[bool, Option("--all", help="Every exported version")] = False,
-    layout: Annotated[Layout, Option("--format", help="For diffusers, or a LoRA that ComfyUI reads")] = "diffusers",
+    form: Annotated[Format, Option("--format", help="For diffusers, or a LoRA that ComfyUI reads")] = "diffusers",
     as_json: JsonOption = False,
 ) -> None:
     """Copy a run's newest exported weights, or other versions, to a directory that diffusers can load.
@@ -32,5 +32,5 @@ def export(
     if (policy is not None) + best + every > 1:
         raise ConfigError("--policy, --best and --all exclude each other: give one of them")
     which = policy if policy is not None else "best" if best else "all" if every else "newest"
-    found = exports.export(store, run_id, directory, which, layout)
+    found = exports.export(store, run_id, directory, which, form)
     print_found(found, found.lines(), as_json=as_json)

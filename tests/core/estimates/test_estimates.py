@@ -12,11 +12,11 @@ import pytest
 from cosmos_rl_core.estimates.estimate import (
     Estimate,
     Sums,
-    in_units,
     mean_of,
     mean_of_estimates,
     mean_of_independent,
     mean_of_sums,
+    scaled,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -163,10 +163,10 @@ def test_three_clusters_decide_nothing_however_small_their_error():
 
 
 def test_a_change_without_an_error_is_neither_none_nor_infinite():
-    assert math.isnan(in_units(0.5, math.nan))
-    assert math.isnan(in_units(0.5, None))
-    assert in_units(0.0, 0.0) == 0
-    assert in_units(-0.5, 0.0) == -math.inf
+    assert math.isnan(scaled(0.5, math.nan))
+    assert math.isnan(scaled(0.5, None))
+    assert scaled(0.0, 0.0) == 0
+    assert scaled(-0.5, 0.0) == -math.inf
 
 
 def test_the_mean_of_iterations_has_the_error_of_all_of_them():

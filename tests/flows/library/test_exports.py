@@ -165,7 +165,7 @@ def test_a_lora_for_comfyui_is_one_file_with_the_strength_of_each_module(recipe,
     }
     file.write_bytes(b"another")
     with pytest.raises(ConfigError, match="exists and is another file"):
-        export(run.store_url, "hand", str(file.parent), layout="comfyui")
+        export(run.store_url, "hand", str(file.parent), form="comfyui")
 
 
 @pytest.mark.parametrize(
@@ -181,5 +181,5 @@ def test_exports_that_comfyui_cannot_read_are_refused(files, said, recipe, tmp_p
     rerun(run.store_url, "hand", "export", 2)
     make(requests.export(run, 2), files)
     with pytest.raises(ConfigError, match=said):
-        export(run.store_url, "hand", str(tmp_path / "loras"), layout="comfyui")
+        export(run.store_url, "hand", str(tmp_path / "loras"), form="comfyui")
     assert not (tmp_path / "loras").exists()
