@@ -74,7 +74,7 @@ ELASTIC_STAGES = (
 
 
 class ElasticConfig(Section):
-    """Workers that share the units of a stage. Each is one process, or one process group that holds sharded weights together.
+    """Workers that share the units of a stage. Each is one process, or one group that holds sharded weights together.
 
     A worker gets the next unit when it has finished one. Workers may end and join at any time: only the unfinished
     units of a lost worker are made again. Units, and so all bits, depend on samples and recipe alone.

@@ -175,7 +175,7 @@ def _computed_in(tensor: Tensor) -> torch.dtype:
 
 
 def _is_taken(query: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether the kernel takes the type and the width of the attention heads."""
+    """Return whether the kernel takes the type and the width of the heads."""
     return dtype in HALVES and query.shape[-1] <= MAX_WIDTH and query.shape[-1] % WIDTH_STEP == 0
 
 

@@ -187,7 +187,7 @@ def wave_lines(pairs: Sequence[tuple[Request, Manifest]], step: int, headline: s
 def lines_of(request: Request, manifest: Manifest, step: int, headline: str) -> Iterator[Line]:
     """Yield the lines of one artifact; some artifacts have none.
 
-    ``step`` is the number of optimizer steps before it, ``headline`` the label of the headline reward.
+    ``step`` is the number of optimizer steps before it, ``headline`` the label of the reward that the run is judged by.
     Raises :class:`ArtifactError` if a table of the artifact is damaged.
     """
     stage, k, config = request.slot.rpartition("/")[2], request.iteration, request.config
