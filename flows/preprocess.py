@@ -97,8 +97,8 @@ def preprocess(
     with _Progress(root, config.name) as reporter:
         shown = Display(log, reporter)
         # Package versions and machines may differ between parts of a dataset: each part records its own.
-        slots, suspended = gpus.slots(config.launch), pauses.stop_if_suspended
-        waves = Waves(root, config.launch, shown, allow_numerics_change=True, check=suspended, slots=slots)
+        gpu_slots, suspended = gpus.gpu_slots(config.launch), pauses.stop_if_suspended
+        waves = Waves(root, config.launch, shown, allow_numerics_change=True, check=suspended, gpu_slots=gpu_slots)
         with shown, closing(waves):
             make = partial(launch, waves)
             snapshot, added = operation.preprocess(config, store, make, verify=verify, merge=merge)

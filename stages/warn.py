@@ -37,7 +37,7 @@ class Level:
     @property
     def z(self) -> float:
         """Return the z-score: how far the mean has moved, in standard deviations of policy 0's samples."""
-        return in_units(self.now.mean - self.first.mean, self.first.deviation)
+        return scaled(self.now.mean - self.first.mean, self.first.deviation)
 
     @property
     def drift(self) -> float:

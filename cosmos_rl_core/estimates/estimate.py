@@ -98,9 +98,9 @@ class Estimate:
         return min(6, max(0, 1 - math.floor(math.log10(self.error)))) if has_error else None
 
 
-def in_units(moved: float, unit: float | None) -> float:
-    """Return ``moved / unit``: infinite if only ``unit`` is 0; NaN if either is not known."""
-    if unit is None or math.isnan(unit) or math.isnan(moved):
+def scaled(moved: float, scale: float | None) -> float:
+    """Return ``moved / scale``: infinite if only ``scale`` is 0; NaN if either is not known."""
+    if scale is None or math.isnan(scale) or math.isnan(moved):
         return math.nan
     if moved == 0:
         return 0.0

@@ -153,7 +153,7 @@ class Process:
         return ""
 
 
-class Pool:
+class WorkerPool:
     """A queue of tasks, and the processes that do them."""
 
     def __init__(self, label: str, starts: Sequence[Start], timeout_s: float, together: int = 1) -> None:

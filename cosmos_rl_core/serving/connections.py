@@ -63,7 +63,7 @@ class Connection(H11Protocol):
         self._follow()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes, which may complete the head of a request."""
+        """Take bytes, which may complete the headers of a request."""
         super().data_received(data)
         self._follow()
 

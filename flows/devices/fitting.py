@@ -18,7 +18,7 @@ FEWER = "use fewer processes (launch.processes, launch.stage_processes)"
 def most(launch: LaunchConfig, devices: Sequence[str] | None, gpu_slots: int | None = None) -> int | None:
     """Return how many devices the stages of a wave may use together, None for any number.
 
-    ``devices`` come from :func:`devices_for`; ``slots`` is the number of slots of ``launch.gpu_limit``, if it is known.
+    ``devices`` come from :func:`devices_for`; ``gpu_slots`` is the number of slots of ``launch.gpu_limit``, if known.
     """
     return min((count for count, _ in _bounds(launch, devices or (), gpu_slots)), default=None)
 
@@ -94,7 +94,7 @@ def misfits_of(
 ) -> list[str]:
     """Return a message for each reason why a stage does not fit the profile, this machine or the limit's slots.
 
-    ``slots_of`` returns the number of slots of ``launch.gpu_limit``, None if it has none or it is not known. The
+    ``gpu_slots_of`` returns the number of slots of ``launch.gpu_limit``, None if it has none or it is not known. The
     message of its :class:`ConfigError` is one of the messages.
     """
     found = Mistakes()
@@ -102,7 +102,7 @@ def misfits_of(
     return [*found, *misfits(stages, launch, devices_for(launch, runs_here=runs_here), gpu_slots)]
 
 
-def _bounds(launch: LaunchConfig, devices: Sequence[str], slots: int | None) -> list[tuple[int, str]]:
+def _bounds(launch: LaunchConfig, devices: Sequence[str], gpu_slots: int | None) -> list[tuple[int, str]]:
     """Return each upper limit on the number of devices, with a text that names its source."""
     found: list[tuple[int, str]] = []
     if not launch.forks:

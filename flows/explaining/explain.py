@@ -40,10 +40,10 @@ def _adapter(plan: Plan) -> str:
     return plan.model.adapter + (f" in place of {replaced}" if replaced else "")
 
 
-def describe_plan(plan: Plan, store_url: str, named_by: str = "", *, slots: int | None = None) -> str:
+def explain_plan(plan: Plan, store_url: str, named_by: str = "", *, gpu_slots: int | None = None) -> str:
     """Return a text on what a run would do, one line for each subject.
 
-    ``named_by`` says where the store's name comes from; ``slots`` is the number of ``launch.gpu_limit``, if known.
+    ``named_by`` says where the store's name comes from; ``gpu_slots`` is the number of ``launch.gpu_limit``, if known.
     """
     recipe, train, launch = plan.recipe, plan.recipe.train, plan.recipe.launch
     total, trained = (humanize.intword(count, "%.3g") for count in costs.parameters(recipe))
@@ -113,7 +113,7 @@ def _follows(recipe: Recipe) -> list[str]:
     return [*dict.fromkeys(said for dataset in datasets if dataset for said in dataset.follows)]
 
 
-def _overlaps(plan: Plan, store_url: str, slots: int | None) -> list[str]:
+def _overlaps(plan: Plan, store_url: str, gpu_slots: int | None) -> list[str]:
     """Return lines on the rewards that are scored during the rollout, and on why others are not."""
     launch, overlapping = plan.recipe.launch, [reward for reward in plan.recipe.rewards if reward.overlap]
     labels = ", ".join(reward.fn.label for reward in overlapping)
@@ -144,7 +144,7 @@ def _most_with_a_rollout(plan: Plan, store_url: str, count: int | None) -> list[
     return found
 
 
-def turns(plan: Plan, store_url: str, *, slots: int | None = None) -> dict[str, str]:
+def turns(plan: Plan, store_url: str, *, gpu_slots: int | None = None) -> dict[str, str]:
     """Return the turns of each wave that does not fit the profile's devices at once, by the names of its stages.
 
     ``gpu_slots`` is the number of ``launch.gpu_limit``, if it is known.
@@ -253,10 +253,12 @@ def as_json(plan: AnyPlan, store_url: str, *, gpu_slots: int | None = None) -> d
     }
 
 
-def described(plan: AnyPlan, store_url: str, named_by: str = "", *, slots: int | None = None) -> Iterator[str | Table]:
-    """Yield the text of :func:`describe_plan`, a table of the memory of one rank, a column for each stage, and notes.
+def explained(
+    plan: AnyPlan, store_url: str, named_by: str = "", *, gpu_slots: int | None = None
+) -> Iterator[str | Table]:
+    """Yield the text of :func:`explain_plan`, a table of the memory of one rank, a column for each stage, and notes.
 
-    ``named_by`` says where the store's name comes from; ``slots`` is the number of ``launch.gpu_limit``, if known.
+    ``named_by`` says where the store's name comes from; ``gpu_slots`` is the number of ``launch.gpu_limit``, if known.
     """
     if (kind := kinds.of(plan)) is not None:
         words, found, uncounted = kind.explained(plan, store_url, named_by)

@@ -135,7 +135,7 @@ def missing(config: DatasetConfig, store_url: str) -> list[tuple[str, Request]]:
     return [one for one in named.values() if current_manifest(one[1]) is None]
 
 
-def described(snapshot: Snapshot, added: Added | None) -> str:
+def outcome_of(snapshot: Snapshot, added: Added | None) -> str:
     """Return in words what a preparation added: a line, then one for each item that is left out or differs."""
     words = f"{snapshot.dataset}: snapshot {snapshot.number}"
     if added is None:

@@ -43,7 +43,7 @@ class Kind:
     """Returns rows that describe a plan, as :func:`flows.planning.facts.about` does."""
     data: Callable[[Any], dict[str, str]]
     """Returns the data of a plan for a comparison: texts by name."""
-    described: Callable[[Any, str, str], tuple[str, Sequence[Any], str]]
+    explained: Callable[[Any, str, str], tuple[str, Sequence[Any], str]]
     """Returns a text on what the run of a plan would do, the memory of its stages, and what that memory leaves out."""
     as_json: Callable[[Any, str], dict[str, Any]]
     """Returns a plan for scripts."""

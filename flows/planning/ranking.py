@@ -54,7 +54,7 @@ def gates_of(run: AnyRun) -> dict[str, Gate]:
     return {reward.fn.label: reward.gate for reward in run.recipe.rewards if reward.role == "gate"}
 
 
-def judge_of(run: AnyRun) -> Judge | None:
+def ranking_rule(run: AnyRun) -> RankingRule | None:
     """Return the rule that ranks policy versions: by ``validation.best_by``, else by default; None if nothing does."""
     validation, rewards = run.recipe.validation, run.recipe.rewards
     best_by = getattr(validation, "best_by", None)

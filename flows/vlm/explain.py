@@ -21,7 +21,7 @@ UNCOUNTED = (
 )
 
 
-def described(plan: VlmPlan, store_url: str, named_by: str = "") -> str:
+def explained(plan: VlmPlan, store_url: str, named_by: str = "") -> str:
     """Return what a run would do, one line per subject. ``named_by`` says where the store was named."""
     recipe, train, launch = plan.recipe, plan.recipe.train, plan.recipe.launch
     options, stages = train.train_policy, _stages(plan, store_url)
@@ -52,7 +52,7 @@ def described(plan: VlmPlan, store_url: str, named_by: str = "") -> str:
 
 def with_memory(plan: VlmPlan, store_url: str, named_by: str) -> tuple[str, list[StageMemory], str]:
     """Return a text on what a run would do, the memory of its stages, and what that memory leaves out."""
-    return described(plan, store_url, named_by), memory_of(plan, store_url), UNCOUNTED
+    return explained(plan, store_url, named_by), memory_of(plan, store_url), UNCOUNTED
 
 
 def as_json(plan: VlmPlan, store_url: str) -> dict[str, Any]:

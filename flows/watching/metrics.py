@@ -122,7 +122,7 @@ class Line:
     """Whether it is a rollout that ran during the update of the iteration before."""
 
     @property
-    def judges(self) -> bool:
+    def is_evaluation(self) -> bool:
         """Return whether the line is about an evaluation on held-out data."""
         return self.stage == "validate" or self.stage.startswith("evaluate-")
 

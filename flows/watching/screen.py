@@ -279,8 +279,8 @@ class _Groups:
 
     def place(self) -> str:
         """Return the position of the run: the current group, and the number of iterations."""
-        assert self.current is not None
-        name = self.name(self.current)
+        assert self.now is not None
+        name = self.name(self.now)
         if name.startswith(ITERATION):
             return f"{name} ({int(name.removeprefix(ITERATION)) + 1} of {self.total})"
         return f"{name} ({self.done} of {self.total} iterations are finished)"

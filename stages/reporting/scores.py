@@ -39,7 +39,7 @@ class Moved:
     @property
     def z(self) -> float:
         """Return the z-score: how far the mean has moved, in standard deviations of policy 0's samples."""
-        return in_units(self.change, self.score.deviation)
+        return scaled(self.change, self.score.deviation)
 
     @property
     def drift(self) -> float:

@@ -57,7 +57,7 @@ def _compared(sample: Sample, frames: Embeddings, references: Sequence[Embedding
         return wrong
     if not references:
         return no_reference(sample)
-    own, *others = (unit(one) for one in found if not isinstance(one, Exception))
+    own, *others = (normalised(one) for one in found if not isinstance(one, Exception))
     return float(np.concatenate([(own @ other.T).ravel() for other in others]).mean())
 
 

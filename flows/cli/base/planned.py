@@ -30,7 +30,7 @@ def misfits(launch: LaunchConfig, stages: Sequence[str], *, runs_here: bool) -> 
     return fitting.misfits_of(launch, stages, partial(gpu_slots_of, required=runs_here), runs_here=runs_here)
 
 
-def slots_of(launch: LaunchConfig, *, required: bool) -> int | None:
+def gpu_slots_of(launch: LaunchConfig, *, required: bool) -> int | None:
     """Return the slots of a profile's concurrency limit in Prefect; None without a limit, and if no server tells it.
 
     Raises :class:`ConfigError` if a server is named that has no such limit, which a run requires and a plan does not.

@@ -55,7 +55,7 @@ def test_a_judge_trains_only_after_it_was_compared_with_labels(recipe: Any, tmp_
     assert 0 < failed <= 20
     compared = judge | {"agreement": str(tmp_path / "agreement.json")}
     plan = planned(recipe, tmp_path, compared)
-    assert f"agreement  vlm_answer: {line}" in describe_plan(plan, str(tmp_path))
+    assert f"agreement  vlm_answer: {line}" in explain_plan(plan, str(tmp_path))
     with pytest.raises(ConfigError, match="belongs to vlm_answer, transformers"):
         planned(recipe, tmp_path, compared | {"rubric": "is it pretty?"})
 
