@@ -91,7 +91,7 @@ class PreparingReward(Reward, Protocol):
     """A reward that prepares samples in the background while it scores others."""
 
     def expect(self, samples: list[Sample]) -> None:
-        """Prepare these samples, the same objects that :meth:`score` gets next. Any thread may call this."""
+        """Prepare these samples, the same objects that :meth:`Reward.score` gets next. Any thread may call this."""
         ...
 
 
