@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import IO, Literal, Protocol
 
 from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.launch import LaunchConfig
@@ -137,6 +137,10 @@ class JobLauncher(Protocol):
 
         Launchers without elastic stages raise ``NotImplementedError``.
         """
+        ...
+
+    def replies(self) -> Sequence[IO[bytes] | int]:
+        """Return pipes that can be read once a job may have ended; none where only :meth:`RunningJob.poll` tells."""
         ...
 
     def processes(self) -> Processes:

@@ -150,7 +150,7 @@ class WarmServer:
         )
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        self._orders, self._replies = self._server.stdin, self._server.stdout
+        self._orders, self.replies = self._server.stdin, self._server.stdout
         try:
             self._read()
         except BrokenPipeError as error:
@@ -190,13 +190,13 @@ class WarmServer:
         return self._ended.get(pid)
 
     def _answers(self, timeout_s: float) -> bool:
-        return bool(select.select([self._replies], [], [], timeout_s)[0])
+        return bool(select.select([self.replies], [], [], timeout_s)[0])
 
     def _read(self) -> dict[str, Any]:
         """Return the next reply. Kill a server that does not answer: it only imports and forks."""
         if not self._answers(REPLY_TIMEOUT_S):
             kill_tree(self._server.pid)
-        line = self._replies.readline()
+        line = self.replies.readline()
         if not line:
             raise BrokenPipeError("the fork server ended")
         return json.loads(line)

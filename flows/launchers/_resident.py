@@ -59,7 +59,7 @@ class Resident:
         self.idle_since_s: float | None = time.monotonic()
         """When it became idle by the monotonic clock; None while it serves."""
         orders, self._orders = os.pipe()
-        self._replies, replies = os.pipe()
+        self.replies, replies = os.pipe()
         serve = [*module(sys.executable, "stages.execution.warm.resident"), str(orders), str(replies)]
         with log.open("ab") as file:
             self.process = subprocess.Popen(
@@ -74,7 +74,7 @@ class Resident:
             )
         os.close(orders)
         os.close(replies)
-        os.set_blocking(self._replies, False)
+        os.set_blocking(self.replies, False)
 
     @property
     def runs(self) -> bool:
@@ -101,7 +101,7 @@ class Resident:
             # Before the reply is looked for, so that the last one of an ended process is not missed.
             code, reply = self.process.poll(), b""
             with suppress(BlockingIOError):
-                if reply := os.read(self._replies, 64):
+                if reply := os.read(self.replies, 64):
                     code, self.left = 0, reply == LEFT
                     self.kept_bytes = 0 if self.left else int(reply)
             if code == 0 and not reply:
@@ -116,7 +116,7 @@ class Resident:
         """Release the pipes and the lock of the process, which has been killed."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(ASK_S)
-        for pipe in (self._orders, self._replies):
+        for pipe in (self._orders, self.replies):
             os.close(pipe)
         if self.lock is not None:
             self.lock.close()
@@ -144,6 +144,11 @@ class Residents:
             self._end([one for one in lost if one.left], "a stage left something in it; its log says what")
             self._end([one for one in lost if not one.left], "it ended while it was idle")
             return [name for name, one in self._at.items() if one.idle_since_s is not None]
+
+    def replies(self) -> list[IO[bytes] | int]:
+        """Return the pipes of the processes that serve a Request."""
+        with self._guard:
+            return [one.replies for one in self._at.values() if one.idle_since_s is None]
 
     def start(self, job: Job, request: Path, log: Path, share: Share | None) -> "Gang":
         """Let processes on the devices of a share serve a Request as its ranks, in the order of the devices.

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.process_trees import Watched
@@ -118,6 +119,11 @@ class JobLauncher:
         if self._warm is None or not self._warm.is_running:
             self._warm = WarmServer(self._config)
         return Watched(self._warm.start(job.request.stage, request, log, job.execution.parallelism.world_size))
+
+    def replies(self) -> list[IO[bytes] | int]:
+        """Return the pipes of the fork server and of processes that serve a Request."""
+        served = self._residents.replies()
+        return [*served, self._warm.replies] if self._warm is not None and self._warm.is_running else served
 
     def processes(self) -> Processes:
         """Return the processes that stay between jobs."""

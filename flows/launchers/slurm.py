@@ -62,6 +62,10 @@ class JobLauncher:
     def give_back(self) -> None:
         """Do nothing: the job keeps its nodes."""
 
+    def replies(self) -> tuple[()]:
+        """Return none: steps are polled."""
+        return ()
+
     def submit(self, job: Job) -> "Step":
         """Start torchrun on every node of a stage, or one process on the first."""
         config, stage = self._config, job.request.stage

@@ -1,5 +1,6 @@
 """Run a wave of Requests without Prefect: start, watch and end their jobs, and classify failures."""
 
+import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
@@ -26,7 +27,7 @@ from stages.contracts import Judge
 from stages.execution.execution import Execution
 from stages.registry import STAGES
 
-POLL_INTERVAL_S = 0.05
+POLL_INTERVAL_S, SHORTEST_REST_S = 0.05, 0.005
 
 NUMERICS, SCORERS = "numerics", "scorers"
 """Folders of a run: pinned numerics of its stages, and pinned scorers of reward services."""
@@ -152,7 +153,7 @@ class Waves:
                     made.append(one)
                 early = [at_the_end.enter_context(one) for one in self._scoring_ahead(requests)]
                 while any(one.state.phase != "ended" for one in running):
-                    time.sleep(POLL_INTERVAL_S)
+                    self._rest()
                     self.check()
                     for one in running:
                         one.look(self.config)
@@ -182,6 +183,12 @@ class Waves:
             self.display.note(f"{names}: out of memory in processes that served other stages; repeated in new ones")
             return self._side_by_side(again, made, time.monotonic(), turn)
         return [self._told(slot, error) for slot, error in failed.items()]
+
+    def _rest(self) -> None:
+        """Wait until the next look at the jobs, less long if one may have ended meanwhile."""
+        # A reply that nobody waits for stays in its pipe.
+        time.sleep(SHORTEST_REST_S)
+        select.select(self._jobs.replies(), [], [], POLL_INTERVAL_S)
 
     def _told(self, slot: str, error: StageError) -> StageError:
         """Return the error of an attempt. It becomes final if the attempt before raised the same exception there."""

@@ -85,6 +85,10 @@ class JobLauncher:
         """Ask the cluster for a node for another worker."""
         return self.submit(job)
 
+    def replies(self) -> tuple[()]:
+        """Return none: jobs are polled."""
+        return ()
+
     def processes(self) -> Processes:
         """Return the processes that stay on the nodes between jobs."""
         return Processes() if self._bridge is None else self._bridge.processes

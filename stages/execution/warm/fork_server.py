@@ -49,7 +49,7 @@ TORCH = (
 )
 """Modules that are imported before the first fork of a stage that may import torch."""
 
-REAP_INTERVAL_S = 0.02
+REAP_INTERVAL_S = 0.005
 READY_BYTES = 2**30
 """Most bytes of loaded models and scorers, so that the server of a large model does not hold it all the time."""
 _READY_BYTES: list[int] = []
