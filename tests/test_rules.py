@@ -339,7 +339,7 @@ def test_every_stage_has_its_file_and_every_file_with_a_run_is_a_stage():
 
 
 VLM_RECIPES = sorted((ROOT / "configs/vlm_sft").glob("*.toml"))
-"""Recipes of vision-language models; tests/flows/planning/test_shipped_vlm_recipes.py plans them on a tiny one."""
+"""Recipes of vision-language models; tests/flows/vlm/test_shipped_vlm_recipes.py plans them on a tiny one."""
 MADE = {ROOT / f"configs/tiny/{name}.toml" for name in ("vlm_sft", "edit_sft", "edit_nft", "i2v_sft", "i2v_nft")}
 """Recipes whose model a command writes; tests of their own plan them."""
 OTHER_RECIPES = {*(ROOT / "configs/data").glob("*.toml"), *MADE, *VLM_RECIPES}

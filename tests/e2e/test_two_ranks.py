@@ -1,6 +1,6 @@
 """A whole run on two ranks by the command line: NFT with two judges, which take turns on two devices.
 
-The ranks are processes that stay, one a device. ``tests/stages/training/test_distributed.py`` starts them by torchrun.
+The ranks are processes that stay, one a device. ``tests/flows/running/test_wave_on_ranks.py`` starts them by torchrun.
 """
 
 from dataclasses import dataclass

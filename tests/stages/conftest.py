@@ -107,7 +107,7 @@ def make_on_ranks(
     module.
     With ``gpus`` each has one, and their group NCCL.
     Raises :class:`tests.stages.ranks.RanksFailed` with what each rank said if one fails or ``timeout_s`` is over.
-    Torchrun and its launcher are tested in ``test_distributed.py``.
+    Torchrun and its launcher are tested in ``tests/flows/running/test_wave_on_ranks.py``.
     """
     path = tmp_path / f"{request.stage}.json"
     path.write_text(request.model_dump_json(), encoding="utf-8")

@@ -27,7 +27,7 @@ from stages.formats.losses import by_item, summary_of
 from stages.formats.tables import read_table
 from stages.training.loading import load_model
 from tests.stages.conftest import make, make_on_ranks, make_run
-from tests.stages.training.test_sharding import aside
+from tests.stages.training.test_sharded_training import aside
 
 CPU = torch.device("cpu")
 ITEMS, LEVELS, SEED = 5, 8, 3

@@ -26,7 +26,7 @@ from stages.formats.tables import to_parquet
 from stages.scoring.advantages import advantages
 from stages.scoring.rewards import held_back_prompts
 from tests import hand_made
-from tests.flows.warning.test_early_warning import LIMITS, Loop
+from tests.flows.warning.test_warnings import LIMITS, Loop
 from tests.stages.made_up import score_files, score_table
 
 GATE = '[[rewards]]\nrole = "gate"\nmin = 0.1\non_fail = "ON_FAIL"\nfn = { name = "jpeg" }\n\n[[rewards]]'

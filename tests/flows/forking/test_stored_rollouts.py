@@ -23,7 +23,7 @@ from stages.artifacts.request import Request
 from stages.artifacts.slots import current_of, drop, input_of
 from tests.flows.by_hand import MONITORED, make_all, planned_run, validated
 from tests.flows.forking.forked import made
-from tests.flows.forking.test_forks import contents, faults
+from tests.flows.forking.test_fork_plans import contents, faults
 from tests.hand_made import planned
 
 LR = ("train.optm_lr=2e-3",)

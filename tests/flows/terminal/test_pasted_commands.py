@@ -29,7 +29,7 @@ from stages.artifacts.slots import drop, input_of
 from tests.flows.by_hand import whole_run
 from tests.flows.cli.test_app import EVERY, invoke
 from tests.flows.operations.test_preprocess import config_of, prepare
-from tests.flows.warning.test_early_warning import LIMITS, Loop
+from tests.flows.warning.test_warnings import LIMITS, Loop
 from tests.hand_made import planned
 
 COMMAND = re.compile(r"(?:cd \S+ && )?cosmos-flows [^`\n]*")

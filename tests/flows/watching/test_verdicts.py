@@ -20,7 +20,7 @@ from stages.artifacts.generations import invalidate
 from tests.flows.by_hand import validated
 from tests.flows.imagined import Imagined
 from tests.flows.reporting.test_writing import page_of
-from tests.flows.warning.test_early_warning import FOUR_PROMPTS, LIMITS, Loop
+from tests.flows.warning.test_warnings import FOUR_PROMPTS, LIMITS, Loop
 from tests.hand_made import planned
 
 TRIPPED = "iteration 1: ocr rose from 0.3125 to 4.312 (z-score +14.52), by 19"

@@ -17,7 +17,7 @@ from stages.formats.policies import read_part
 from tests.hand_made import rewards
 from tests.stages.conftest import make, make_on_ranks, make_run
 from tests.stages.training.test_given_rollouts import values as given_values
-from tests.stages.training.test_sharding import aside, require_close
+from tests.stages.training.test_sharded_training import aside, require_close
 
 SHAPES = {False: {"prompt_embeds": (200, 32)}, True: {"projected_prompt_embeds": (200, 16)}}
 """Tensors of a prompt's embedding, by whether it has been through the projection."""

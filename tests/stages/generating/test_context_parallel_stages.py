@@ -28,7 +28,7 @@ from tests.stages.conftest import make, make_on_ranks, make_run
 from tests.stages.ranks import RanksFailed
 from tests.stages.small_video import LORA, ddrl_recipe, recipe
 from tests.stages.training.test_given_rollouts import values as given_frames_recipe
-from tests.stages.training.test_sharding import PARTS, aside, begun, require_close, sampled
+from tests.stages.training.test_sharded_training import PARTS, aside, begun, require_close, sampled
 
 pytestmark = pytest.mark.processes
 

@@ -18,7 +18,7 @@ from stages.formats.samples import read_unit
 from stages.formats.tables import read_table
 from tests.stages.conftest import make, make_evaluated_iteration, make_on_ranks, make_run
 from tests.stages.small_video import LORA, recipe
-from tests.stages.training.test_sharding import PARTS, aside, begun, require_close
+from tests.stages.training.test_sharded_training import PARTS, aside, begun, require_close
 
 
 def recipe_of(name: str, prompt_dir: str, folder: Path, lora: dict[str, Any] | None) -> dict[str, Any]:

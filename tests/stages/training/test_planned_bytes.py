@@ -24,7 +24,7 @@ from stages.formats.policies import read_part
 from stages.training import trainer
 from tests.stages.conftest import make, make_on_ranks
 from tests.stages.small_video import LORA, recipe
-from tests.stages.training.test_sharding import aside, begun
+from tests.stages.training.test_sharded_training import aside, begun
 
 FOLDER = "MEASURED_BYTES_FOLDER"
 """Environment variable: where each rank writes what it held."""

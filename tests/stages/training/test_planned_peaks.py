@@ -18,7 +18,7 @@ from stages.artifacts.slots import input_of
 from stages.training import trainer
 from tests.stages.conftest import make_on_ranks
 from tests.stages.small_video import LORA, recipe
-from tests.stages.training.test_sharding import aside, begun
+from tests.stages.training.test_sharded_training import aside, begun
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

@@ -43,7 +43,7 @@ from tests.stages.training.test_reference_media import (
     prepared,
     supervised,
 )
-from tests.stages.training.test_sharding import aside, require_close
+from tests.stages.training.test_sharded_training import aside, require_close
 from tests.stages.training.test_transitions import tensors_of
 
 

@@ -31,7 +31,7 @@ from stages.formats.tables import read_table
 from stages.training.loading import load_model
 from tests.hand_made import rewards
 from tests.stages.conftest import make, make_on_ranks, make_run
-from tests.stages.training.test_sharding import aside, require_close
+from tests.stages.training.test_sharded_training import aside, require_close
 from tests.stages.training.test_transitions import tensors_of
 
 CPU, SEED = torch.device("cpu"), 7

@@ -42,7 +42,7 @@ from stages.training.loading import load_model
 from tests import running_service
 from tests.hand_made import rewards
 from tests.stages.conftest import make, make_on_ranks, make_run
-from tests.stages.training.test_sharding import aside, require_close
+from tests.stages.training.test_sharded_training import aside, require_close
 
 CPU = torch.device("cpu")
 SIZE, LENGTH, SCALE, GENERATED = (32, 64), 40, 2.0, 3
