@@ -8,7 +8,6 @@ from pydantic import Field, ValidationError
 
 from cosmos_rl_core.canonical import canonical_json, digest, require_exchangeable, sha256
 from cosmos_rl_core.config.base import Section
-from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.errors import ConfigError
 from stages.artifacts.request import Input, Request
 from stages.contracts import ModelRef
@@ -85,29 +84,6 @@ def test_sections_are_closed_and_frozen():
         Outer.model_validate({"rat": 1})
     with pytest.raises(ValidationError, match="frozen"):
         Outer().rate = 2.0  # pyright: ignore[reportAttributeAccessIssue]
-
-
-VALUES = {
-    "policy": {"model_name_or_path": "package:tiny-sd3"},
-    "train": {
-        "num_iterations": 2,
-        "train_batch_per_replica": 4,
-        "optm_weight_decay": 0,
-        "train_policy": {"type": "nft", "dataset": {"name": "ocr"}},
-    },
-    "rollout": {"n_generation": 2},
-    "rewards": [{"fn": {"name": "ocr"}}],
-}
-
-
-def test_how_far_and_how_a_run_is_launched_are_no_part_of_its_recipe():
-    recipe = Recipe.model_validate(VALUES)
-    longer = Recipe.model_validate(VALUES | {"train": VALUES["train"] | {"num_iterations": 9}})
-    wider = Recipe.model_validate(VALUES | {"launch": {"processes": 8, "threads": 4}})
-    seeded = Recipe.model_validate(VALUES | {"train": VALUES["train"] | {"seed": 1}})
-    assert digest(recipe.identity()) == digest(longer.identity()) == digest(wider.identity())
-    assert digest(recipe.identity()) != digest(seeded.identity())
-    assert recipe.identity()["train"]["optm_weight_decay"] == 0.0
 
 
 def request(model_path="/here", slot="s", url="u", generation=1, rate: float = 1, iteration=0):

@@ -3,10 +3,8 @@
 import contextlib
 import os
 import random
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.errors import StageError
 from cosmos_rl_core.processes import PARENT
-from flows.launchers._processes import WarmProcess, WarmServer
 from stages.artifacts.slots import current_of
 from tests.e2e.conftest import TWO_RANKS
 from tests.e2e.flow_process import (
@@ -170,47 +165,6 @@ def test_a_flow_killed_while_its_fork_server_starts_leaves_no_process(flows: Flo
     run.kill()
     # Soon, whatever it imports at the moment.
     assert eventually(lambda: not flows.processes(), 3)
-
-
-def test_forks_end_with_their_own_code_or_with_their_server(tmp_path: Path) -> None:
-    # Opening it waits for a writer: a stage that works until it is killed.
-    endless = tmp_path / "endless.json"
-    os.mkfifo(endless)
-    broken = tmp_path / "broken.json"
-    broken.write_text("{}", encoding="utf-8")
-    log = tmp_path / "log.txt"
-
-    server = WarmServer(LaunchConfig())
-    try:
-        assert _returncodes([server.start("report", broken, log)], 30) == [64]
-        assert server.is_running
-        forks = [server.start("report", endless, log) for _ in range(2)]
-        assert [fork.poll() for fork in forks] == [None, None]
-        psutil.Process(psutil.Process(forks[0].pid).ppid()).kill()
-        with pytest.raises(StageError) as error:
-            server.start("report", endless, log)
-        assert error.value.kind == "killed"
-        assert _returncodes(forks, 10) == [-signal.SIGKILL] * 2
-        assert not server.is_running
-    finally:
-        server.close()
-
-
-def _returncodes(forks: list[WarmProcess], timeout_s: float) -> list[int | None]:
-    """How they ended; None where that is not known in time, be it that nobody says so or that asking blocks."""
-    found: list[int | None] = [None] * len(forks)
-
-    def ask() -> None:
-        for i, fork in enumerate(forks):
-            while found[i] is None:
-                found[i] = fork.poll()
-                time.sleep(0.01)
-
-    # A daemon, so that one that blocks does not keep the tests from ending.
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(timeout_s)
-    return found
 
 
 def test_a_process_whose_parent_died_before_it_could_ask_to_die_with_it_ends_at_once(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -13,8 +12,6 @@ from cosmos_rl_core.storage import media
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import drop, input_of
-from stages.formats.samples import StoredSample
-from stages.reporting import choosing, pictures
 from stages.reporting.contracts import WEIGHTED, Fragment
 from stages.reporting.excerpt import Excerpt
 from tests.stages.conftest import make
@@ -168,44 +165,6 @@ def test_samples_that_exceed_a_limit_are_shown(tmp_path: Path):
         "jpeg is 0.45, above the limit of 0.25 (iteration 0: 0.45, z-score +0)"
     ]
     assert [picture.score for picture in found.chosen("tripped")] == [1.0, 0.5, 0.5, 0.25]
-
-
-def table_of(scores: list[float | None]) -> pd.DataFrame:
-    prompts = ["a"] * 3 + ["b"] * 3
-    return pd.DataFrame(
-        {
-            "prompt_id": prompts,
-            "score": pd.Series(scores, dtype="float64"),
-            "failed": [score is None for score in scores],
-        }
-    )
-
-
-def test_samples_are_chosen_by_their_rewards_and_some_regardless_of_them():
-    found = choosing.of_rollout(table_of([0.0, 1.0, None, 0.25, 0.5, 0.5]))
-    assert found["best"][:2] == (1, 4)
-    assert found["worst"][0] == 0
-    assert found["widest"] == (1, 0, 4, 3)
-    assert found["failed"] == (2,)
-    assert found["typical"] == (0, 1, 3, 5)
-
-
-def test_many_large_pictures_are_shrunk_until_they_fit():
-    noise = np.random.default_rng(0).integers(0, 256, (1, 512, 256, 3), np.uint8)
-    sample = StoredSample({"sample_id": "a", "finite": True}, *media.encode(noise))
-    strips = {str(i): pictures.strip(sample) for i in range(4)}
-    heights = [pictures.within(strips, most)["0"].height for most in (10**7, 4 * 4000, 1)]
-    assert heights == [192, 128, 64]
-    ending, full = pictures.full(sample)
-    assert (ending, len(full) < pictures.FULL_BYTES) == ("png", True)
-
-
-@pytest.mark.parametrize(
-    ("count", "most", "places"),
-    [(0, 8, []), (1, 8, [0]), (3, 8, [0, 1, 2]), (9, 8, [0, 1, 2, 3, 4, 5, 6, 8]), (101, 3, [0, 50, 100]), (5, 1, [0])],
-)
-def test_shown_values_are_evenly_spaced_and_include_both_ends(count: int, most: int, places: list[int]):
-    assert choosing.evenly(range(count), most) == places
 
 
 @pytest.mark.parametrize(("prompts", "error"), [(1, None), (8, 0.25)])

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -23,7 +22,6 @@ from stages.artifacts.slots import input_of
 from stages.contracts import Validate
 from stages.formats.embeddings import Embeddings
 from stages.formats.latents import Latents
-from stages.formats.losses import by_item, summary_of
 from stages.formats.tables import read_table
 from stages.training.loading import load_model
 from tests.stages.conftest import make, make_on_ranks, make_run
@@ -144,23 +142,3 @@ def test_a_policy_without_finite_losses_has_no_loss_and_the_items_are_counted(tm
     assert summary.items() >= {"loss": None, "standard_error": None, "items": ITEMS, "nonfinite": ITEMS}.items()
     losses = read_table(Artifact(input_of(run.slots.version(0, "validate"))), contracts.Validate.LOSSES)["loss"]
     assert not np.isfinite(losses).any()
-
-
-@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
-def test_there_is_no_mean_if_one_item_has_no_finite_loss(broken: float):
-    levels = {"a": [1.0, 3.0], "b": [3.0, broken], "c": [6.0, 6.0]}
-    table = pd.DataFrame([{"item_id": item, "loss": loss} for item, losses in levels.items() for loss in losses])
-    items = by_item(table)
-    assert summary_of(items) == {"loss": None, "standard_error": None, "items": 3, "nonfinite": 1}
-    assert summary_of(items[:1]) == {"loss": 2.0, "standard_error": None, "items": 1}
-    assert summary_of(items[::2]) == {"loss": 4.0, "standard_error": pytest.approx(2.0), "items": 2}
-
-
-def test_clips_of_one_medium_count_as_one():
-    """Three clips of each of two videos tell no more of how videos differ than one clip of each."""
-    rows = [
-        {"item_id": f"{medium}-{clip:02d}", "medium": medium, "loss": loss}
-        for medium, loss in (("x", 1.0), ("y", 3.0))
-        for clip in range(3)
-    ]
-    assert summary_of(by_item(pd.DataFrame(rows))) == {"loss": 2.0, "standard_error": pytest.approx(1.0), "items": 6}

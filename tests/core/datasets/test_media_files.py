@@ -1,10 +1,7 @@
 """Media of others: what is decoded, how it is turned, and files that would open or start something else."""
 
 import io
-import os
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -131,29 +128,3 @@ def test_a_video_opens_no_other_file_and_waits_for_no_stream(
 def test_a_video_without_a_frame_is_refused():
     (reason, *_) = sorted(refusals(video(0, movflags="frag_keyframe+empty_moov+default_base_moof"), "video"))
     assert reason == "0 frames can be decoded, expected 1"
-
-
-ENCODER = """
-import hashlib
-import numpy as np
-from cosmos_rl_core.storage import media
-
-dice = np.random.default_rng(1)
-squares = [dice.normal(0, 1, (4, 8, 3)).repeat(8, 0).repeat(8, 1) for _ in range(10)]
-frames = [128 + 10 * (squares[0] * (1 - k / 8) + k / 8 * squares[k + 1]) for k in range(9)]
-print(hashlib.sha256(media.playable(np.clip(np.stack(frames), 0, 255).astype(np.uint8))).hexdigest())
-"""
-
-
-def test_equal_pixels_are_equal_bytes_whatever_was_in_memory_before():
-    found = [
-        subprocess.run(
-            [sys.executable, "-c", ENCODER],
-            env=os.environ | {"MALLOC_PERTURB_": str(value)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for value in (1, 85, 170)
-    ]
-    assert len(set(found)) == 1

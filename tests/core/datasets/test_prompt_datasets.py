@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from cosmos_rl_core.captioners import vlm
-from cosmos_rl_core.config.reading import with_changes
-from cosmos_rl_core.datasets import hf, local, mock, ocr, prompt_set, prompts, web
+from cosmos_rl_core.datasets import mock, prompts
 from cosmos_rl_core.datasets._base import prompt_id
 from cosmos_rl_core.errors import ConfigError
 
@@ -99,23 +97,6 @@ def test_a_web_page_is_no_list_of_prompts(tmp_path: Path, page: str):
         prompts.prompts(prompts.Options(path=str(tmp_path / "p.txt")))
     (tmp_path / "p.txt").write_text("<htmlish> art\n", encoding="utf-8")
     assert len(prompts.prompts(prompts.Options(path=str(tmp_path / "p.txt")))) == 1
-
-
-def test_paths_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HOME", "/home/me")
-    places = [
-        prompts.Options(path="~/x").path,
-        prompt_set.Options(set="ocr", local_dir="~/x").local_dir,
-        ocr.Options(local_dir="~/x").local_dir,
-        local.Options(local_dir="~/x").local_dir,
-        hf.Options(local_dir="~/x").local_dir,
-        *web.Options(urls=("~/x",)).urls,
-        vlm.Options(model="~/x", instruction="?").model,
-        *with_changes({"plugins": ["~/x"]}, Path("/recipes/a.toml"), (), None)["plugins"],
-        *with_changes({}, Path("/recipes/a.toml"), ['recipes=["~/x"]'], None)["recipes"],
-    ]
-    assert {*places} == {"/home/me/x"}
-    assert local.Options(local_dir="s3://clips/~/x").local_dir == "s3://clips/~/x"
 
 
 def test_the_path_of_the_prompts_is_no_part_of_a_runs_identity():

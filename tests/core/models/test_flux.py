@@ -7,10 +7,8 @@ import torch
 
 from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.conformance.models.families import Family, kernel, load_family, run_stock
-from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._conditioning import Conditioning, stack
 from cosmos_rl_core.models._packing import pack, unpack
-from cosmos_rl_core.pipelines import guidance
 from cosmos_rl_core.sampling.rollout import sample
 
 
@@ -31,26 +29,6 @@ def test_samples_of_schnell_equal_the_stock_pipelines(schnell: Family, guidance_
 def test_the_levels_equal_the_levels_of_the_stock_pipeline(schnell: Family):
     """The scheduler's own would end at 0.001 before 0."""
     assert schnell.model.schedule(4, (32, 64), 1).sigmas == (1.0, 0.75, 0.5, 0.25, 0.0)
-
-
-def test_guidance_is_an_input_of_dev_alone(schnell: Family, tmp_path: Path):
-    dev = str(tiny_pipelines.save("flux", tmp_path))
-    assert guidance.embedded_scale(dev, None) == 3.5
-    assert guidance.embedded_scale(dev, 2.0) == 2.0
-    assert guidance.embedded_scale(schnell.folder, None) is None
-    with pytest.raises(ConfigError, match=r"embedded_guidance_scale = 2\.0: the transformer of this FluxPipeline"):
-        guidance.embedded_scale(schnell.folder, 2.0)
-
-
-def test_losses_on_media_have_a_guidance_of_their_own(schnell: Family, tmp_path: Path):
-    dev = str(tiny_pipelines.save("flux", tmp_path))
-    assert guidance.supervised_scale(dev, None, 3.5) == 1.0
-    assert guidance.supervised_scale(dev, 2.0, 3.5) == 2.0
-    # The same value is none of its own, so runs from before there was one keep their identity.
-    assert guidance.supervised_scale(dev, 3.5, 3.5) is None
-    assert guidance.supervised_scale(schnell.folder, None, None) is None
-    with pytest.raises(ConfigError, match=r"supervised_guidance_scale = 2\.0: the transformer of this FluxPipeline"):
-        guidance.supervised_scale(schnell.folder, 2.0, None)
 
 
 def test_another_embedded_guidance_is_another_velocity(tmp_path: Path):

@@ -1,13 +1,9 @@
 """Units of an elastic stage: who gets which, and who ends."""
 
-import threading
-from pathlib import Path
-
 import pytest
 
-from flows.launchers._handing import Handing, Units
-from stages.execution.context import Alone
-from stages.execution.handing import FINISH, LEAVE, HandedUnits, LeftError
+from flows.launchers._handing import Units
+from stages.execution.handing import FINISH, LEAVE
 
 
 def test_each_unit_is_handed_out_once_and_one_worker_makes_the_artifact_of_all() -> None:
@@ -49,21 +45,3 @@ def test_workers_that_cut_the_work_differently_are_an_error() -> None:
     units.take(0, 1, 3)
     with pytest.raises(ValueError, match="cuts the work into 4 units, and others cut it into 3"):
         units.take(1, 1, 4)
-
-
-def test_a_worker_with_other_numerics_takes_nothing_and_says_why(tmp_path: Path) -> None:
-    handing = Handing(tmp_path)
-    first = HandedUnits(tmp_path, 0, Alone(), {"device": "one", "world_size": 1})
-    with pytest.raises(LeftError, match="device"):
-        HandedUnits(tmp_path, 1, Alone(), {"device": "other", "world_size": 1})
-    assert handing.unlike == ["worker 1: device: 'one' -> 'other'"]
-    assert handing.left == {1}
-    hands = first.hands(2, 1)
-    made: list[int] = []
-    for some in hands:
-        made += some
-        # As a thread that writes does.
-        threading.Thread(target=first.made, args=(some[0],)).start()
-    assert made == [0, 1]
-    first.close()
-    handing.close()

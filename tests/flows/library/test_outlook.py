@@ -5,7 +5,6 @@ import json
 import pytest
 
 from cosmos_rl_core.storage import store
-from flows.ledger.costs import device_time
 from flows.library import open_run
 from flows.library.lines import all_runs
 from flows.library.outlook import Change, Score
@@ -80,15 +79,6 @@ def test_the_list_has_time_left_and_device_time(recipe, tmp_path, main):
     assert json.loads(out) == [json.loads(json.dumps(vars(first)))]
     code, _, error = main("runs", "nobody", "--store", run.store_url)
     assert (code, "there is no run 'nobody'" in error) == (64, True)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.0, "0 s"), (0.8, "0.8 s"), (58.06, "58.1 s"), (119.6, "120 s"), (148, "2.47 min"), (7199, "120 min"),
-     (7300, "2.03 h"), (10**6, "278 h"), (10**8, "27,778 h")],
-)  # fmt: skip
-def test_device_time_has_a_unit_that_fits_its_size(seconds: float, words: str):
-    assert device_time(seconds) == words
 
 
 def test_runs_that_are_compared_show_their_settings(recipe, tmp_path, main):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from cosmos_rl_core.datasets import local
 from cosmos_rl_core.errors import ArtifactError, ConfigError
-from cosmos_rl_core.recipes.dataset import DatasetConfig, read_dataset
+from cosmos_rl_core.recipes.dataset import DatasetConfig
 from cosmos_rl_core.storage import store
 from flows.cli import app as cli
 from flows.devices.devices import VISIBLE
@@ -26,7 +26,6 @@ from stages.artifacts.request import Request
 from stages.formats.parts import Parts
 from tests.caption_server import serving
 from tests.stages.conftest import make
-from tests.test_rules import ROOT
 
 
 @pytest.fixture
@@ -359,9 +358,3 @@ def test_a_dataset_without_files_and_a_folder_that_is_not_there_are_named(tmp_pa
         prepare(config, tmp_path)
     with pytest.raises(ConfigError, match="no folder at"):
         prepare(config_of(tmp_path / "away"), tmp_path)
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "configs/data").glob("*.toml")), ids=lambda path: path.name)
-def test_every_shipped_file_is_valid(path: Path):
-    assert read_dataset(str(path)).sources
-    assert read_dataset(f"package:data/{path.stem}") == read_dataset(str(path))

@@ -10,7 +10,6 @@ from cosmos_rl_core.errors import ArtifactError
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.recipes.reading import check, read_values
 from flows.cli import app as cli
-from flows.ledger import predicted
 from flows.planning.plan import Settings, plan_of
 from flows.sizes import memory
 from flows.sizes.basis import Basis
@@ -110,23 +109,6 @@ def test_configs_without_weights_give_the_same_sizes_memory_and_time(recipe, lea
 def test_a_run_needs_the_weights(recipe, lean):
     with pytest.raises(ArtifactError, match="is missing; weights are read from that file"):
         plan_of(Settings(recipe(), overrides=(f"policy.model_name_or_path={lean}",)))
-
-
-@pytest.mark.slow
-def test_the_time_counts_forward_passes_on_devices_of_a_stated_speed(recipe):
-    ended = CliRunner().invoke(cli.app, ["plan", recipe(), "--json", "--set", "launch.processes=2"])
-    time = json.loads(ended.stdout)["time"]
-    stages = {stage["stage"]: stage for stage in time["stages"]}
-    # 8 samples of 10 steps; 8 samples at 10 levels: forward, LoRA's backward, its recomputation, and the old copy.
-    passes = {name: stage["flops"] / time["forward_flops"] for name, stage in stages.items()}
-    assert passes == {"rollout": 80, "update": 80 * 4}
-    assert stages["update"]["ranks"] == 2
-    causes = stages["update"]["causes"]
-    assert causes["transformer"] == stages["update"]["flops"] / (2 * time["device_flops"])
-    assert stages["update"]["seconds"] == sum(causes.values())
-    assert causes["start"] == predicted.COLD_ON_CPU_S
-    # Eight samples in tiles of eight: the second rank waits for the first.
-    assert stages["rollout"]["causes"]["wait for the last rank"] == stages["rollout"]["causes"]["transformer"]
 
 
 def test_a_transformer_of_another_class_is_refused(recipe, tmp_path):

@@ -1,16 +1,15 @@
-"""What trains: gates that hold samples back, and rewards that are mixed after each was normalised."""
+"""Gates, which hold samples back from what trains."""
 
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from pydantic import ValidationError
 
 from cosmos_rl_core.algorithms import ddrl, grpo, nft
-from cosmos_rl_core.algorithms._advantages import decoupled, floor_share
+from cosmos_rl_core.algorithms._advantages import decoupled
 from cosmos_rl_core.algorithms._base import algorithm_of
-from cosmos_rl_core.config.train import Gate, RewardConfig
+from cosmos_rl_core.config.train import Gate
 from cosmos_rl_core.errors import GateError
 from stages.scoring.rewards import gated, held_back_prompts, placed
 
@@ -122,68 +121,3 @@ def test_a_gate_that_holds_back_too_many_ends_the_update():
     # Equal scores are held back again.
     assert not ended.value.retryable
     assert [*gated(table, {"g": gate(most=0.5, min=0.5)})["valid"]] == [False, False, True, False]
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"role": "gate"}, "needs a bound"),
-        ({"role": "gate", "min": 2, "max": 1}, "no score passes a gate with min = 2 above max = 1"),
-        ({"role": "monitor", "min": 2}, "min without effect: role = 'monitor'"),
-        ({"on_fail": "worst"}, "on_fail without effect: role = 'train'"),
-    ],
-)
-def test_bounds_are_refused_on_rewards_that_are_no_gates(settings: dict[str, Any], says: str):
-    with pytest.raises(ValidationError, match=says):
-        RewardConfig.model_validate({"fn": {"name": "jpeg"}, **settings})
-
-
-def mixed(weights: dict[str, float], **scores: list[float]) -> np.ndarray:
-    """Advantages of DiffusionNFT for scores of samples of two prompts."""
-    columns = {f"score.{name}": values for name, values in scores.items()}
-    count = len(next(iter(scores.values())))
-    table = pd.DataFrame(
-        {"sample_id": [*map(str, range(count))], "prompt_id": [*"aabb"][:count], "valid": True, **columns}
-    )
-    options = nft.Options.model_validate({**PROMPTS, "mixing": "gdpo", "global_std": False})
-    return algorithm_of(options).advantages(decoupled(table, weights))["advantage"].to_numpy()
-
-
-def test_a_weight_of_a_tenth_counts_a_tenth_at_any_scale_of_scores():
-    # Normalised, a is -1, 1, -1, 1 and b is 1, -1, -1, 1: a large scale of b must not drown a.
-    a, b = [0.0, 2.0, 5.0, 9.0], [7000.0, 5000.0, -1000.0, 1000.0]
-    wanted = np.array([-0.9, 0.9, -1.1, 1.1])
-    np.testing.assert_allclose(mixed({"a": 1, "b": 0.1}, a=a, b=b), wanted / wanted.std(), rtol=3e-4)
-    # Parts of one half of 0.1 and of 10 divide the same way: only the ratio of weights counts.
-    np.testing.assert_allclose(mixed({"a": 10, "b": 1}, a=a, b=b), wanted / wanted.std(), rtol=3e-4)
-
-
-def test_the_floor_of_the_deviation_damps_rewards_with_tiny_spreads():
-    prompts, scores = np.array([*"aabb"]), np.array([0.0, 2.0, 5.0, 7.0])
-    for scale, lost in ((1.0, 1e-4), (1e-3, 1 / 11), (1e-4, 0.5)):
-        assert floor_share(scale * scores, prompts, global_std=False) == pytest.approx(lost, rel=1e-3)
-    assert floor_share(1e-4 * scores, prompts, global_std=True) == pytest.approx(1 / (1 + 7.25**0.5))
-    assert floor_share(np.array([1.0, 1.0, np.nan, 4.0]), prompts, global_std=False) == 0.0
-    # Two rewards of equal weights, one of deviation 1e-4: it counts half.
-    a, b = [0.0, 2.0, 0.0, 2.0], [0.0, 2e-4, 2e-4, 0.0]
-    found = mixed({"a": 1, "b": 1}, a=a, b=b)
-    assert (found[1] - found[3]) / (found[1] + found[3]) == pytest.approx(0.5, rel=1e-3)
-
-
-def test_equal_scores_of_a_prompt_carry_no_signal_in_the_mix():
-    found = mixed({"a": 1, "b": 1}, a=[3, 3, 0, 1], b=[2, 2, 4, 4])
-    np.testing.assert_allclose(found, np.array([0, 0, -1, 1]) * np.sqrt(2), rtol=3e-4)
-
-
-def test_gdpo_is_refused_with_settings_of_other_mixings():
-    with pytest.raises(ValidationError, match="set global_std = false"):
-        nft.Options.model_validate({**PROMPTS, "mixing": "gdpo"})
-    with pytest.raises(ValidationError, match="set reward_average to false"):
-        grpo.Options.model_validate({**PROMPTS, "type": "grpo", "mixing": "gdpo"})
-    grpo.Options.model_validate({**PROMPTS, "type": "grpo", "mixing": "gdpo", "reward_average": False})
-
-
-def test_unused_settings_of_rewards_change_no_identity():
-    plain = RewardConfig.model_validate({"fn": {"name": "jpeg"}}).identity()
-    assert {*plain} == {"fn", "weight", "role", "max_attempts", "max_failed_fraction"}
-    assert "mixing" not in nft.Options.model_validate(PROMPTS).identity()

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cosmos_rl_core import outside_plugins, plugins
+from cosmos_rl_core import plugins
 from cosmos_rl_core.config.train import RewardOptions
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.rewards import clip_score, geneval
 from cosmos_rl_core.rewards._base import Sample
 from cosmos_rl_core.rewards._batches.exact import exact, why_not_exact
 from cosmos_rl_core.rewards._batches.trial import trial_samples
-from cosmos_rl_core.rewards._files.scores import FileScorer
 from tests import tiny_scorers, uneven
 
 TORCH = [name for name in plugins.own("rewards") if plugins.load("rewards", name).Options.facts.torch]
@@ -94,10 +93,3 @@ def test_bits_of_both_models_of_geneval_are_compared_since_pictures_may_show_not
     assert why_not_exact(reward, options) is None
     one, other = reward.probe(trial_samples("image", 2))
     assert one != other
-
-
-def test_files_are_scored_in_batches_that_passed_the_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    outside_plugins.find([uneven.__file__])
-    assert FileScorer("uneven").version == "uneven 1"
-    assert FileScorer("uneven", ["kernel=place"]).version == "uneven 1, batches of 1"
-    assert capsys.readouterr().err.startswith("uneven scores in batches of 1: ")

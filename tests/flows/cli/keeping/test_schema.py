@@ -10,9 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cosmos_rl_core import plugins
-from cosmos_rl_core.config.recipe import Recipe
 from cosmos_rl_core.outside_plugins import find
-from cosmos_rl_core.recipes.schema import documented, markdown
 from docs._ext import recipe_fields
 from flows.cli import app as cli
 from tests.pages import ROOT, write_examples
@@ -98,8 +96,3 @@ def test_the_page_of_fields_has_every_field(schema: dict[str, Any]):
     assert [
         name for name in names if f"`{name}`" not in page and f"{name}]" not in page and f"{name} =" not in page
     ] == []
-
-
-def test_docstrings_become_markdown():
-    assert markdown("See :class:`a.B` and ``c``.") == "See `a.B` and `c`."
-    assert documented(Recipe)["plugins"].startswith("Files or folders")

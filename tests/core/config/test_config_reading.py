@@ -1,0 +1,26 @@
+"""Settings as they are read: paths."""
+
+from pathlib import Path
+
+import pytest
+
+from cosmos_rl_core.captioners import vlm
+from cosmos_rl_core.config.reading import with_changes
+from cosmos_rl_core.datasets import hf, local, ocr, prompt_set, prompts, web
+
+
+def test_paths_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    places = [
+        prompts.Options(path="~/x").path,
+        prompt_set.Options(set="ocr", local_dir="~/x").local_dir,
+        ocr.Options(local_dir="~/x").local_dir,
+        local.Options(local_dir="~/x").local_dir,
+        hf.Options(local_dir="~/x").local_dir,
+        *web.Options(urls=("~/x",)).urls,
+        vlm.Options(model="~/x", instruction="?").model,
+        *with_changes({"plugins": ["~/x"]}, Path("/recipes/a.toml"), (), None)["plugins"],
+        *with_changes({}, Path("/recipes/a.toml"), ['recipes=["~/x"]'], None)["recipes"],
+    ]
+    assert {*places} == {"/home/me/x"}
+    assert local.Options(local_dir="s3://clips/~/x").local_dir == "s3://clips/~/x"
