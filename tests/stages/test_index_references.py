@@ -17,11 +17,11 @@ from cosmos_rl_core.canonical import digest, sha256
 from cosmos_rl_core.conformance.kinds import hf_folder
 from cosmos_rl_core.datasets import hf, local, web
 from cosmos_rl_core.datasets._base import prompt_id
-from cosmos_rl_core.errors import DatasetError, UnavailableError
+from cosmos_rl_core.errors import DatasetError
 from cosmos_rl_core.storage import store
 from stages import contracts
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.pool import INDEX, PICTURES, put_picture, sweeping
+from stages.artifacts.pool import INDEX, PICTURES
 from stages.formats.parts import COLUMNS, references_in
 from stages.formats.tables import read_table
 from tests.stages.test_index import Dataset, counts
@@ -205,16 +205,6 @@ def test_a_verification_mends_a_damaged_picture(folder: Path, tmp_path: Path):
     dataset.settings["verify"] = True
     assert dataset.make() == counts(units_read=4) | {"differing": 0}
     assert kept(tmp_path) == {*DIGESTS}
-
-
-def test_no_picture_is_stored_while_pictures_are_being_deleted(tmp_path: Path):
-    root = str(tmp_path / "dataset")
-    with sweeping(root), pytest.raises(UnavailableError, match="are being deleted"):
-        put_picture(root, picture(0))
-    entry = put_picture(root, picture(0))
-    os.utime(path := Path(root, entry.path), (0, 0))
-    assert put_picture(root, picture(0)) == entry
-    assert path.stat().st_mtime > 0
 
 
 def test_tars_and_rows_keep_the_same_pictures_as_folders(folder: Path, tmp_path: Path):

@@ -11,6 +11,8 @@ import pytest
 from cosmos_rl_core.conformance.models import tiny_pipelines
 from cosmos_rl_core.pipelines import directories
 from cosmos_rl_core.pipelines.weight_files import damages
+from cosmos_rl_core.shipped import path_of
+from tests.nested import DEEP, WHY
 
 WEIGHTS = [
     "transformer/diffusion_pytorch_model.safetensors",
@@ -184,3 +186,15 @@ def test_files_that_are_absent_on_purpose_or_not_loaded_are_no_damage(base: Path
     (base / directories.INDEX).write_text(json.dumps(index | absent), encoding="utf-8")
     (base / "transformer" / "diffusion_pytorch_model.fp16.safetensors").write_bytes(b"")
     assert damages(str(base)) == []
+
+
+@pytest.mark.parametrize("name", ["model_index.json", "transformer/config.json", "tokenizer/tokenizer.json"])
+def test_a_pipeline_with_a_file_that_is_nested_too_deep_is_damaged(tmp_path: Path, name: str):
+    base = tmp_path / "base"
+    source = path_of("package:tiny-sd3", "pipeline")
+    for file in source.rglob("*"):
+        if file.is_file():
+            (base / file.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
+            (base / file.relative_to(source)).write_bytes(file.read_bytes())
+    (base / name).write_text(DEEP, encoding="utf-8")
+    assert [line for line in damages(str(base)) if line.startswith(f"{base / name} is damaged: ") and WHY in line]

@@ -13,7 +13,6 @@ from flows.auditing.audit import audit
 from flows.planning.base import AnyRun
 from flows.planning.plan import METRICS_FILE
 from flows.planning.steps import read_run
-from flows.session.recording import record
 from stages.artifacts.generations import invalidate
 from tests.flows.proved import RUN_ID, Proved
 
@@ -147,33 +146,6 @@ def test_a_missing_last_head_is_a_fault_unless_a_process_works_on_the_run(proved
         assert found.faults == []
         assert "the head after the report" in found.pending[0]
         assert f"not there yet: {found.pending[0]}" in found.lines()
-
-
-def test_stages_that_are_made_one_by_one_leave_numbers_and_heads(proved: Proved):
-    """As `stage/run` makes the stages of a run that was stopped, one after the other."""
-    run, notes = stopped(proved, "iterations/0001/rollout/manifest.1.json"), list[str]()
-
-    looks = 0
-
-    def one_stage() -> None:
-        """End the process once it has committed one artifact more."""
-        nonlocal looks
-        made = len(list(proved.root.rglob("manifest.*.json")))
-        looks = looks or made
-        if made > looks:
-            raise StoppedError
-
-    for _ in range(40):
-        looks = 0
-        try:
-            proved.run(look=one_stage)
-            break
-        except StoppedError:
-            record(run, notes.append)
-            assert faults(proved) == []
-    assert notes == []
-    assert run.is_made
-    assert {path.name for path in (proved.root / "heads").iterdir()} == {f"{n:05d}.json" for n in range(5)}
 
 
 @pytest.mark.slow

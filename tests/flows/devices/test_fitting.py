@@ -4,11 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.errors import ConfigError
-from flows.cli.base.planned import gpu_slots_of
 from flows.devices import fitting
 from flows.devices.devices import VISIBLE, device_of
-from flows.running import gpus
 
 GPUS = [f"GPU-{n}" for n in range(8)]
 JUDGES = ["judge", "judge"]
@@ -158,20 +155,6 @@ def test_gpus_of_warm_forks_and_of_other_launchers_are_refused():
     assert launch(mode="warm", device="cpu", stage_gpus={"update": [0]}, resident_gb=1).stage_gpus == {"update": (0,)}
     with pytest.raises(ValidationError, match="gpus needs launcher = 'local'"):
         slurm(gpus=8)
-
-
-def test_a_gpu_limit_that_does_not_exist_stops_a_run_but_no_plan(monkeypatch: pytest.MonkeyPatch):
-    def slots(_: LaunchConfig) -> int | None:
-        raise ConfigError("there is no limit")
-
-    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    monkeypatch.setattr(gpus, "gpu_slots", slots)
-    config = launch(gpu_limit="gpus", device="cpu")
-    assert fitting.misfits_of(config, ["rollout"], slots, runs_here=True) == ["there is no limit"]
-    with pytest.raises(ConfigError, match="there is no limit"):
-        gpu_slots_of(config, required=True)
-    assert gpu_slots_of(config, required=False) is None
-    assert gpu_slots_of(launch(), required=True) is None
 
 
 def test_a_plan_counts_this_machines_devices_only_if_the_profile_gives_no_number(

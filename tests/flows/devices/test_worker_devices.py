@@ -6,10 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.config.parallelism import ELASTIC_STAGES, Parallelism
-from flows.checking.misplaced import misplaced
+from cosmos_rl_core.config.parallelism import Parallelism
 from flows.devices.devices import Need, need_of, need_of_worker, shares_of
-from stages.registry import STAGES
 
 
 def launch(**settings: Any) -> LaunchConfig:
@@ -31,14 +29,6 @@ def test_a_stage_begins_with_the_devices_of_its_first_workers_each_of_which_hold
 def test_workers_share_the_devices_that_a_stage_was_given() -> None:
     chosen = launch(stage_gpus={"rollout": [0, 1, 2]})
     assert shares_of("rollout", chosen) == [Need("rollout", 1, (0, 1, 2))] * 2
-
-
-def test_default_elastic_stages_have_units_and_others_are_refused_by_name() -> None:
-    assert all(STAGES[stage].elastic for stage in ELASTIC_STAGES)
-    assert misplaced(launch()) == []
-    (found,) = misplaced(launch(elastic={"max": 2, "stages": ["rollout", "update"]}))
-    assert found.startswith("launch.elastic.stages.update: unknown elastic stage; known: ")
-    assert "vlm_evaluate" in found
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,9 @@ import pytest
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
 from flows.auditing.audit import audit
-from flows.comparing.artifacts import DERIVED, artifacts
-from flows.comparing.side import Side
 from flows.forking.references import found_in_origin, refer_to_origin
 from flows.forking.work import planned_fork
 from flows.heads.heads import read_heads
-from flows.library import open_run
 from flows.lineage.forks import Fork, forks_of, note
 from flows.planning.base import AnyRun
 from flows.planning.plan import METRICS_FILE, Settings, freeze, plan_of
@@ -164,20 +161,6 @@ def test_with_other_rewards_policies_are_judged_from_the_fork_on(origin: Run, tm
     # Its former judges are the same, so it is not judged again.
     assert made(fork.slots.version(1, "evaluate")) is not None
     assert faults(fork) == faults(origin)
-
-
-def test_a_comparison_counts_referenced_artifacts_of_a_fork(origin: Run) -> None:
-    url = origin.store_url
-    for changes in ((), FASTER):
-        fork = begun(origin, 1, overrides=changes)
-        make_all(fork)
-        sides = (Side(open_run(run.plan.run_id, url)) for run in (origin, fork))
-        found = artifacts(*sides)
-        assert found.equal is (changes == ())
-        assert not any(one.only_a or one.only_b for one in found.stages)
-    assert found.first == "iteration-0001/update"
-    # What is before the fork, its rollout and the scores of that.
-    assert found.before == len([step for step in steps(origin) if step.kind not in DERIVED and (step.k or 0) < 1]) + 3
 
 
 def test_the_first_head_names_the_references(origin: Run) -> None:

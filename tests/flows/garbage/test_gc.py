@@ -1,7 +1,6 @@
 """Garbage: what a killed attempt left goes; what an artifact holds, or a retry would adopt, stays."""
 
 import errno
-import json
 import os
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import pytest
 from cosmos_rl_core.errors import LeaseError, UnavailableError
 from cosmos_rl_core.storage import store
 from flows.defaults import GRACE_H
-from flows.devices.work_folders import PREFIX, WorkFolder, remove_abandoned
 from flows.garbage.run import gc
 from flows.library.states import states
 from flows.operations.rerun import rerun
@@ -22,7 +20,6 @@ from flows.planning import requests
 from flows.planning.run import Run
 from flows.planning.steps import read_run
 from stages.artifacts.artifact import Artifact
-from stages.artifacts.request import REQUEST
 from stages.artifacts.slots import input_of
 from stages.execution.outcome import failure_of, read_failures
 from tests.flows.by_hand import make_one, whole_run
@@ -220,80 +217,6 @@ def test_half_written_files_go_once_their_writer_has_ended(recipe, tmp_path):
     written(str(shared), GRACE_H + 0.1)
     assert collect(run)[0].split() == ["half-written", "in", "dataset/", "1", "files", "0.1", "MB"]
     assert not any(map(store.is_temporary, store.listed(run.store_url)))
-
-
-FLOW = """
-import json
-import sys
-
-from flows.devices.work_folders import WorkFolder
-
-folder = WorkFolder("rollout")
-(folder.path / "request.json").write_text(json.dumps({"slot": sys.argv[1]}))
-print("written", flush=True)
-input()
-"""
-
-
-def test_folders_of_flows_that_were_killed_go_and_others_stay(recipe, tmp_path, temporary):
-    run = whole_run(recipe, tmp_path)
-    ours = WorkFolder("update")
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    slots = (f"{run.url}/iterations/0000/rollout", f"{run.url}-2/iterations/0000/rollout")
-    flows = [subprocess.Popen([sys.executable, "-c", FLOW, slot], **pipes, cwd=Path.cwd()) for slot in slots]
-    for flow in flows:
-        assert flow.stdout is not None
-        assert flow.stdout.readline() == "written\n"
-    assert collect(run) == [f"nothing to delete in {run.url}"]
-    for flow in flows:
-        flow.kill()
-        flow.communicate()
-    assert collect(run, older_than_h=GRACE_H) == [f"nothing to delete in {run.url}"]
-    assert collect(run)[0].split() == ["folders", "in", str(temporary), "1", "files", "0.0", "MB"]
-    # Another run may have just begun.
-    (other,) = set(temporary.iterdir()) - {ours.path}
-    assert json.loads((other / "request.json").read_text())["slot"] == slots[1]
-    for path in (other, other / "request.json"):
-        written(str(path), GRACE_H + 0.1)
-    assert collect(run)[0].split() == ["folders", "in", str(temporary), "1", "files", "0.0", "MB"]
-    ours.remove()
-    assert list(temporary.iterdir()) == []
-
-
-def test_the_run_that_goes_on_removes_the_folders_of_its_killed_flow_and_no_others(recipe, tmp_path, temporary):
-    run = whole_run(recipe, tmp_path)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    slots = [f"{run.url}{name}/iterations/0000/rollout" for name in ("", "", "-2")]
-    flows = [subprocess.Popen([sys.executable, "-c", FLOW, slot], **pipes, cwd=Path.cwd()) for slot in slots]
-    for flow in flows:
-        assert flow.stdout is not None
-        assert flow.stdout.readline() == "written\n"
-    killed, alive, other = flows
-    for flow in (killed, other):
-        flow.kill()
-        flow.communicate()
-    (unknown := temporary / f"{PREFIX}update-x").mkdir()
-    remove_abandoned(run.url)
-    left = {json.loads((path / "request.json").read_text())["slot"] for path in temporary.iterdir() if path != unknown}
-    # One of this run is in use, the others may be of runs that have just begun.
-    assert (left, len(list(temporary.iterdir()))) == ({slots[1], slots[2]}, 3)
-    alive.kill()
-    alive.communicate()
-    remove_abandoned(run.url)
-    (last,) = set(temporary.iterdir()) - {unknown}
-    assert json.loads((last / "request.json").read_text())["slot"] == slots[2]
-
-
-def test_an_unreadable_folder_ends_no_run(recipe, tmp_path, temporary, monkeypatch):
-    def fails(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "no locks available")
-
-    run = whole_run(recipe, tmp_path)
-    (folder := temporary / f"{PREFIX}rollout-x").mkdir()
-    (folder / REQUEST).write_text(json.dumps({"slot": f"{run.url}/iterations/0000/rollout"}))
-    monkeypatch.setattr("fcntl.flock", fails)
-    remove_abandoned(run.url)
-    assert folder.exists()
 
 
 STAGE = """

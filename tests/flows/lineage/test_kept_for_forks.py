@@ -88,14 +88,6 @@ def test_files_of_an_ended_generation_stay_while_a_fork_refers_to_them(origin: R
     assert whole(update)
 
 
-def test_a_run_with_forks_is_not_deleted(origin: Run) -> None:
-    fork = begun(origin, 2)
-    with pytest.raises(ConfigError, match=f"{fork.plan.run_id} read artifacts of hand: delete them first"):
-        delete.found(origin.store_url, "hand")
-    delete.delete(origin.store_url, fork.plan.run_id)
-    assert delete.found(origin.store_url, "hand").files
-
-
 def test_a_damaged_record_of_a_fork_is_reported(origin: Run) -> None:
     note(origin.url, Fork(run="some", at=0, references={}, holds=()))
     url = store.join(origin.url, "forks", "some.json")

@@ -17,7 +17,7 @@ from cosmos_rl_core.models.sd3 import model as sd3
 from stages.artifacts.request import Request
 from stages.generating.decoding import decode_finite
 from tests.stages.conftest import make
-from tests.stages.training.test_forwards import nft_recipe, scored
+from tests.stages.training.test_forward_passes import nft_recipe, scored
 
 RIGHT = nft.Algorithm.loss
 

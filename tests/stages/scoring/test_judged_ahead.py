@@ -20,7 +20,8 @@ from stages.execution.execution import Execution
 from stages.execution.outcome import Outcome
 from stages.execution.runner import execute
 from tests import tiny_scorers
-from tests.stages.scoring.test_scored_ahead import UNITS, Both, Turns, eventually, require_rest_after_a_kill
+from tests.stages.scored_ahead import UNITS, Both, Turns, eventually
+from tests.stages.scoring.test_scored_ahead import require_rest_after_a_kill
 from tests.stages.test_reward import table_of
 
 

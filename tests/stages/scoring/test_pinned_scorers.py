@@ -1,6 +1,5 @@
 """Scorers of reward services: asked for at first contact, pinned, sent with each frame, and no other's scores taken."""
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -157,22 +156,6 @@ def samples(count: int = 1) -> list[Sample]:
     return [Sample(f"s{i}", "p", "x", PICTURES[i]) for i in range(count)]
 
 
-@pytest.mark.parametrize("answered_by", [SECOND, None])
-def test_an_answer_of_another_scorer_is_never_taken(server: RewardServer, answered_by: dict[str, str] | None):
-    server.scorer = FIRST
-    reward = held()
-    # The service changes its scorer after it has accepted the frame.
-    server.scores = lambda frame: setattr(server, "scorer", answered_by) or {"overall_reward": [1.0]}
-    with pytest.raises(ScorerChangedError, match="Scores of two scorers cannot be compared"):
-        reward.score(samples())
-
-
-def test_a_frame_that_the_service_refuses_names_both_scorers(server: RewardServer):
-    server.scorer = SECOND
-    with pytest.raises(ScorerChangedError, match=r"\(aaaaaaaaaaaa\), now it is fn 2 \(bbbbbbbbbbbb\)"):
-        held().score(samples())
-
-
 def test_a_lost_request_is_sent_again_and_fails_no_sample(server: RewardServer):
     server.lost = {"uuid-0", "uuid-1"}
     found = remote.Reward(options()).score(samples(2))
@@ -186,15 +169,6 @@ def test_a_service_without_the_reward_is_a_mistake_that_lists_what_it_has(server
         remote.Reward(remote.Options(reward_fn="other")).scorer()
     with Client(Service.from_environment(), 5) as client:
         assert client.check().endswith("; fn 1 (aaaaaaaaaaaa), dance_grpo 1 (aaaaaaaaaaaa)")
-
-
-def test_a_scorer_that_is_loading_is_waited_for(server: RewardServer, monkeypatch: pytest.MonkeyPatch):
-    server.scorer = {"version": "", "digest": "", "ready": False}
-    monkeypatch.setattr(remote, "RETRY_DELAYS_S", (0.01, 0.02))
-    loaded = threading.Timer(0.1, setattr, (server, "scorer", FIRST))
-    loaded.start()
-    assert remote.Reward(options()).scorer() == ServedScorer("fn", "1", "a" * 64)
-    loaded.join()
 
 
 def test_a_scorer_that_does_not_load_in_time_is_unavailable_and_says_why(server: RewardServer):

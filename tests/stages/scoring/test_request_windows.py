@@ -25,7 +25,7 @@ from stages.scoring.portions import Portion, portions_of
 from stages.scoring.processes import UNSENT, side_by_side
 from stages.scoring.scorer import Made, Scorer
 from tests.reward_server import Frame, RewardServer, Withholding, brightness, used_reward_server
-from tests.stages.scoring.test_scored_ahead import eventually
+from tests.stages.scored_ahead import eventually
 from tests.stages.test_reward import scoring, table_of, write_units
 
 COUNT = 41

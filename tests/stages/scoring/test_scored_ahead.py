@@ -1,148 +1,25 @@
 """Scores of a rollout that is still being made: the stage takes them of the samples that it was given."""
 
 import json
-import os
-import signal
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from cosmos_rl_core.config.launch import LaunchConfig
-from cosmos_rl_core.config.policy import SolverConfig
 from cosmos_rl_core.config.train import RewardOptions
-from cosmos_rl_core.datasets._base import Prompt
-from cosmos_rl_core.rewards import jpeg, ocr, pixel_statistics, remote
+from cosmos_rl_core.rewards import ocr, pixel_statistics, remote
 from cosmos_rl_core.storage.sealed import seal, unseal
-from flows.launchers._base import Job
-from flows.launchers.overlap import EarlyScoring
 from stages import contracts
-from stages.artifacts.garbage import garbage
 from stages.artifacts.generations import invalidate
-from stages.artifacts.layouts import cut
-from stages.artifacts.request import Request
-from stages.artifacts.slots import input_of
-from stages.contracts import MediaShape, ModelRef
-from stages.execution.outcome import Outcome
-from stages.formats.samples import StoredSample, unit_files
-from stages.generating.encoding import with_media
-from stages.generating.plans import planned
 from stages.scoring.overlap import Ahead
-from tests.hand_made import begin, commit, make, report
 from tests.reward_server import RewardServer
 from tests.stages.artifacts.test_damaged_work import Dying, Killed
-from tests.stages.test_reward import run, scoring, table_of
+from tests.stages.scored_ahead import JPEG, UNITS, Both, Turns, flipped
+from tests.stages.test_reward import table_of
 
-PER_UNIT, UNITS = 3, 4
-JPEG: RewardOptions = jpeg.Options(name="jpeg")
 GROUPWISE: RewardOptions = pixel_statistics.Options(name="pixel_statistics")
 """Its prompts of four samples lie in two units of three each."""
-LEFT_S = 60.0
-
-
-class Rollout:
-    """A rollout of three prompts of four samples, in four units, which a test finishes one after the other."""
-
-    def __init__(self, folder: Path, texts: tuple[str, ...] = ("x",) * 3) -> None:
-        prompts = tuple(Prompt(id=f"p{number}", text=text) for number, text in enumerate(texts))
-        make(report(str(folder / "made")))
-        source = input_of(str(folder / "made"))
-        config = contracts.Rollout(
-            model=ModelRef(path="none", adapter="none", digest="none"),
-            lora=None,
-            prompts=prompts,
-            n_generation=4,
-            media=MediaShape(size=(16, 16), frames=1),
-            sample=SolverConfig(num_steps=2),
-            batch_size=3,
-            samples_per_shard=PER_UNIT,
-        )
-        inputs = {"policy": (source,), "embeddings": (source,)}
-        self.slot = str(folder / "rollout")
-        self.request = Request(stage="rollout", slot=self.slot, iteration=0, seed=0, config=config, inputs=inputs)
-        self.begin()
-
-    def begin(self, pictures: int = 0) -> None:
-        """Begin an attempt. Samples have other pixels for other ``pictures``."""
-        rng = np.random.default_rng(pictures)
-        plans = planned(self.request)
-        stored = [with_media(p, rng.integers(0, 256, (1, 16, 16, 3), np.uint8), None, {"policy": "c"}) for p in plans]
-        self.units: list[list[StoredSample]] = cut(stored, PER_UNIT)
-        layout = {"units": [[one.sample_id for one in unit] for unit in self.units], "tile": 3}
-        self.attempt = begin(self.request, layout=layout)
-
-    def finish(self, number: int) -> None:
-        self.attempt.finish(number, unit_files(number, self.units[number]))
-
-    def commit(self) -> None:
-        commit(self.attempt)
-
-    def rest(self) -> None:
-        """Finish all units, and commit."""
-        for number in range(UNITS):
-            if not self.attempt.adopt(number):
-                self.finish(number)
-        self.commit()
-
-
-class Turns(Outcome):
-    """What the scoring says, after which the rollout each time goes on."""
-
-    def __init__(self, folder: Path, *turns: Callable[[], None]) -> None:
-        super().__init__(folder, 0)
-        self.turns = [*turns]
-
-    def progress(self, phase: str, step: int, total: int) -> None:
-        super().progress(phase, step, total)
-        self.turns.pop(0)()
-
-
-class Both:
-    """A rollout and its scoring by one reward; ``plain`` scores the same rollout without any shard."""
-
-    def __init__(
-        self, folder: Path, options: RewardOptions, texts: tuple[str, ...] = ("x",) * 3, **settings: Any
-    ) -> None:
-        self.folder, self.rollout = folder, Rollout(folder, texts)
-        self.options, self.settings = options, settings
-
-    def request(self, slot: str = "reward", *, expected: bool = False) -> Request:
-        source = self.rollout.request.expected("index", "media") if expected else self.source
-        return scoring(str(self.folder / slot), source, options=self.options, **self.settings)
-
-    @property
-    def source(self) -> Any:
-        return input_of(self.rollout.slot, "index", "media")
-
-    @property
-    def ahead(self) -> Ahead:
-        return Ahead(self.rollout.request, self.request(expected=True))
-
-    @property
-    def shards(self) -> list[Path]:
-        return sorted((self.folder / "reward" / "ahead").glob("*.json"))
-
-    def score_ahead(self, *numbers: int) -> None:
-        """Score while the rollout finishes these units, then let it end."""
-        first, *others = (partial(self.rollout.finish, number) for number in numbers)
-        self.ahead.run(Turns(self.folder / "ahead", first, *others, self.rollout.rest))
-
-    def score(self, slot: str = "reward") -> tuple[dict[str, str], list[str]]:
-        """Return the digests of all files but of the calls, which have seconds, and what people were told."""
-        manifest, notes = run(self.request(slot), self.folder)
-        return {name: entry.sha256 for name, entry in manifest.files.items() if "calls" not in name}, notes
-
-    def require_equal(self, taken: int, of: int, *others: str) -> None:
-        """Require the bytes of a scoring without shards, of which so many were taken."""
-        found, notes = self.score()
-        said = [f"{taken} of {of} shards were scored while the rollout ran"] if taken else []
-        assert [note for note in notes if not any(word in note for word in others)] == said
-        assert found == self.score("plain")[0]
-        assert len(table_of(str(self.folder / "plain"), contracts.Reward.SCORES)["score"]) == PER_UNIT * UNITS
 
 
 def test_scores_made_ahead_have_the_bytes_of_scores_made_afterwards(tmp_path: Path):
@@ -234,10 +111,6 @@ def test_a_rollout_that_begins_again_is_scored_on_its_new_samples(tmp_path: Path
     both.require_equal(1, UNITS)
 
 
-def flipped(shard: Path, _: Path) -> None:
-    shard.write_bytes(shard.read_bytes().replace(b'"score":', b'"score": ', 1))
-
-
 def half(shard: Path, _: Path) -> None:
     shard.write_bytes(shard.read_bytes()[:100])
 
@@ -286,18 +159,6 @@ def test_a_reward_that_has_scores_is_left_alone(tmp_path: Path):
     assert both.shards == []
 
 
-def test_unused_shards_are_garbage_once_the_reward_has_scores(tmp_path: Path):
-    both = Both(tmp_path, JPEG)
-    both.score_ahead(0, 1)
-    name = f"ahead/{both.shards[0].name}"
-    flipped(both.shards[0], both.shards[0])
-    slot, later = str(tmp_path / "reward"), time.time() + 60
-    assert garbage(slot, superseded=False, before_s=later).old == {}
-    both.score()
-    assert [*garbage(slot, superseded=False, before_s=later).old] == [name]
-    assert [*garbage(slot, superseded=False, before_s=0).young] == [name]
-
-
 def test_scores_made_ahead_by_another_scorer_of_a_service_are_not_taken(server: RewardServer, tmp_path: Path):
     options = remote.Options(reward_fn="fn", score_key="overall_reward", timeout_s=20)
     both = Both(tmp_path, options, scorer=remote.Reward(options).version)
@@ -320,29 +181,3 @@ def test_scores_made_ahead_by_the_same_scorer_of_a_service_are_taken(server: Rew
     both.score()
     assert len(server.frames) - asked == 1
     both.require_equal(0, UNITS)
-
-
-def eventually(happened: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + LEFT_S
-    while not happened():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-
-
-@pytest.mark.processes
-def test_a_killed_scoring_process_is_noted_once_and_ends_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    both, notes = Both(tmp_path, JPEG), list[str]()
-    both.rollout.finish(0)
-    reward = Job(both.request(expected=True))
-    with EarlyScoring(both.rollout.request, reward, LaunchConfig(), notes.append) as early:
-        eventually(lambda: both.shards or not early.is_running())
-        assert early.is_running()
-        assert early.pid is not None
-        os.kill(early.pid, signal.SIGKILL)
-        eventually(lambda: not early.is_running())
-        assert not early.is_running()
-    expected = "reward: scoring while the rollout runs ended (killed, exit code -9); the stage scores the rest"
-    assert notes == [expected]
-    both.rollout.rest()
-    both.require_equal(1, UNITS)

@@ -26,7 +26,7 @@ from stages.formats.sample_tensors import SampleTensors
 from stages.scoring.advantages import advantages
 from stages.training.loading import load_model
 from tests.stages.conftest import make, make_on_ranks
-from tests.stages.training.test_forwards import scored
+from tests.stages.training.test_forward_passes import scored
 from tests.stages.training.test_transitions import CPU, recipe, started, table_of
 
 WIDE = LoraConfig(r=4, lora_alpha=4, target_modules=("to_q", "to_k", "to_v"))

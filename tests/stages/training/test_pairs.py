@@ -6,16 +6,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 
-from cosmos_rl_core.algorithms import dpo
 from cosmos_rl_core.algorithms._base import Batch, algorithm_of
 from cosmos_rl_core.algorithms._needs import Needs
-from cosmos_rl_core.config.train import DatasetOptions
-from cosmos_rl_core.errors import ArtifactError, ConfigError
-from cosmos_rl_core.training.forwards import Filling, filling
+from cosmos_rl_core.errors import ConfigError
 from flows.auditing import differing
 from stages import contracts
 from stages.artifacts.artifact import Artifact
@@ -25,7 +21,7 @@ from stages.scoring.advantages import advantages
 from stages.training.draws import LatentDraws, Stored
 from stages.training.order import steps_of
 from tests.stages.conftest import make, make_on_ranks, make_run
-from tests.stages.training.test_forwards import TOKENS, gradients_of, scored, sizes_of_forwards, with_tokens
+from tests.stages.training.test_forward_passes import TOKENS, gradients_of, scored, sizes_of_forwards, with_tokens
 from tests.stages.training.test_transitions import recipe, table_of
 
 LEVELS = (1.0, 0.7, 0.5, 0.2, 0.0)
@@ -93,26 +89,6 @@ def test_no_micro_batch_divides_a_pair(num_shares: int):
     # Ranks divide micro-batches otherwise, and never the optimizer steps.
     alone = steps_of(pairs, mini_batch=4, num_shares=1, **how)
     assert [sorted(units(step)) for step in steps] == [sorted(units(step)) for step in alone]
-
-
-@pytest.mark.parametrize(
-    ("mini_batch", "tokens", "halvings", "expected"),
-    [
-        (4, None, 0, Filling(4)),
-        (4, None, 1, Filling(2)),
-        (4, None, 5, Filling(2)),
-        (6, None, 1, Filling(2)),
-        (2, 13 * TOKENS, 0, Filling(4, 3)),
-        (2, 13 * TOKENS, 1, Filling(2, 3)),
-        (2, 13 * TOKENS, 2, Filling(2, 1)),
-        (2, 5 * TOKENS, 0, Filling(2, 2)),
-        (2, TOKENS, 3, Filling(2, 1)),
-    ],
-)
-def test_a_forward_pass_has_at_least_one_pair(mini_batch: int, tokens: int | None, halvings: int, expected: Filling):
-    dataset = DatasetOptions(name="none")
-    options = dpo.Options(type="dpo", dataset=dataset, mini_batch=mini_batch, tokens_per_forward=tokens)
-    assert filling(options, 3, lambda: TOKENS, lambda size: max(1, size >> halvings), members=2) == expected
 
 
 # ---- plans
@@ -223,37 +199,6 @@ def test_shuffled_rewards_make_other_pairs(asked: Request):
     shuffled = advantages(request, rollouts, algorithm_of(request.settings(contracts.Update).algorithm))
     assert sorted(shuffled["reward"]) == sorted(table["reward"])
     assert pairs_in(shuffled) != pairs_in(table)
-
-
-def test_a_rollout_without_any_pair_is_refused_with_the_count(asked: Request):
-    rollouts = [Artifact(source) for source in asked.inputs["rollouts"]]
-    algorithm = algorithm_of(elsewhere(asked, "gap", min_gap=1e9).settings(contracts.Update).algorithm)
-    with pytest.raises(ArtifactError, match="no pair can be trained on: 12 were left out"):
-        advantages(asked, rollouts, algorithm)
-
-
-@pytest.mark.parametrize(
-    ("beats", "says"),
-    [
-        (None, "must return beats"),
-        (lambda ids: [ids[0], *[""] * 7], "pairs .* with"),
-        (lambda ids: [ids[-1], *[""] * 7], "expected other samples of its prompt"),
-        (lambda ids: [""] * 8, "must be used if in a pair"),
-    ],
-)
-def test_pairs_of_a_plugin_that_cannot_be_trained_are_refused(asked: Request, beats: Any, says: str):
-    class Broken:
-        needs = Needs(unit="pair")
-
-        def advantages(self, samples: pd.DataFrame) -> pd.DataFrame:
-            table = samples.assign(advantage=1.0, used=True, dropped=0)
-            return table if beats is None else table.assign(beats=beats(table["sample_id"].tolist()))
-
-        def loss(self, velocity: Any, batch: Any) -> Any:
-            raise NotImplementedError
-
-    with pytest.raises(ConfigError, match=says):
-        advantages(asked, [Artifact(source) for source in asked.inputs["rollouts"]], Broken())
 
 
 # ---- preferences of people

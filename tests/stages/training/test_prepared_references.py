@@ -1,7 +1,6 @@
 """Prepared datasets whose captions refer to pictures: training conditions on the folder's own references."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 from PIL import Image
 
 from cosmos_rl_core import seeds
-from cosmos_rl_core.canonical import sha256
 from cosmos_rl_core.conformance.kinds import hf_folder
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.models._conditioning import Conditioning
@@ -26,9 +24,7 @@ from stages.artifacts.slots import input_of
 from stages.artifacts.snapshots import Snapshot
 from stages.formats.embeddings import Embeddings
 from stages.formats.latents import Latents
-from stages.formats.parts import Parts
 from stages.formats.policies import read_part
-from stages.formats.references import Pictures
 from stages.formats.tables import read_table
 from tests.flows.prepared import prepare
 from tests.hand_made import rewards
@@ -186,30 +182,6 @@ def test_first_frames_of_a_prepared_dataset_equal_its_folders(tmp_path: Path):
     values["train"]["train_policy"]["dataset"] = dataset
     with pytest.raises(ConfigError, match=r"size = \[32, 32\], inference_size is \[32, 64\]"):
         make_run(tmp_path / "parts", values, "other")
-
-
-def test_a_part_keeps_the_references_of_its_items_and_a_later_one_adds_its_own(tmp_path: Path):
-    (inputs := tmp_path / "inputs").mkdir()
-    values = supervised("flux2_klein", inputs)
-    folder = inputs / "media"
-    data = {number: (folder / "sources" / f"{number}.png").read_bytes() for number in range(4)}
-    run = prepared(tmp_path, on_snapshots(values, tmp_path))
-    pinned = run.plan.data_snapshot
-    assert pinned is not None
-    assert pinned.pictures == ((64, 96),)
-    pictures = Pictures(run.prepared.data.embeds[0].slot)
-    assert [pictures.data(sha256(one)) for one in data.values()] == [*data.values()]
-    shutil.copy(folder / "sources" / "0.png", folder / "sources" / "4.png")
-    (folder / "sources" / "1.png").write_bytes(data[3])
-    shutil.copy(folder / "images" / "0.png", folder / "images" / "4.png")
-    (folder / "metas" / "4.json").write_text('{"prompt": "new", "references": ["sources/4.png"]}', encoding="utf-8")
-    head = snapshot_of("clips", values["train"]["train_policy"]["dataset"], tmp_path)
-    parts = Parts([Artifact(part) for part in head.parts])
-    assert len(head.parts) == 2
-    assert sorted(parts.all_items.query("part == 1")["name"]) == ["1", "4"]
-    assert sorted(parts.items["name"]) == [*"01234"]
-    assert Artifact(head.parts[1]).json("index.json").keys() == {sha256(data[3]), sha256(data[0])}
-    assert pictures.data(sha256(data[1])) == data[1]
 
 
 def test_models_that_take_no_references_refuse_prepared_media_with_some(tmp_path: Path):

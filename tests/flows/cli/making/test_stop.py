@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cosmos_rl_core.errors import StageError, StoppedError
+from cosmos_rl_core.errors import StoppedError
 from flows.library import open_run
-from flows.operations.stop import stop
 from flows.planning.run import Run
 from flows.running.progress import Reporter
 from tests.flows.by_hand import whole_run
@@ -52,16 +51,3 @@ def test_a_run_at_work_ends_when_it_is_asked_to(run):
     # The next holder is not the one that was asked.
     with run.lease() as lease:
         lease.check()
-
-
-def test_a_process_that_does_not_end_is_named(run):
-    working = Working(run)
-    working.heeds = False
-    working.start()
-    assert working.began.wait(30)
-    with pytest.raises(StageError, match="still works on hand after 0 s; wait, or end it there: kill ") as busy:
-        stop(run.store_url, "hand", 0.0)
-    assert busy.value.exit_code == 75
-    working.left.set()
-    working.join()
-    assert "no process works on hand" in invoke("stop", "hand", "--store", run.store_url).stdout

@@ -118,7 +118,7 @@ sys.modules["stages.embed"] = stage
 FLOW = """
 import sys, time
 from pathlib import Path
-from tests.stages.execution.warm.test_resident import Work
+from tests.flows.launchers.test_resident import Work
 
 work = Work(Path(sys.argv[1]))
 work.make("put")
