@@ -22,8 +22,8 @@ DATA = ("tests/core/upstream_recipes", "tests/core/upstream_vlm_recipes", "tests
 
 
 ON_A_SERVER = {
-    "flows/infra.py": "tests/e2e/test_deployments.py",
-    "flows/running/launch.py": "tests/e2e/test_tried_again.py",
+    "flows/infra.py": "tests/e2e/deployments/test_deployments.py",
+    "flows/running/launch.py": "tests/e2e/servers/test_tried_again.py",
 }
 """Files that do nothing without a Prefect server, which tests of whole runs share, and their tests."""
 

@@ -121,12 +121,6 @@ def test_a_what_if_of_a_what_if_has_its_anchor(origin: Run, anchor: Any) -> None
     assert own == [unchanged.slots.report]
 
 
-def test_an_anchor_that_nothing_reads_is_refused(origin: Run) -> None:
-    settings = Settings("", origin.store_url)
-    with pytest.raises(ConfigError, match="anchor = 'own' without effect: the loss of dpo reads no behaviour policy"):
-        plan_of_what_if("hand", settings, StoredRollouts(anchor="own"), algorithm="dpo", controls=0)
-
-
 def test_a_higher_limit_of_drift_goes_on_with_the_same_run(origin: Run) -> None:
     settings = Settings("", origin.store_url, overrides=("train.optm_lr=2e-3",))
     low, high = (plan_of_what_if("hand", settings, StoredRollouts(max_drift=at), controls=0)[1][1] for at in (0.1, 2.0))

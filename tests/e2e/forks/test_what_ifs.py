@@ -17,7 +17,7 @@ from flows.planning.steps import read_run
 from stages.artifacts.manifest import Manifest
 from stages.artifacts.slots import current_of
 from tests.e2e.flow_process import NO_PREFECT, PREFECT, RUN_ID, Flows, Started, eventually
-from tests.e2e.test_forked_runs import SMALL, STALE, SUPERVISED, audit, contents
+from tests.e2e.forks.test_forked_runs import SMALL, STALE, SUPERVISED, audit, contents
 
 pytestmark = pytest.mark.slow
 RUNS = {

@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.deployed import Deployed
 from tests.e2e.flow_process import NO_PREFECT, RUN_ID, Flows
-from tests.e2e.test_forked_runs import SMALL
+from tests.e2e.forks.test_forked_runs import SMALL
 
 
 @pytest.mark.slow

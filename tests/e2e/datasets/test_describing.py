@@ -11,8 +11,8 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from tests.core.vlms import tiny
 from tests.core.vlms.cases import QWEN3
+from tests.e2e.datasets.test_preparations import prepare, write_images
 from tests.e2e.flow_process import Flows, eventually
-from tests.e2e.test_preparations import prepare, write_images
 
 MEDIA, SHARDS = 100, 13
 TIMEOUT_S = 120.0

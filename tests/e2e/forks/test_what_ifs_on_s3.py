@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from flows.cli.app import app
 from tests.e2e.flow_process import NO_PREFECT, PREFECT, RUN_ID, Flows
-from tests.e2e.test_forked_runs import SMALL
-from tests.e2e.test_s3_runs import FlowsOnS3
+from tests.e2e.forks.test_forked_runs import SMALL
+from tests.e2e.runs.test_s3_runs import FlowsOnS3
 from tests.seaweed import started_seaweed
 
 SHARDED = (*SMALL, "launch.dp_shard_size=2")

@@ -80,7 +80,9 @@ class Tries:
 
     def execute(self) -> int:
         """One try, in a process of its own; returns its exit code."""
-        code = f"from tests.e2e.test_tried_again import execute; execute({self._name!r}, {str(self.flow_run)!r})"
+        code = (
+            f"from tests.e2e.servers.test_tried_again import execute; execute({self._name!r}, {str(self.flow_run)!r})"
+        )
         environment = os.environ | self._environment | {"PYTHONPATH": str(ROOT)}
         return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=False).returncode
 
