@@ -1,16 +1,19 @@
-"""`tests/` mirrors the folders of the tree, and the files of layers by name: where to look for tests first.
+"""`tests/` mirrors the folders of the tree: the tests of a file are found without a search.
 
 `tests/core` mirrors `cosmos_rl_core`, `tests/stages` `stages` and `tests/flows` `flows`, where names begin without
-underscores. Folders and files whose functions and classes have no bodies need no tests: entrypoints and lists of names.
+underscores. Files of layers have tests of their names; every other file that tests import has tests of its name, or
+tests that import it, in the mirror of its folder. Folders and files whose functions and classes have no bodies need no
+tests: entrypoints and lists of names.
 """
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.test_rules import LAYERS, ROOT, nodes, refuse, sources
+from tests.test_rules import LAYERS, ROOT, imports, nodes, place, refuse, sources
 
 pytestmark = pytest.mark.xdist_group("sources")
 
@@ -23,9 +26,26 @@ DATA = ("tests/core/upstream_recipes", "tests/core/upstream_vlm_recipes", "tests
 
 ON_A_SERVER = {
     "flows/infra.py": "tests/e2e/deployments/test_deployments.py",
+    "flows/operations/automations.py": "tests/e2e/servers/test_automations.py",
+    "flows/operations/pools.py": "tests/e2e/deployments/test_deployments.py",
+    "flows/running/events.py": "tests/e2e/servers/test_events.py",
     "flows/running/launch.py": "tests/e2e/servers/test_tried_again.py",
+    "flows/running/pauses.py": "tests/e2e/servers/test_dead_flow_runs.py",
 }
-"""Files that do nothing without a Prefect server, which tests of whole runs share, and their tests."""
+"""Files that do nothing without a Prefect server, which tests of whole runs share, and such tests."""
+WITH_OTHERS = {
+    "cosmos_rl_core/captioners/text.py": "tests/stages/test_caption.py",
+    "cosmos_rl_core/config/clusters.py": "tests/flows/ledger/test_ledger.py",
+    "cosmos_rl_core/estimates/sample_size.py": "tests/flows/auditing/checks/test_audit_drift.py",
+    "cosmos_rl_core/rewards/pixel_similarity.py": "tests/flows/cli/rewards/test_score_command.py",
+    "cosmos_rl_core/shipped/__init__.py": "tests/test_wheel.py",
+    "cosmos_rl_core/storage/shards.py": "tests/stages/formats/test_members.py",
+    "cosmos_rl_core/tiny/autoencoders.py": "tests/core/reward_service/test_decoder.py",
+    "flows/checking/checks.py": "tests/flows/planning/test_shipped_recipes.py",
+    "stages/reporting/samples.py": "tests/flows/comparing/test_comparison.py",
+}
+"""Files that are tested together with others which use them, and such tests."""
+ELSEWHERE = ON_A_SERVER | WITH_OTHERS
 
 
 def mirror_of(folder: Path) -> Path:
@@ -38,6 +58,38 @@ def has_bodies(path: Path) -> bool:
     """Return whether a function or a class of a file has more than a docstring."""
     defined = (node for node in nodes(path) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef))
     return any(len(node.body) > 1 or ast.get_docstring(node) is None for node in defined)
+
+
+def has_functions(path: Path) -> bool:
+    """Return whether a function of a file has more than a docstring. Fields alone are tested where they are read."""
+    defined = (node for node in nodes(path) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return any(len(node.body) > 1 or ast.get_docstring(node) is None for node in defined)
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@cache
+def imported(path: Path) -> frozenset[str]:
+    """Return the dotted names that a file imports, and the modules that the names of packages come from."""
+    found = {name for _, name in imports(path)}
+    for name in list(found):
+        package, _, one = name.rpartition(".")
+        given = ROOT.joinpath(*package.split("."), "__init__.py")
+        if name.startswith(LAYERS) and given.is_file():
+            found |= {there for _, there in imports(given) if there.rpartition(".")[2] == one}
+    return frozenset(found | {name.rpartition(".")[0] for name in found})
+
+
+@cache
+def importers() -> dict[str, list[Path]]:
+    """Return the test files that import each dotted name."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for name in imported(path):
+            found.setdefault(name, []).append(path)
+    return found
 
 
 def is_in(folder: Path, *names: str) -> bool:
@@ -55,9 +107,15 @@ def core_of_the_readme() -> list[Path]:
 def own_tests_of(path: Path) -> list[Path]:
     """Return the test files that a file may have. Its folder's name is in front if other tests have the file's name."""
     folder, name = mirror_of(path.parent), path.stem.lstrip("_")
-    if (tests := ON_A_SERVER.get(str(path.relative_to(ROOT)))) is not None:
-        return [ROOT / tests]
-    return [folder / f"test_{name}.py", folder / f"test_{path.parent.name}_{name}.py"]
+    return [folder / f"test_{name}.py", folder / f"test_{folder.name}_{name}.py"]
+
+
+def found_in_the_mirror(path: Path) -> list[Path]:
+    """Return the test files where those of a file are looked for first: of its name, and those that import it."""
+    folder = mirror_of(path.parent)
+    whole = folder.with_name(f"test_{folder.name}.py")
+    found = [one for one in (*own_tests_of(path), whole) if one.is_file()]
+    return found + [one for one in importers().get(module_name(path), []) if one.is_relative_to(folder)]
 
 
 def test_every_folder_of_code_has_tests_in_its_mirror():
@@ -80,7 +138,39 @@ def test_files_of_layers_and_the_core_have_test_files_of_their_names():
         [
             f"{path.relative_to(ROOT)}:1: no {own_tests_of(path)[0].relative_to(ROOT)}"
             for path in dict.fromkeys((*direct, *core_of_the_readme()))
+            if str(path.relative_to(ROOT)) not in ELSEWHERE
             if has_bodies(path) and not any(one.is_file() for one in own_tests_of(path))
+        ]
+    )
+
+
+def test_files_that_tests_import_have_tests_in_their_mirrors():
+    """Tests of their names, or tests that import them, in the mirror of their folder or below it."""
+    refuse(
+        [
+            f"{place(path, 1)}: no tests of its name in {mirror_of(path.parent).relative_to(ROOT)}, nor any there that "
+            f"imports it like {', '.join(str(one.relative_to(ROOT)) for one in importers()[module_name(path)])}"
+            for path in sources(*LAYERS)
+            if module_name(path) in importers() and has_functions(path)
+            if not is_in(path, *TESTS_THEMSELVES) and str(path.relative_to(ROOT)) not in ELSEWHERE
+            if not found_in_the_mirror(path)
+        ]
+    )
+
+
+def test_tests_with_the_name_of_one_file_alone_are_in_its_mirror():
+    """A name that several files and folders have says nothing about the place."""
+    mirrors: dict[str, list[tuple[Path, ...]]] = {}
+    for path in sources(*LAYERS):
+        mirrors.setdefault(path.stem.lstrip("_"), []).append((mirror_of(path.parent),))
+    for folder in sorted({path.parent for path in sources(*LAYERS)}):
+        mirrors.setdefault(folder.name.lstrip("_"), []).append((mirror_of(folder), mirror_of(folder).parent))
+    files = [path for name in MIRRORS.values() for path in sorted((ROOT / name).rglob("test_*.py"))]
+    refuse(
+        [
+            f"{path.relative_to(ROOT)}:1: its name is of a file whose mirror is {places[0][0].relative_to(ROOT)}"
+            for path in files
+            if len(places := mirrors.get(path.stem.removeprefix("test_"), [])) == 1 and path.parent not in places[0]
         ]
     )
 
@@ -102,5 +192,8 @@ def test_every_folder_of_tests_mirrors_a_folder_of_code():
 def test_what_the_mirror_exempts_exists_and_needs_it():
     assert [name for name in TESTS_THEMSELVES if not any(map(has_bodies, sources(name)))] == []
     assert [name for name in TESTS_THEMSELVES if mirror_of(ROOT / name).exists()] == []
-    assert [name for name in ON_A_SERVER if not (ROOT / name).is_file()] == []
+    assert [name for name in ELSEWHERE if found_in_the_mirror(ROOT / name)] == []
+    elsewhere = [(ROOT / name, ROOT / tests) for name, tests in ELSEWHERE.items()]
+    assert [path for path, tests in elsewhere if not (path.is_file() and has_functions(path) and tests.is_file())] == []
+    assert [path for path, tests in elsewhere if tests not in importers().get(module_name(path), [tests])] == []
     assert [name for name in DATA if not any((ROOT / name).iterdir()) or any((ROOT / name).rglob("*.py"))] == []
