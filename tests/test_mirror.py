@@ -41,7 +41,6 @@ WITH_OTHERS = {
     "cosmos_rl_core/shipped/__init__.py": "tests/test_wheel.py",
     "cosmos_rl_core/storage/shards.py": "tests/stages/formats/test_members.py",
     "cosmos_rl_core/tiny/autoencoders.py": "tests/core/reward_service/test_decoder.py",
-    "flows/checking/checks.py": "tests/flows/planning/test_shipped_recipes.py",
     "stages/reporting/samples.py": "tests/flows/comparing/test_comparison.py",
 }
 """Files that are tested together with others which use them, and such tests."""
@@ -111,7 +110,7 @@ def own_tests_of(path: Path) -> list[Path]:
 
 
 def found_in_the_mirror(path: Path) -> list[Path]:
-    """Return the test files where those of a file are looked for first: of its name, and those that import it."""
+    """Return the test files of a file's name or its folder's, and the test files in its mirror that import it."""
     folder = mirror_of(path.parent)
     whole = folder.with_name(f"test_{folder.name}.py")
     found = [one for one in (*own_tests_of(path), whole) if one.is_file()]

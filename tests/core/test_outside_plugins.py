@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cosmos_rl_core import outside_plugins
 from flows.planning.plan import Settings, plan_of
-from tests.flows.planning.test_planned_plugins import NAMES, folder, recipe, refused
+from tests.flows.planning.test_plan_plugins import NAMES, folder, recipe, refused
 
 __all__ = ["folder", "recipe"]
 

@@ -7,7 +7,7 @@ import pytest
 from cosmos_rl_core import plugins
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from flows.planning.plan import Settings, plan_of
-from tests.flows.planning.test_planned_plugins import folder, recipe, refused
+from tests.flows.planning.test_plan_plugins import folder, recipe, refused
 
 __all__ = ["folder", "recipe"]
 

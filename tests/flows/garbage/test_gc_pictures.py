@@ -23,7 +23,7 @@ from stages.formats.parts import Parts, references_in
 from tests.flows.garbage.test_gc_meanwhile import During
 from tests.flows.prepared import add, age, collect, prepare, run_on
 from tests.stages.test_index import Dataset, counts
-from tests.stages.training.test_prepared_references import on_snapshots, prepared
+from tests.stages.training.test_reference_datasets import on_snapshots, prepared
 from tests.stages.training.test_reference_media import supervised
 
 POOLED = "files of texts and references"

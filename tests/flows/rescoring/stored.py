@@ -26,7 +26,7 @@ from stages.formats.samples import DECODED, StoredSample, all_rows, unit_files
 from stages.generating.encoding import encoded, with_media
 from stages.generating.plans import plan_samples
 from tests.flows.by_hand import make_one, validated
-from tests.flows.planning.test_decode_share import LATENT_REWARD
+from tests.flows.planning.test_plan_decode_share import LATENT_REWARD
 from tests.hand_made import NUMERICS, make, planned
 
 FAILING = "max_failed_fraction = 0.2"

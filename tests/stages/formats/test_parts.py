@@ -7,7 +7,7 @@ from cosmos_rl_core.canonical import sha256
 from stages.artifacts.artifact import Artifact
 from stages.formats.parts import Parts
 from stages.formats.references import Pictures
-from tests.stages.training.test_prepared_references import on_snapshots, snapshot_of
+from tests.stages.training.test_reference_datasets import on_snapshots, snapshot_of
 from tests.stages.training.test_reference_media import prepared, supervised
 
 
