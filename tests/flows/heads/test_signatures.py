@@ -9,6 +9,9 @@ from typer.testing import CliRunner
 from flows.cli.app import app
 from tests.e2e.flow_process import RUN_ID, Flows
 
+# Of the worker that has the run of the tests of whole runs.
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("e2e-runs")]
+
 
 def openssl(*words: object) -> str:
     return subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True, text=True).stdout
