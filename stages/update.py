@@ -156,7 +156,10 @@ def _add_behaviours(
 
 
 def _draws(request: Request, algorithm: Algorithm, model: Model, stored: Stored) -> list[tuple[Draw, int]]:
-    """Return the kinds of draws of an optimizer step, each with its number per sample; rewarded draws come first."""
+    """Return what an optimizer step draws: noised samples or stored steps, each with their number per sample.
+
+    Draws of rewarded samples come before draws of data.
+    """
     config = request.settings(contracts.Update)
     num_steps = config.sample.num_steps
     needs = algorithm.needs

@@ -74,7 +74,7 @@ def save_model(folder: Path, seed: int) -> None:
 
 
 def is_held_out(number: int) -> bool:
-    """Return whether no result shows the pair of colours of this number."""
+    """Return whether the pair of colours with this number is held out: no training result shows it."""
     return (number % HELD_OUT - number // HELD_OUT) % HELD_OUT == 3
 
 

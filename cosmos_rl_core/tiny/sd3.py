@@ -106,7 +106,7 @@ def _t5_encoder(vocab_size: int, seed: int) -> T5EncoderModel:
 
 @contextmanager
 def seeded(*key: seeds.Key) -> Iterator[None]:
-    """Draw the weights of modules built inside on the CPU, from the key alone; the global random state is restored."""
+    """Draw weights of modules that are built in the block on the CPU, from the key alone. Restores the random state."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.random.default_generator.manual_seed(seeds.derive("tiny", *key))
         yield

@@ -33,7 +33,7 @@ CLIP_SIDE, CLIP_SQUARE, FRAMES = 16, 4, 4
 
 
 def picture(seed: int, number: int) -> tuple[np.ndarray, str]:
-    """Return a picture, uint8 ``[height, width, 3]``, and its answer. Answers take turns."""
+    """Return a picture, uint8 ``[height, width, 3]``, and its answer, the next colour and quadrant."""
     dice, (colour, quadrant) = seeds.generator(seed, "picture", number), divmod(number % 16, 4)
     pixels = dice.integers(0, 128, (SIDE, SIDE, 3), dtype=np.uint8)
     half = SIDE // 2
@@ -43,7 +43,7 @@ def picture(seed: int, number: int) -> tuple[np.ndarray, str]:
 
 
 def clip(seed: int, number: int) -> tuple[np.ndarray, str]:
-    """Return a clip, uint8 ``[frames, height, width, 3]``, and its answer. Answers take turns."""
+    """Return a clip, uint8 ``[frames, height, width, 3]``, and its answer, the next of four directions."""
     dice, (answer, move) = seeds.generator(seed, "clip", number), [*MOVES.items()][number % 4]
     pixels = dice.integers(0, 64, (FRAMES, CLIP_SIDE, CLIP_SIDE, 3), dtype=np.uint8)
     room = CLIP_SIDE - CLIP_SQUARE

@@ -127,7 +127,7 @@ def _folders(run_url: str, name: str) -> Iterator[str]:
 
 
 def _others(run_url: str, names: list[str], findings: Findings) -> Iterator[str]:
-    """Add a fault for each record next to the plan whose predecessor is missing; yield other files nothing names."""
+    """Yield files outside of slots that nothing names. Records of versions after a missing number are faults."""
     there = {*names}
     records = {f"{VERSIONS}.{number}.json" for number in _consecutive(there)}
     for name in names:

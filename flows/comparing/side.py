@@ -22,7 +22,7 @@ class Side:
 
     @property
     def run(self) -> AnyRun:
-        """Return the plan of the run, and where its artifacts go."""
+        """Return the run: its plan and its store."""
         return self.opened.run
 
     @property

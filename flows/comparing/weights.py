@@ -157,7 +157,7 @@ def _other_tensors(*policies: _Policy) -> str | None:
 
 @dataclass
 class _Sums:
-    """Sums over the numbers of tensors."""
+    """Sums over all elements of tensors: squares of the distance of two runs and of each move, and their product."""
 
     apart: float = 0.0
     began: float = 0.0

@@ -102,7 +102,7 @@ class Heads:
         self._slots |= dict.fromkeys(slots)
 
     def write(self, iteration: int | None) -> None:
-        """Write a head with the records that no head names yet; no head without such records.
+        """Write a head that names every record which no earlier head names. If there is none, write nothing.
 
         ``iteration`` is the one that ended, None at the end of the run. After an iteration without new artifacts, no
         head is written either, and other new records wait for the next head.

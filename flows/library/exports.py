@@ -172,7 +172,7 @@ def _convert(run: AnyRun, artifact: Artifact, target: Path) -> None:
     """Write the LoRA of an export in ComfyUI's layout, as a file that appears when it is whole."""
     if kinds.of(run.plan) is not None or (named := plugins.load("models", run.plan.model.adapter).SPEC.comfyui) is None:
         raise ConfigError(
-            f"ComfyUI reads no LoRA of this model; leave out --format, for the files of {run.plan.run_id}"
+            f"ComfyUI has no LoRA layout for this model; leave out --format to export {run.plan.run_id} for diffusers"
         )
     if "lora/model.safetensors" not in artifact.names():
         raise ConfigError(f"{run.plan.run_id} trains all weights; leave out --format, for the whole pipeline")

@@ -43,7 +43,7 @@ FORGETFUL = f"{LEASES}.memory"
 """The default lease storage of Prefect's server. Slots that are taken when it restarts are never released."""
 LASTING = f"PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE={LEASES}.filesystem"
 FORGETS = (
-    "the server keeps taken slots in memory, so slots that are taken when it restarts are never released; "
+    "the server keeps the leases of taken concurrency slots in memory alone: after a restart nothing releases them; "
     f"start it with `{LASTING} prefect server start`"
 )
 NO_WORK_POOL = f"there is no work pool {WORK_POOL!r}; make it with `cosmos-flows infra init`"

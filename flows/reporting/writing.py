@@ -242,7 +242,7 @@ class Pages:
             self._try(lambda: self._write("running"))
 
     def done(self, requests: Sequence[Request], manifests: Sequence[Manifest]) -> None:
-        """Add the artifacts of a wave. Write the page when an iteration has ended or a policy was judged."""
+        """Add the artifacts of a wave. Write the page when an iteration has ended or a policy was evaluated."""
         pairs = list(zip(requests, manifests, strict=True))
         self._try(lambda: self._add(pairs))
         ends = any(request.stage == "fragment" or registry.trains(request.stage) for request in requests)

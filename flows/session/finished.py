@@ -68,7 +68,7 @@ def say_if_finished(plan: AnyPlan, settings: Settings, note: Note) -> bool:
 
 
 def say_end(run: AnyRun, settings: Settings, note: Note) -> None:
-    """Say how a finished run goes on, and what was measured on held-out data. Call it inside of ``one_look``."""
+    """Say which command trains a finished run further, and its held-out scores. Call it inside of ``one_look``."""
     if not settings.of_study:
         note(f"continue: {commands.to_run(settings, run.plan.run_id, 2 * run.recipe.train.num_iterations)}")
     for line in held_out_lines(run):

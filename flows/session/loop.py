@@ -68,11 +68,11 @@ def _walk(waves: Iterable[Wave], levels: Sequence[NameOf], work: Callable[[Wave]
 
 
 def _block(run: AnyRun, wave: Wave) -> str:
-    """Return the iterations that a wave is shown with, such as ``iterations-0050-0099``; "" in short runs."""
+    """Return the name of a wave's block of iterations, such as ``iterations-0050-0099``; "" in short runs."""
     k, last = wave.steps[0].k, run.recipe.train.num_iterations - 1
     if last < BLOCK or k is None:
         return ""
-    # A policy is judged after the iteration that made it.
+    # A policy is evaluated after the iteration that made it.
     k -= wave.parent.startswith("policy-")
     first = k - k % BLOCK
     return f"iterations-{first:04d}-{min(first + BLOCK - 1, last):04d}" if k >= 0 else ""

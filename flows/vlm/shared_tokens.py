@@ -33,7 +33,7 @@ def earlier_of(request: Request, tokens_of_runs: Iterable[str]) -> tuple[Input, 
 
 
 def reached_from(slot: str) -> Iterator[str]:
-    """Yield the slots of all earlier tokens that a slot's tokens were made with, directly or through others."""
+    """Yield the slots of earlier tokens that were copied into a slot's tokens, directly or through others."""
     try:
         _, made = current_of(slot)
         left = [*made.inputs.get(EARLIER, ())] if made is not None else []

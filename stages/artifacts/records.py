@@ -115,7 +115,7 @@ class Layout(Record):
 
     @property
     def shards(self) -> str:
-        """Return the folder of the finished shards of attempts that have this layout and its numerics."""
+        """Return the folder of finished shards that attempts with this layout, inputs and numerics share."""
         made_from = {"recipe": self.recipe, "inputs": self.inputs, "numerics": self.numerics}
         return shards_of(made_from, self.layout, self.generation)
 

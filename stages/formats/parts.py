@@ -137,9 +137,9 @@ class Parts:
         return self._there[self._there["caption"].notna()].reset_index(drop=True) if self.captions else self._there
 
     def later(self) -> list[tuple[int, ...]]:
-        """Return for each part the numbers of later parts that change which of its media are left, and their names.
+        """Return for each part the numbers of the later parts that add or remove items whose media it had first.
 
-        Those parts add or remove items whose media this part was the first to have. Empty if no such item is removed.
+        Empty for a part that loses no such item.
         """
         items = self.all_items
         first = items.groupby("medium")["part"].transform("min")

@@ -1,4 +1,4 @@
-"""Contents of ``fragment.json``: all that a report shows of one iteration or of one judged policy version."""
+"""Contents of ``fragment.json``: all that a report shows of one iteration or of one evaluated policy version."""
 
 import json
 from collections.abc import Sequence
@@ -191,7 +191,7 @@ class Answered:
 
 
 class Excerpt(Section):
-    """Everything that a report shows of one iteration or of one judged policy version."""
+    """Everything that a report shows of one iteration or of one evaluated policy version."""
 
     k: int
     """The iteration, or the policy version."""

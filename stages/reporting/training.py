@@ -36,7 +36,7 @@ CURVES = {
 
 @dataclass(frozen=True)
 class Drawn:
-    """One number over the optimizer steps."""
+    """The curve of one metric over the optimizer steps, with its newest, largest and smallest value."""
 
     column: str
     title: str

@@ -89,7 +89,7 @@ def _tie(model: nn.Module, tied: list[list[str]]) -> None:
 
 
 def _adapters(config: LoraConfig, model: nn.Module, processor: Processor, trains: tuple[str, ...]) -> LoraConfig:
-    """Return the settings with the whole names of the adapted modules. Raises like :func:`adapted`."""
+    """Return the settings with the full names of adapted modules as ``target_modules``. Raises like :func:`adapted`."""
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     head = model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
     output = next((name for name in linear if model.get_submodule(name) is head), "")

@@ -67,7 +67,7 @@ class Flows:
         self.environment = os.environ | environment | {MARK: self.mark, "TMPDIR": str(self.temporary)}
 
     def use_prefect(self, environment: dict[str, str]) -> None:
-        """Run ``cosmos-flows`` itself from here on, with these variables."""
+        """From here on run ``cosmos-flows``, which needs Prefect, with these variables."""
         self.program, self.given = PREFECT, self.given | environment
         self.environment |= environment
 

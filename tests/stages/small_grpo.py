@@ -18,7 +18,7 @@ SMALL = (
 
 
 def settings_with(plugin: Path, *overrides: str) -> Settings:
-    """Return the settings of a run in the folder of a plugin's file."""
+    """Return the settings of a small run that loads this plugin. Its store is in the folder of the plugin's file."""
     recipe = str(ROOT / "configs" / "tiny" / "grpo.toml")
     store = str(plugin.parent / "store")
     return Settings(recipe, store, run_id="mine", overrides=(f'plugins=["{plugin}"]', *SMALL, *overrides))

@@ -140,7 +140,7 @@ def _interrupted(flows: Flows, options: list[str], dice: random.Random, stages: 
 
 
 def _is_at(flows: Flows, stage: str) -> bool:
-    """Return whether ranks of a stage work: it has told its progress."""
+    """Return whether a stage is at work: it has reported progress, and its ranks are running."""
     return any(flows.temporary.glob(f"cosmos-flows-{stage}-*/status.json")) and bool(_ranks(flows, stage)[0])
 
 

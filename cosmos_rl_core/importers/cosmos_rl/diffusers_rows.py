@@ -144,7 +144,7 @@ def logit_row(key: str, value: Any, upstream: Upstream) -> Answer:
 
 
 def pattern_row(key: str, value: Any, upstream: Upstream) -> Answer:
-    """Return the whole table of patterns for each of its keys: dots in patterns do not separate tables."""
+    """Answer any key of a table of patterns with the whole table: a dot in a pattern begins no table inside it."""
     table = "policy.lora." + key.split(".")[2]
     if key == table:
         return {table: value}

@@ -72,7 +72,7 @@ def test_a_clip_without_markers_around_it_differs_in_two_tokens_alone(tmp_path: 
     }
 
 
-def test_a_template_without_the_markers_is_refused_where_they_are_to_be_left_out(tmp_path: Path):
+def test_markers_can_only_be_left_out_of_a_template_that_writes_them(tmp_path: Path):
     prompts = Prompts(tiny.save(tmp_path, QWEN3), {"video": NO_CLIP_MARKERS})
     prompts.tokenizer.chat_template = (
         "{% for m in messages %}{% for p in m.content %}<|video_pad|>{% endfor %}{% endfor %}"

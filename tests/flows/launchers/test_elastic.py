@@ -260,7 +260,7 @@ def test_a_stage_is_refused_if_no_worker_has_the_numerics_of_the_run(
     assert refused.made() == []
 
 
-def test_a_mistake_ends_the_stage_at_its_first_worker(work: Work) -> None:
+def test_a_mistake_of_one_worker_ends_the_stage(work: Work) -> None:
     wrong = work.request.config.version + 1
     work.request = work.request.model_copy(update={"version": wrong})
     with pytest.raises(StageError, match="has version") as caught:

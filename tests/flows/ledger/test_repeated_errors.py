@@ -58,7 +58,7 @@ def test_the_same_exception_at_the_same_line_on_two_attempts_ends_the_stage(work
         waves.make("a", [request])
 
 
-def test_an_attempt_that_hangs_twice_is_worth_another_one(work: Work):
+def test_a_stage_that_hung_twice_may_be_tried_again(work: Work):
     (work.folder / "go").unlink()
     request = work.request("a")
     with closing(work.launcher(LaunchConfig(time_limit_s=0.1))) as waves:

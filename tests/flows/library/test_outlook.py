@@ -81,7 +81,7 @@ def test_the_list_has_time_left_and_device_time(recipe, tmp_path, main):
     assert (code, "there is no run 'nobody'" in error) == (64, True)
 
 
-def test_runs_that_are_compared_show_their_settings(recipe, tmp_path, main):
+def test_compared_runs_show_the_settings_that_differ(recipe, tmp_path, main):
     planned(recipe(), tmp_path, run_id="a")
     planned(recipe(), tmp_path, run_id="b", overrides=("train.seed=7", "train.optm_lr=0.5"))
     code, out, _ = main("runs", "a", "b", "--store", str(tmp_path / "store"))

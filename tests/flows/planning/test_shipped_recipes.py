@@ -88,7 +88,7 @@ def test_the_settings_of_a_shipped_recipe_are_valid(path: Path):
 
 
 @pytest.mark.parametrize("path", [path for path in HUB_RECIPES if name_of(path) in SOURCES], ids=name_of)
-def test_a_shipped_recipe_has_the_values_of_cosmos_rls(path: Path):
+def test_a_shipped_recipe_has_the_values_of_its_original_in_cosmos_rl(path: Path):
     ours = settings(tomllib.loads(path.read_text(encoding="utf-8")))
     theirs = settings(
         translation.translate(tomllib.loads((UPSTREAM / f"{SOURCES[name_of(path)]}.toml").read_text())).values

@@ -91,7 +91,7 @@ def test_reading_a_part_reports_progress_by_tensor_and_file(tmp_path: Path):
     assert told == [("reading current", step, 2) for step in (0, 0, 1, 1, 1, 2)]
 
 
-def test_a_part_is_copied_into_weights_a_tensor_at_a_time(tmp_path: Path):
+def test_a_part_is_copied_into_weights(tmp_path: Path):
     slot, values = str(tmp_path / "slot"), {"a": torch.full((2,), 3.0), "b": torch.full((3, 1), 4.0)}
     make(report(slot), {"current/00000.safetensors": to_bytes(values)})
     weights = PolicyWeights({name: nn.Parameter(torch.zeros_like(value)) for name, value in values.items()})
