@@ -163,10 +163,12 @@ def _of_the_demo(runs: Sequence[HeldOut]) -> Iterator[Figure]:
 
 
 def _of_speed() -> Iterator[Figure]:
-    iteration, empty, long = (_newest(f"cpu-{what}") for what in ("iteration", "empty-stages", "long-runs"))
+    names = ("iteration", "ranks", "empty-stages", "long-runs")
+    iteration, ranks, empty, long = (_newest(f"cpu-{what}") for what in names)
     for rows in (
         speed.iterations(iteration),
         speed.memory(iteration),
+        speed.ranks(ranks),
         speed.empty_stages(empty),
         speed.long_runs(long),
     ):

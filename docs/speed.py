@@ -41,6 +41,16 @@ def memory(found: Mapping[str, Any]) -> Rows:
     return rows
 
 
+def ranks(found: Mapping[str, Any]) -> Rows:
+    """Return seconds of the stages that ranks share, on one rank and on several."""
+    rows = [["ranks", "rollout, seconds", "update, seconds", "as fast as one rank"]]
+    alone_s = found["measured"][0]["rollout_s"] + found["measured"][0]["update_s"]
+    for row in found["measured"]:
+        times = alone_s / (row["rollout_s"] + row["update_s"])
+        rows.append([str(row["ranks"]), f"{row['rollout_s']:.1f}", f"{row['update_s']:.1f}", f"{times:.2f}"])
+    return rows
+
+
 def empty_stages(found: Mapping[str, Any]) -> Rows:
     """Return seconds of stages that do almost nothing, by cause."""
     rows = [["mode", "stage", "seconds", "interpreter", "imports", "inputs", "work", "outside of the process"]]
