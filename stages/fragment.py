@@ -37,7 +37,7 @@ from stages.reporting.excerpt import (
 )
 from stages.reporting.numbers import words
 from stages.reporting.samples import Samples
-from stages.scoring.spreads import scored_numbers
+from stages.scoring.score_tables import scored_numbers
 
 MOST_BYTES = 1_000_000
 """Most bytes of ``fragment.json``, which holds numbers and small pictures."""

@@ -19,7 +19,8 @@ from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Request
 from stages.execution.context import Context, Ranks
 from stages.reporting.warnings import warning_page
-from stages.scoring.spreads import Spread, scored_numbers
+from stages.scoring.score_tables import scored_numbers
+from stages.scoring.summaries import Spread
 
 EXTREMES = 6
 """Most samples that the evidence names for each bound that is exceeded."""

@@ -9,7 +9,7 @@ from flows.comparing.side import Side, shared
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.slots import current_of, input_of
 from stages.scoring import held_out
-from stages.scoring.spreads import scored_numbers
+from stages.scoring.score_tables import scored_numbers
 
 SAME_SAMPLES, SAME_PROMPTS, OTHER_PROMPTS = "sample by sample", "prompt by prompt, other seeds", "other prompts"
 

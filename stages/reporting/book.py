@@ -3,17 +3,19 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from cosmos_rl_core.estimates.estimate import Estimate
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
 from stages.contracts import METRICS, Update
-from stages.formats.tables import read_table
 from stages.registry import reader_of
 from stages.reporting.contracts import Fragment
 from stages.reporting.excerpt import Answered, Excerpt, Score
-from stages.reporting.pictures import References
+
+if TYPE_CHECKING:
+    from stages.reporting.pictures import References
 
 LOSS = "loss"
 """Name of the held-out loss among the rewards."""
@@ -72,7 +74,8 @@ class Trained:
     @classmethod
     def read(cls, artifact: Artifact) -> "Trained":
         """Read the numbers of an update."""
-        return cls(artifact.manifest, read_table(artifact, METRICS))
+        # Imported on use because it needs pandas, and a status does not.
+        return cls(artifact.manifest, import_module("stages.formats.tables").read_table(artifact, METRICS))
 
     @property
     def k(self) -> int:
@@ -149,7 +152,7 @@ class Book:
     judged: Sequence[Piece] = ()
     trained: Sequence[Trained] = ()
     now: Now | None = None
-    references: References | None = None
+    references: "References | None" = None
     """The pictures and clips that prompts refer to."""
 
     @property

@@ -10,7 +10,7 @@ from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.estimates.estimate import Estimate
 from cosmos_rl_core.rewards._base.answers import finite
 from stages.artifacts.records import parsed
-from stages.scoring.spreads import Spread
+from stages.scoring.summaries import Spread
 
 QUANTILES = 32
 """Number of equal parts that the sorted scores are cut into. The ends of the parts suffice to draw a distribution."""
