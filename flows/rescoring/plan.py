@@ -72,9 +72,9 @@ def plan_of_rescore(
 ) -> Wanted:
     """Return the plan of a re-score. Writes nothing.
 
-    ``reward`` is the name of a reward, or the path of a TOML file with ``[[rewards]]``. ``iterations`` are those whose
-    rollouts are scored, such as ``3-7,9``; by default all that the run has. Raises one :class:`ConfigError` with every
-    mistake, or with the numbers of samples of which too little is left to score them.
+    ``reward`` is the name of a reward, or the path of a TOML file with ``[[rewards]]``. ``iterations``, such as
+    ``3-7,9``, selects the rollouts to score; by default all that the run has. Raises one :class:`ConfigError` with
+    every mistake, or with the numbers of samples whose stored files no longer suffice to score them.
     """
     run, mistakes = read_run(store_url, run_id), Mistakes()
     if not isinstance(run, Run):

@@ -100,7 +100,7 @@ def _result(outcome: Any) -> Any:
 
 
 def _attempt(waves: Waves, name: str, requests: Sequence[Request]) -> Any:
-    """Return the manifests, or a state with the exception because of which there are none.
+    """Return the manifests, or a state with the exception that kept them from being made.
 
     If an exception were raised, Prefect would log all its frames twice. A task that a suspension ended would be shown
     as running forever.

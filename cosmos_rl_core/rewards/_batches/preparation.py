@@ -79,7 +79,7 @@ class Prepared(Generic[Made]):
             return future
 
     def _end(self, samples: Sequence[Sample]) -> None:
-        """Forget ``samples``, some of which are left after an error; end the thread unless others are expected."""
+        """Forget ``samples``, which an error may have left; end the thread unless other samples are expected."""
         left = {id(sample) for sample in samples}
         with self._turn:
             self._coming = deque((one, made) for one, made in self._coming if id(one) not in left)
