@@ -16,7 +16,16 @@ from stages.artifacts.layouts import cut, holds
 from stages.artifacts.request import Request
 from stages.contracts import INDEX, MEDIA, TENSORS
 from stages.execution.context import Context
-from stages.formats.samples import DECODED, StoredSample, all_rows, read_unit, unit_files, unit_name
+from stages.formats.samples import (
+    BY_GUARDRAIL,
+    DECODED,
+    REFUSED,
+    StoredSample,
+    all_rows,
+    read_unit,
+    unit_files,
+    unit_name,
+)
 from stages.generating.decoding import decode_finite, decodes_in
 from stages.generating.encoding import Encoding, UnitWriter, encoded
 from stages.generating.plans import vae_batches
@@ -27,7 +36,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     """Write the parts ``index`` and ``media`` of the samples that the rollout did not decode, in the rollout's units.
 
     If the rollout's media were deleted, all finite samples are decoded. Units without such samples are left out, so the
-    units have other numbers here than in the rollout.
+    units have other numbers here than in the rollout. Pictures pass the guardrail like those that a rollout shows.
     """
     config, ranks = request.settings(contracts.Decode), context.ranks
     rollout = Artifact(request.one("samples"))
@@ -47,7 +56,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
 
     @cache
     def vae() -> Model:
-        return load_model(config.model, ("vae",), ranks.device)
+        return load_model(config.model, ("vae", *config.model.guardrail), ranks.device)
 
     with UnitWriter({n: len(rows) for n, rows in enumerate(units.values())}, write) as writer:
         for n in context.units(len(items)):
@@ -62,9 +71,10 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
             done += 1
         context.progress("decoding", done, done)
     made = [json.loads(context.attempt.read(unit_name(INDEX, n))) for n in context.own(len(items))]
-    lost = sum(not row["finite"] for rows in made for row in rows)
-    nonfinite = sum(ranks.gather(lost))
-    return {"samples": len(left)} | ({"nonfinite": nonfinite} if nonfinite else {})
+    nonfinite = sum(ranks.gather(sum(not row["finite"] for rows in made for row in rows)))
+    refused = sum(ranks.gather(sum(REFUSED in row for rows in made for row in rows)))
+    counts = {"samples": len(left)} | ({"nonfinite": nonfinite} if nonfinite else {})
+    return counts | ({"refused": refused} if refused else {})
 
 
 def is_wanted(row: Mapping[str, Any], config: contracts.Decode) -> bool:
@@ -79,9 +89,14 @@ def _decoded(
     samples: list[StoredSample],
     rows: Mapping[str, dict[str, Any]],
 ) -> list[Encoding]:
-    """Decode samples, and return for each the function that encodes its pixels."""
+    """Decode samples, show them to the guardrail, and return for each the function that encodes its pixels."""
     latents = torch.stack([torch.from_numpy(one.final_latents) for one in samples])
     with decodes_in(decoding, device):
         pictures = decode_finite(model, latents, [True] * len(samples))
-    kept = [{name: value for name, value in rows[one.sample_id].items() if name != DECODED} for one in samples]
-    return [partial(encoded, row, pixels) for row, pixels in zip(kept, pictures, strict=True)]
+    found: list[Encoding] = []
+    for one, picture in zip(samples, pictures, strict=True):
+        row = {name: value for name, value in rows[one.sample_id].items() if name != DECODED}
+        shown = None if picture is None else model.screen(picture)
+        refused = {REFUSED: BY_GUARDRAIL} if picture is not None and shown is None else {}
+        found.append(partial(encoded, row | refused, shown))
+    return found

@@ -144,3 +144,22 @@ def test_a_rollout_whose_samples_are_all_refused_is_an_error(run: Run, tmp_path:
     refuse(monkeypatch, *range(100))
     with pytest.raises(ConfigError, match=r"the guardrail refuses all \d+ samples.*take other prompts"):
         make(requests.rollout(run, 0), tmp_path)
+
+
+def test_pictures_that_are_decoded_later_pass_the_guardrail_too(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A re-score decodes a rollout whose media were deleted; its rewards must see what the rollout's rewards saw."""
+    refuse(monkeypatch)
+    rollout = requests.rollout(run, 0)
+    make(rollout, tmp_path)
+    config = requests.decode(run, 0).settings(contracts.Decode).model_copy(update={"undecoded_only": False})
+    refuse(monkeypatch, 2)
+    summary, artifact = made(requests.decode(run, 0).model_copy(update={"config": config}), tmp_path)
+    rows = read_index(artifact)
+    assert Guardrail.seen == len(rows) == summary.summary["samples"]
+    (lost,) = [one for one in read_samples(artifact) if not one.finite]
+    assert lost.sample_id == rows["sample_id"][2]
+    assert lost.media == b""
+    assert lost.why_lost == "was refused by the guardrail"
+    assert summary.summary["refused"] == summary.summary["nonfinite"] == 1
