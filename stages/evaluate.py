@@ -156,8 +156,8 @@ def _generate(
         **prompt_options(config.model),
         **stock_arguments(pipeline, config.media.size, config.media.frames),
     )
-    is_video = config.media.frames > 1
-    pixels = np.asarray(output.frames) if is_video else np.asarray(output.images)[:, None]
+    # A pipeline of videos returns frames also of a video of one frame.
+    pixels = np.asarray(output.frames) if hasattr(output, "frames") else np.asarray(output.images)[:, None]
     finite &= np.isfinite(pixels).all(axis=(1, 2, 3, 4))
     return [
         (255 * picture).round().astype(np.uint8) if is_finite else None

@@ -32,9 +32,15 @@ from cosmos_rl_core.weights.lora_layers import adapt
 from cosmos_rl_core.weights.parts import CURRENT
 from cosmos_rl_core.weights.policy_weights import prepare
 from cosmos_rl_core.weights.shapes import trainable_shapes, weight_shapes
+from stages.artifacts.artifact import Artifact
+from stages.artifacts.slots import input_of
 from stages.contracts import ModelRef
+from stages.formats.samples import read_samples
 from stages.training.loading import load_stock
+from tests.stages.conftest import make_evaluated_iteration, make_run
+from tests.stages.small_video import recipe
 
+OF_QUERIES = {"r": 2, "lora_alpha": 4.0, "target_modules": ["to_q"]}
 LORA = LoraConfig(r=4, lora_alpha=12.0)
 LEVELS = 2.5
 """Of 255: how far off pictures may be, as the root of the mean square."""
@@ -119,3 +125,18 @@ def test_pictures_in_bfloat16_are_close_to_float32(
             )
             if ".lora_" not in key:
                 assert tensor.dtype == (torch.bfloat16 if halved_too else torch.float32), (name, key)
+
+
+@pytest.mark.parametrize("family", ["wan", "sana_video"])
+def test_a_video_model_is_evaluated_on_pictures(family: str, tmp_path: Path, prompt_dir: str):
+    values = recipe(str(tiny_pipelines.save(family, tmp_path / family)), prompt_dir, OF_QUERIES)
+    sample = {"num_steps": 2, "eval_num_steps": 2}
+    values["policy"]["diffusers"] |= {"train_frames": 1, "inference_size": [64, 64], "sample": sample}
+    (tmp_path / "held-out").mkdir()
+    (tmp_path / "held-out/test.txt").write_text('x "y" z\n', encoding="utf-8")
+    dataset = {"name": "ocr", "local_dir": str(tmp_path / "held-out"), "split": "test"}
+    run = make_run(tmp_path, values | {"validation": {"n_generation": 1, "dataset": dataset}})
+    make_evaluated_iteration(run, tmp_path)
+    found = [sample.pixels for sample in read_samples(Artifact(input_of(run.slots.version(1, "evaluate"))))]
+    assert {picture.shape for picture in found} == {(1, 64, 64, 3)}
+    assert all(picture.std() > 1 for picture in found)
