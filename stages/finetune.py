@@ -21,7 +21,7 @@ from stages.formats.latents import Latents
 from stages.formats.references import kinds_of
 from stages.training.given import own_frames
 from stages.training.micro_batches import made_ahead, my_share
-from stages.training.order import items_of_step
+from stages.training.order import ItemOrder
 from stages.training.stepper import check_clocks
 from stages.training.trainer import CPU, Make, MicroBatch, Trainer
 
@@ -36,12 +36,12 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     layout = context.layout({"mini_batch": context.shrunk(config.algorithm.mini_batch)})
     copies = [EMA] if config.keeps_ema else []
     trainer = Trainer.load(config, algorithm, request=request, components=(), context=context, copies=copies)
-    draws, sources = _Draws(request, config, trainer, latents), latents.index["source"].to_numpy()
+    draws = _Draws(request, config, trainer, latents)
+    order = ItemOrder(latents.index["source"].to_numpy(), config.weights, config.batch_size, request.seed)
 
     def share(step: int) -> list[Make]:
-        items = items_of_step(sources, config.weights, config.batch_size, request.seed, step)
         # The largest first, so that ranks that work side by side wait little for each other.
-        chunks = sorted(cut_alike(items, layout["mini_batch"], draws.kind), key=len, reverse=True)
+        chunks = sorted(cut_alike(order.of_step(step), layout["mini_batch"], draws.kind), key=len, reverse=True)
         return my_share([[partial(draws, chunk)] for chunk in chunks], group)
 
     first = config.steps.first_step

@@ -20,7 +20,7 @@ from stages.artifacts.request import Request
 from stages.execution.context import Context
 from stages.formats.policies import load_part
 from stages.training.micro_batches import made_ahead, my_share
-from stages.training.order import items_of_step
+from stages.training.order import ItemOrder
 from stages.training.stepper import Stepper, check_clocks
 from stages.vlm.contracts import VlmFinetune
 from stages.vlm.loading import load, prompts_of
@@ -47,9 +47,10 @@ def run(request: Request, context: Context[Group]) -> dict[str, Any]:
     rows = _Rows(config, tokens, Conversations(tokens, prompts, config.sources), model, layout["row_length"])
     if context.ranks.mesh is not None:
         rows.fill()
+    order = ItemOrder(tokens.index["source"].to_numpy(), config.weights, config.batch_size, request.seed)
 
     def share(step: int) -> list[Any]:
-        return my_share([[make] for make in rows.of_step(request.seed, step)], context.ranks)
+        return my_share([[make] for make in rows.of([item for item, _ in order.of_step(step)])], context.ranks)
 
     first = config.steps.first_step
     with made_ahead(map(share, range(first, first + len(config.steps.lrs))), context.ranks.device) as steps:
@@ -80,7 +81,6 @@ class _Rows:
     ) -> None:
         self.config, self.conversations, self.model = config, conversations, model
         self.index, self.row_length = tokens.index, row_length
-        self.sources = self.index["source"].to_numpy()
         self.fillers: dict[Kind, Any] = {}
 
     def fill(self) -> None:
@@ -92,13 +92,12 @@ class _Rows:
         prompts = self.conversations.prompts
         self.fillers = dict(zip(sorted(kinds), fillers(prompts, kinds), strict=True))
 
-    def of_step(self, seed: int, step: int) -> list[Any]:
-        """Return a function for each row of a step, which makes the row with a given weight.
+    def of(self, items: list[int]) -> list[Any]:
+        """Return a function for each row of a step on these conversations, which makes the row with a given weight.
 
         A planned row that is longer than the rows of this attempt is divided.
         """
         config = self.config
-        items = [item for item, _ in items_of_step(self.sources, config.weights, config.batch_size, seed, step)]
         about = self.index.iloc[items]
         lengths, labels = about["tokens"].tolist(), about["labels"].tolist()
         packs = getattr(self.conversations.prompts.processor, "packs", False)

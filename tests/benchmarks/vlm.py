@@ -30,7 +30,7 @@ from cosmos_rl_core.vlms._prompts import Prompts, joined
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.request import Input, Request
 from stages.artifacts.slots import input_of
-from stages.training.order import items_of_step
+from stages.training.order import ItemOrder
 from stages.vlm.contracts import VlmFinetune, VlmIndex, VlmPolicy, VlmRef, VlmTokenize
 from stages.vlm.tokens import Conversations, Tokens
 from tests.benchmarks import record
@@ -111,10 +111,10 @@ class Work:
         trained = [one for one in model.parameters() if one.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.01)
         seconds: list[float] = []
+        order = ItemOrder(tokens.index["source"].to_numpy(), {}, BATCH, 0)
         for step in range(steps + WARM_UPS):
             began_s = time.process_time()
-            items = items_of_step(tokens.index["source"].to_numpy(), {}, BATCH, 0, step)
-            batch = _padded([conversations[item] for item, _ in items])
+            batch = _padded([conversations[item] for item, _ in order.of_step(step)])
             model(**batch).loss.backward()
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()

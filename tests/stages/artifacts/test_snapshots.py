@@ -28,7 +28,7 @@ from stages.formats.embeddings import EMPTY, Embeddings
 from stages.formats.latents import Latents
 from stages.formats.parts import Parts, side_of
 from stages.training.loading import load_model
-from stages.training.order import items_of_step
+from stages.training.order import ItemOrder
 from tests.stages.conftest import make
 
 CPU = torch.device("cpu")
@@ -322,7 +322,8 @@ def test_sources_are_drawn_by_weight_and_each_item_once_per_pass(pictures: Path,
     source = latents_of(run).index["source"]
     assert source.value_counts().to_dict() == {"many": 6, "few": 2}
     source = source.to_numpy()
-    drawn = [one for step in range(500) for one in items_of_step(source, {"many": 1, "few": 3}, 8, 5, step)]
+    order = ItemOrder(source, {"many": 1, "few": 3}, 8, 5)
+    drawn = [one for step in range(500) for one in order.of_step(step)]
     few = [(item, epoch) for item, epoch in drawn if source[item] == "few"]
     # Four standard deviations of 4000 draws.
     assert abs(len(few) - 3000) < 4 * (4000 * 0.75 * 0.25) ** 0.5
@@ -330,8 +331,7 @@ def test_sources_are_drawn_by_weight_and_each_item_once_per_pass(pictures: Path,
     assert [epoch for _, epoch in few] == sorted(epoch for _, epoch in few)
     many = [one for one in drawn if source[one[0]] == "many"]
     assert len({*many}) == len(many)
-    again = items_of_step(source, {"few": 3, "many": 1}, 8, 5, 7)
-    assert again == drawn[56:64]
+    assert ItemOrder(source, {"few": 3, "many": 1}, 8, 5).of_step(7) == drawn[56:64]
     make(requests.policy(run), tmp_path / "outcome" / "policy")
     assert requests.finetune(run, 0).config.model_dump()["weights"] == {"many": 1, "few": 3}
     manifest = make(requests.finetune(run, 0), tmp_path / "outcome" / "finetune")
