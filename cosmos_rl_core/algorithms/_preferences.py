@@ -52,7 +52,8 @@ def _parsed(path: str, data: bytes) -> list[Preference]:
     found: list[Preference] = []
     wrong: list[str] = []
     try:
-        lines = data.decode("utf-8")
+        # Spreadsheets write a byte order mark first.
+        lines = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"preferences = {path!r} is no text in UTF-8: {error}") from error
     rows: list[Any] = (

@@ -191,6 +191,9 @@ def given(file: Path, pairs: list[str], **options: Any) -> Algorithm:
     return Algorithm(dpo(pairs="file", preferences=str(file), **options).options.pinned())
 
 
+PAIR = '{"winner": "a0", "loser": "a1"}\n'
+
+
 @pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.csv"])
 def test_a_file_decides_pairs_whatever_the_rewards(name: str, tmp_path: Path):
     algorithm = given(tmp_path / name, ["a0>a1", "a2>a1", "b1>b0", "elsewhere-1>elsewhere-2", "a0>elsewhere-1"])
@@ -199,6 +202,13 @@ def test_a_file_decides_pairs_whatever_the_rewards(name: str, tmp_path: Path):
     assert table["beats"].tolist() == ["a1", "", "a1", "", "", ""]
     assert table["dropped"].tolist() == [0, 0, 0, 0, 0, 1]  # b1 has no score
     assert table["advantage"].fillna(9).tolist() == [1, -1, 1, 9, 9, 9]
+
+
+@pytest.mark.parametrize(("name", "text"), [("p.csv", "winner,loser\r\na0,a1\r\n"), ("p.jsonl", PAIR)])
+def test_a_file_of_a_spreadsheet_may_begin_with_a_byte_order_mark(name: str, text: str, tmp_path: Path):
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    options = dpo(pairs="file", preferences=str(tmp_path / name)).options.pinned()
+    assert options.preferences_count == 1
 
 
 def test_a_rollout_without_any_pair_of_the_file_is_refused(tmp_path: Path):
