@@ -277,7 +277,7 @@ class Export(StageConfig):
     """The policy as users load it: a diffusers LoRA, or a whole pipeline."""
 
     name = "export"
-    version = 1
+    version = 2
     inputs = {"policy": "one", "init": "many"}
     model: ModelRef
     lora: LoraConfig | None

@@ -21,6 +21,8 @@ File = tuple[str, Iterable[bytes | memoryview]]
 """Relative path of a file, and its bytes in chunks."""
 
 _COPIED_BYTES = 2**23
+_WHOLE_MODELS = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf")
+"""Ends of names of files next to ``model_index.json`` that other programs read a whole model from."""
 
 
 def lora_files(tensors: Mapping[str, Tensor], config: LoraConfig) -> Iterator[File]:
@@ -47,8 +49,8 @@ def full_pipeline(base: str, tensors: Mapping[str, Tensor]) -> Iterator[File]:
     """Yield the files of the pipeline ``base`` with transformer weights replaced by ``tensors`` (a policy part).
 
     The transformer keeps the types of the base, its division into files, and every tensor that is not trained, such as
-    buffers. Other files with weights (pickles, half-precision variants) are left out, because they would still hold the
-    base model's weights.
+    buffers. Other files with its weights (pickles, half-precision variants, a whole model in one file) are left out,
+    because they would still hold the base model's weights.
 
     Raises :class:`ArtifactError` for tensors that the base does not have, or that have other shapes there.
     """
@@ -57,7 +59,8 @@ def full_pipeline(base: str, tensors: Mapping[str, Tensor]) -> Iterator[File]:
         raise ArtifactError(f"the transformer of {base!r} has no tensors for {len(unknown)} weights, e.g. {unknown[0]}")
     for name in directories.pipeline_files(base):
         folder, _, file = name.partition("/")
-        if folder != directories.TRANSFORMER or file == "config.json":
+        is_whole_model = not file and name.endswith(_WHOLE_MODELS)
+        if file == "config.json" or (folder != directories.TRANSFORMER and not is_whole_model):
             yield name, _copied(Path(base, name))
 
     def merged(name: str) -> Tensor:

@@ -79,6 +79,9 @@ def test_a_cut_transformer_stays_cut_and_stale_spellings_are_left_out(folder, tr
     tensors = safetensors_torch.load_file(weights)
     weights.rename(base / "transformer/diffusion_pytorch_model.fp16.safetensors")
     (base / "transformer/diffusion_pytorch_model.bin").write_bytes(b"stale")
+    # Repositories of SD3.5 and FLUX.1 have the whole model in one file, too.
+    (base / "sd3.5_medium.safetensors").write_bytes(b"stale")
+    (base / "LICENSE.md").write_text("free")
     names = sorted(tensors)
     halves = {f"diffusion_pytorch_model-0000{i + 1}-of-00002.safetensors": names[i::2] for i in range(2)}
     for file, members in halves.items():
@@ -91,6 +94,7 @@ def test_a_cut_transformer_stays_cut_and_stale_spellings_are_left_out(folder, tr
     assert sorted(p.name for p in (tmp_path / "out/transformer").iterdir()) == sorted(
         ["config.json", "diffusion_pytorch_model.safetensors.index.json", *halves]
     )
+    assert {p.name for p in (tmp_path / "out").iterdir() if p.is_file()} == {"model_index.json", "LICENSE.md"}
     loaded = stock(tmp_path / "out").transformer.state_dict()
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in transformer.state_dict().items())
 
