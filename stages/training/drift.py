@@ -50,11 +50,12 @@ class DriftWatch(Watcher):
     def saw(self, index: int, micro: MicroBatch, loss: Loss) -> None:
         if not isinstance(micro.batch, Transitions) or micro.weight == 0:
             return
-        places = range(len(micro.names))
+        # Only these: the numbers are read at the end of the step, and until then the micro-batch would keep its memory.
+        names, steps = micro.names, micro.steps
 
         def take(numbers: list[float]) -> None:
-            columns = [numbers[place :: len(places)] for place in places]
-            for sample_id, step, values in zip(micro.names, micro.steps, columns, strict=True):
+            columns = [numbers[place :: len(names)] for place in range(len(names))]
+            for sample_id, step, values in zip(names, steps, columns, strict=True):
                 named_values = dict(zip(DRIFT_METRICS, values, strict=True))
                 self._worst = max(self._worst, [named_values["ratio_drift"], sample_id, step], key=_severity)
                 place, name = place_of(sample_id)

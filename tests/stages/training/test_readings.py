@@ -1,9 +1,11 @@
 """What an optimizer step waits for: the numbers that it reads from another device, counted."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from weakref import ReferenceType, ref
 
 import pytest
 import torch
@@ -109,6 +111,28 @@ def test_a_policy_gradient_step_with_drift_and_data_term_also_waits_once(folder:
     assert {"grpo": "kl", "ddrl": "data_loss"}[kind] in row
     assert all(math.isfinite(number) for number in row.values())
     assert [(each["sample_id"], each["step"]) for each in watch.rows] == [("a", 0), ("b", 1), ("a", 1), ("b", 0)]
+
+
+@pytest.mark.parametrize("kind", ["grpo", "nft"])
+def test_a_micro_batch_is_freed_before_the_step_ends(folder: str, kind: str):
+    """A step may have thousands of them, whose numbers are all read at its end."""
+    conditioning, alive = conditioning_of(folder), list[list[bool]]()
+    trainer = trainer_of(folder, kind, LoraConfig(r=4))
+    if kind == "grpo":
+        trainer.watcher = DriftWatch(math.inf, trainer, ["rollout"])
+
+    def made() -> Iterator[MicroBatch]:
+        there: list[ReferenceType[Tensor]] = []
+        for _ in range(4):
+            micro = recorded(conditioning, 0, 1) if kind == "grpo" else micro_batch(conditioning, slice(None))
+            there.append(ref(micro.batch.x if isinstance(micro.batch, Transitions) else micro.batch.x_0))
+            yield micro
+            del micro
+            alive.append([one() is not None for one in there])
+
+    trainer.step(0, made(), 8, 1)
+    # The step's own variables still have the latest one.
+    assert alive == [[*[False] * earlier, True] for earlier in range(4)]
 
 
 def test_every_way_to_read_numbers_of_a_device_counts_as_a_wait():
