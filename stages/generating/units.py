@@ -166,6 +166,8 @@ class _Making:
         for some in cut(to_make, num_peers):
             for row in zip_longest(*(tiles[n] for n in some)):
                 own: list[tuple[int, list[SamplePlan], Any]] = []
+                # The states of the last tile, which may be gigabytes: the next one needs their memory.
+                sampled = None
                 for n, plans in zip(some, row, strict=True):
                     if plans is None:
                         continue

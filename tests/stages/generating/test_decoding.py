@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from weakref import ReferenceType, ref
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from cosmos_rl_core.config.shared import Decoding
 from cosmos_rl_core.models.sd3.model import StableDiffusion3
+from cosmos_rl_core.sampling.rollout import sample
 from flows.planning import requests
 from flows.planning.run import Run
 from stages.artifacts.artifact import Artifact
@@ -51,6 +53,21 @@ def test_a_share_depends_on_the_seed_of_a_sample_alone(run: Run):
     assert all(is_decoded(plan, 1.0) and not is_decoded(plan, 0.0) for plan in plans)
     few, many = ({plan.seed for plan in plans if is_decoded(plan, share)} for share in (0.3, 0.7))
     assert few <= many
+
+
+def test_a_tile_is_freed_before_the_next_one_is_sampled(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made: list[ReferenceType[Any]] = []
+    alive: list[int] = []
+
+    def noted(*given: Any, **named: Any) -> Any:
+        alive.append(sum(one() is not None for one in made))
+        trajectory = sample(*given, **named)
+        made.append(ref(trajectory))
+        return trajectory
+
+    monkeypatch.setattr("stages.rollout.sample", noted)
+    make(rollout(run, tmp_path, Decoding(), "tiles"), tmp_path)
+    assert alive == [0, 0]
 
 
 def test_the_vae_has_a_precision_of_its_own(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
