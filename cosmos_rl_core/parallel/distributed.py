@@ -118,8 +118,23 @@ class Group:
         return tensor
 
     def broadcast(self, value: Any) -> Any:
-        """Return rank 0's JSON value on every rank."""
-        return self.gather(value if self.rank == 0 else None)[0]
+        """Return rank 0's JSON value on every rank.
+
+        It is not gathered: every rank would get as many buffers of its size as there are ranks, and layouts name every
+        sample. Raises like :meth:`gather`.
+        """
+        if self.rank == 0:
+            require_exchangeable(value)
+        if self.world_size == 1:
+            return value
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8) if self.rank == 0 else None
+        size = torch.tensor(0 if data is None else len(data), device="cpu")
+        dist.broadcast(size, 0)
+        sent = torch.empty(int(size), dtype=torch.uint8, device="cpu") if data is None else data
+        dist.broadcast(sent, 0)
+        # Rank 0 may leave once this returns, and the others must have everything by then.
+        _gather_tensors(size, None)
+        return json.loads(sent.numpy().tobytes())
 
     def gather(self, value: Any) -> list[Any]:
         """Return the JSON values of all ranks, in rank order, on every rank.
