@@ -1,11 +1,13 @@
 """Optimizer steps on the weights of a policy, whatever the loss. All trainers share this."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 from torch import Tensor
 
+from cosmos_rl_core.canonical import digest
 from cosmos_rl_core.config.shared import OptimizerSteps
 from cosmos_rl_core.errors import ArtifactError, CosmosRLError, DivergenceError
 from cosmos_rl_core.parallel.checksums import checksums
@@ -126,14 +128,18 @@ class Stepper:
         """Raise :class:`CosmosRLError` unless ranks that hold the same rows hold the same bits. Collective."""
         if self.group.world_size == 1:
             return
-        mine: dict[str, int] = {}
+        held, mine = f"rows {self.weights.shards.index} of ", dict[str, int]()
         for part, tensors in parts.items():
-            held = f"rows {cuts[part].index} of "
             places = {name: f"{held if cuts[part].cuts(name) else ''}{part}/{name}" for name in tensors}
             mine |= checksums({places[name]: tensor for name, tensor in tensors.items()})
-        found = self.group.gather(mine)
-        unequal = [place for place, one in mine.items() if any(other.get(place, one) != one for other in found)]
-        if unequal:
+        # One digest of all whole tensors and one of all rows: the checksums of hundreds of ranks are sent only to name
+        # the tensor that differs.
+        kinds = {"": [], held: []}
+        for place, one in mine.items():
+            kinds[held if place.startswith(held) else ""].append([place, one])
+        if not _unequal(self.group.gather({kind: digest(sums) for kind, sums in kinds.items()})):
+            return
+        if unequal := _unequal(self.group.gather(mine)):
             raise CosmosRLError(
                 f"the ranks ended with different bits of {len(unequal)} of {len(mine)} tensors, e.g. {unequal[0]}; "
                 "a collective or a kernel does not give equal bits on all ranks"
@@ -147,6 +153,14 @@ class Stepper:
     def last(self, *names: str) -> dict[str, float | None]:
         """Return the named numbers of the last step; None for a number that is not finite."""
         return {name: value if math.isfinite(value := self.rows[-1][name]) else None for name in names}
+
+
+def _unequal(found: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the names under which ranks have different values, in order."""
+    first: dict[str, Any] = {}
+    return list(
+        dict.fromkeys(name for each in found for name, one in each.items() if first.setdefault(name, one) != one)
+    )
 
 
 def check_clocks(policy: Input, iteration: int, first_step: int) -> None:
