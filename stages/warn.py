@@ -156,7 +156,7 @@ def _tripped(limit: Limit, levels: dict[tuple[str, str], Level], table: Any) -> 
             "bound": name,
             "limit": bound,
             "mean": level.now.mean,
-            "first": level.first.mean,
+            "first": finite(level.first.mean),
             "z": finite(level.z),
             "drift": finite(level.drift),
             "samples": [[str(sample), float(score)] for sample, score in ordered.head(EXTREMES).items()],

@@ -113,6 +113,13 @@ def test_limits_may_be_on_any_number_of_a_reward_over_scored_samples(root: Path)
     assert [row["score"] for row in evidence["tripped"]] == ["luma"]
 
 
+def test_a_limit_on_a_number_that_iteration_0_has_not_trips_too(root: Path):
+    first = scored(root, 0, FIRST, luma=[None] * 8)
+    _, evidence = judge(root, first, scored(root, 1, FIRST, luma=[0.75] * 8), {"score": "luma", "above": 0.5})
+    (row,) = evidence["tripped"]
+    assert (row["mean"], row["first"], row["z"]) == (0.75, None, None)
+
+
 def test_a_limit_on_a_score_that_the_reward_does_not_give_is_refused(root: Path):
     first = scored(root, 0, FIRST, luma=FIRST)
     with pytest.raises(ConfigError, match="jpeg gives no score 'lumen'; it gives jpeg, luma"):
