@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cosmos_rl_core.canonical import digest, sha256
-from cosmos_rl_core.errors import UnavailableError
+from cosmos_rl_core.errors import ConfigError, UnavailableError
 from cosmos_rl_core.storage import cache, store
 
 SMALLEST_BYTES = 2**20
@@ -55,7 +55,7 @@ class Remembered:
                 found = hashlib.file_digest(stream, "sha256").hexdigest()
                 if _stamp(stream.fileno()) == stamp:
                     # Without space or permission, nothing is remembered.
-                    with suppress(UnavailableError):
+                    with suppress(ConfigError, UnavailableError):
                         store.write(str(entry), " ".join(map(str, [*stamp, found])).encode())
         return found
 
