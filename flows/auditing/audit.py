@@ -347,7 +347,11 @@ class Audit:
             return f"{found} bytes, expected {entry.size}"
         if self._quick:
             return ""
-        digest, members = _look_into(url, entry.size)
+        try:
+            digest, members = _look_into(url, entry.size)
+        except FileNotFoundError:
+            # Retention has deleted it since; then the next look finds the tombstone.
+            return MISSING
         if digest != entry.sha256:
             return f"sha256 {digest}, expected {entry.sha256}"
         if members is None and url.endswith(TAR):

@@ -14,6 +14,7 @@ from flows.planning.base import AnyRun
 from flows.planning.plan import METRICS_FILE
 from flows.planning.steps import read_run
 from stages.artifacts.generations import invalidate
+from stages.artifacts.slots import drop
 from tests.flows.proved import RUN_ID, Proved
 
 
@@ -155,6 +156,25 @@ def test_numbers_of_a_stage_that_was_made_again_may_wait_for_the_run(proved: Pro
     invalidate(run.slots.iteration(0, "reward-ocr"), 1, "asked for")
     assert faults(proved) == []
     assert [one for one in audits_of(proved, iterations=2) if one] == []
+
+
+def test_media_that_retention_deletes_while_they_are_hashed_are_no_fault(
+    proved: Proved, monkeypatch: pytest.MonkeyPatch
+):
+    run = proved.run(keep=())
+    slot, size = run.slots.iteration(2, "rollout"), store.size
+
+    def dropped_after(url: str) -> int | None:
+        found = size(url)
+        if url.startswith(slot) and url.endswith(".tar") and threading.current_thread() is not threading.main_thread():
+            monkeypatch.undo()
+            drop(slot, "media")
+        return found
+
+    monkeypatch.setattr(store, "size", dropped_after)
+    found = audit(str(proved.store), RUN_ID)
+    assert found.faults == []
+    assert found.gone == ["runs/proved/iterations/0002/rollout, generation 1: media"]
 
 
 def test_files_from_before_a_plan_make_no_run(proved: Proved):
