@@ -48,11 +48,14 @@ class Findings:
     files: int = 0
     size: int = 0
     """Bytes that were hashed."""
+    _known: set[Fault] = field(default_factory=set[Fault])
+    """The faults, to look them up: a run that lost a folder has one for each file in it."""
 
     def add(self, url: str, name: str, what: str) -> None:
         """Add a fault, once."""
         fault = Fault(self.place(url), name, what)
-        if fault not in self.faults:
+        if fault not in self._known:
+            self._known.add(fault)
             self.faults.append(fault)
 
     def place(self, url: str) -> str:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from cosmos_rl_core.canonical import canonical_json, sha256
 from flows.auditing.audit import audit
+from flows.auditing.checks.faults import Fault, Findings
 from flows.cli.app import app
 from stages import contracts
 from stages.artifacts.pool import INDEX
@@ -368,3 +369,19 @@ def test_names_of_files_are_printed_in_full(forger: Forger):
     assert f"runs/{RUN_ID}/{path.relative_to(forger.root)}" in "".join(
         row.split("bytes")[0].strip().split(" ")[0] for row in rows
     )
+
+
+def test_many_faults_are_not_compared_with_each_other(monkeypatch: pytest.MonkeyPatch):
+    """A run that lost its media has a fault for each of their files."""
+    compared: list[object] = []
+
+    def equal(one: Fault, other: object) -> bool:
+        compared.append(other)
+        return vars(one) == vars(other)
+
+    monkeypatch.setattr(Fault, "__eq__", equal)
+    findings = Findings("/store")
+    for number in 2 * [*range(100)]:
+        findings.add(f"/store/media/{number:05d}.tar", "bytes", "missing")
+    assert [fault.file for fault in findings.faults] == [f"media/{number:05d}.tar" for number in range(100)]
+    assert len(compared) <= 100
