@@ -96,7 +96,7 @@ class _Encoder:
 
     def __init__(self, request: Request, config: contracts.Embed, context: Context[Group]) -> None:
         self._config, self._device = config, context.ranks.device
-        self._pictures = Pictures(request.slot)
+        self._pictures = Pictures(request.home)
 
     def encoded(self, texts: list[Text]) -> Iterator[tuple[Text, Conditioning]]:
         """Yield each text with its embedding."""

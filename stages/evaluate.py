@@ -44,7 +44,7 @@ def run(request: Request, context: Context[Group]) -> dict[str, float]:
     if len(vae_batches(2, config.media)) > 1:
         pipeline.vae.enable_slicing()
     samples = plan_samples(config.prompts, config.n_generation, request.seed, iteration=None)
-    pictures = Pictures(request.slot)
+    pictures = Pictures(request.home)
     generator = _Stock(pipeline, config, {"export": request.one("export").content}, pictures)
     return write_samples(context, config, samples, generator, tensors=False)
 

@@ -57,7 +57,7 @@ def book_of(request: Request, progress: Callable[[str, int, int], None] = lambda
         iterations=[Piece.read(artifact) for artifact in artifacts("fragments")],
         judged=[Piece.read(artifact, first=judged[0] if place else None) for place, artifact in enumerate(judged)],
         trained=[Trained.read(artifact) for artifact in artifacts("updates")],
-        references=References(request.slot),
+        references=References(request.home),
     )
     progress("writing", total, total)
     return book

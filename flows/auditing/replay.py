@@ -21,10 +21,12 @@ from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.files import read_entry
 from stages.artifacts.manifest import Manifest
-from stages.artifacts.records import Layout, place_of
+from stages.artifacts.pool import PICTURES
+from stages.artifacts.records import Layout, place_of, store_of
 from stages.artifacts.request import Request
 from stages.artifacts.slots import current_manifest, current_of, input_of
 from stages.contracts import RECORDS
+from stages.formats.references import Pictures
 from stages.formats.samples import all_rows, num_units
 from stages.formats.tables import read_table
 
@@ -108,6 +110,7 @@ def replay(
     with tempfile.TemporaryDirectory(prefix="cosmos-replay-") as folder:
         scratch = store.join(folder, place_of(step.slot))
         _copy_layout(made, scratch)
+        _copy_pictures(request, scratch)
         again = _make(request.model_copy(update={"slot": scratch}), folder, launch or run.recipe.launch)
         numerics = differences(made.numerics, again.numerics)
         artifact, compared = Artifact(input_of(made.slot)), _names(made)
@@ -137,6 +140,16 @@ def _copy_layout(made: Manifest, scratch: str) -> None:
     if layout is not None:
         copy = layout.model_copy(update={"place": place_of(scratch), "generation": 1})
         store.put_if_absent(Layout.url(scratch, 1), copy.sealed())
+
+
+def _copy_pictures(request: Request, scratch: str) -> None:
+    """Copy the references of a Request's prompts, unless it has inputs, in whose store a stage looks for them."""
+    if request.home != request.slot:
+        return
+    pictures, pool = Pictures(request.slot), store.join(store_of(scratch), "dataset", PICTURES)
+    for prompt in getattr(request.config, "prompts", ()):
+        for one in prompt.references:
+            store.write(store.join(pool, one.digest), pictures.data(one.digest))
 
 
 def _make(request: Request, folder: str, launch: LaunchConfig) -> Manifest:

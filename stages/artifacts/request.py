@@ -135,6 +135,14 @@ class Request(Section):
         """Return the digest of the recipe and of the fingerprints of the inputs, known before anything runs."""
         return fingerprint_of(self.recipe, self.inputs)
 
+    @property
+    def home(self) -> str:
+        """Return the URL of a slot in the store that has the inputs, and the files that prompts refer to.
+
+        It is the slot of the first input, because a replay has its own slot in a place of its own.
+        """
+        return next((source.url for sources in self.inputs.values() for source in sources), self.slot)
+
     def expected(self, *parts: str) -> Input:
         """Return parts of this Request's artifact as an input of Requests that are made before the artifact exists.
 

@@ -87,7 +87,7 @@ class Scorer:
         """Whether each item has a forward pass of its own, although the settings let several share one."""
         decoded = [Artifact(one) for one in request.inputs.get("decoded", ())]
         self._decoded = Decoded(self.samples, request.one("samples").parts, decoded) if decoded else None
-        self._pictures = Pictures(request.slot)
+        self._pictures = Pictures(request.home)
         self._unit = lru_cache(_UNITS_HELD)(self._read_unit)
 
     def make_exact(self, gather: Callable[[bool], list[bool]], say: Callable[[str], None]) -> bool:
