@@ -1,6 +1,7 @@
 """The tables of a run: numbers, stages, and samples with their scores and advantages."""
 
 import io
+from typing import Any
 
 import pandas as pd
 
@@ -27,7 +28,10 @@ def metrics(run: AnyRun) -> pd.DataFrame:
     """Return the table of :meth:`flows.library.opened_run.OpenedRun.metrics`."""
     data = store.read_if_exists(store.join(run.url, METRICS_FILE)) or b""
     numbers = {"iteration", "policy_version", "step"}
-    table = pd.read_json(io.BytesIO(data), lines=True) if data else pd.DataFrame(columns=["stage", *sorted(numbers)])
+    # By default pandas rounds the last digits, and reads numbers of some names as dates.
+    exact: dict[str, Any] = {"precise_float": True, "convert_dates": False}
+    empty = pd.DataFrame(columns=["stage", *sorted(numbers)])
+    table = pd.read_json(io.BytesIO(data), lines=True, **exact) if data else empty
     return table.astype(dict.fromkeys(numbers & {*table.columns}, "Int64"))
 
 

@@ -11,6 +11,7 @@ import pytest
 from cosmos_rl_core.errors import ArtifactError, ConfigError
 from cosmos_rl_core.recipes.reading import read_values
 from flows.library import OpenedRun, open_run
+from flows.planning.plan import METRICS_FILE
 from flows.planning.run import Run
 from flows.session import loop
 from flows.watching.tracking import Tracker
@@ -84,6 +85,19 @@ def test_numbers_of_stages_equal_the_metrics(opened: OpenedRun):
     (mean,) = metrics.loc[metrics["policy_version"] == 1, "val/reward_avg"]
     assert stages.loc["policy-0001/evaluate-ocr", "reward"] == mean == opened.held_out(1)["ocr"].mean()
     assert stages["k"].dropna().tolist() == [0] * 8 + [1] * 4
+
+
+def test_metrics_are_the_numbers_of_the_file_to_the_last_bit(run: Run, opened: OpenedRun):
+    table = opened.metrics()
+    lines = Path(run.url, METRICS_FILE).read_text(encoding="utf-8").splitlines()
+    told = [
+        (number, name, value)
+        for number, line in enumerate(lines)
+        for name, value in json.loads(line).items()
+        if isinstance(value, float)
+    ]
+    assert len(told) > 20
+    assert [(number, name, float(table.at[number, name])) for number, name, _ in told] == told
 
 
 def test_a_policy_gives_its_tensors_and_its_export(opened: OpenedRun, tmp_path: Path):
