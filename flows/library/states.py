@@ -1,6 +1,6 @@
 """The state of every stage of a run: what its slot holds, and whether it is up to date."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -99,6 +99,18 @@ def _states(every: Sequence[Step], kept: Mapping[str, State]) -> list[State]:
         if state.word != "stands":
             in_doubt.add(step.slot)
     return found
+
+
+def grouped(found: Iterable[State]) -> list[list[State]]:
+    """Return the stages of each iteration and each judged policy version, and first and last the stages of neither.
+
+    With ``train.staleness`` stages of the next iteration come between the stages of an iteration.
+    """
+    groups: dict[str, list[State]] = {}
+    for state in found:
+        start = not any(groups)
+        groups.setdefault(state.step.parent or ("" if start else "end"), []).append(state)
+    return [*groups.values()]
 
 
 def state_of(step: Step, in_doubt: set[str]) -> State:

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from rich.cells import cell_len, chop_cells
 
@@ -15,7 +14,7 @@ from cosmos_rl_core.errors import counted, visible
 from flows.ledger.costs import device_time, duration
 from flows.library.outlook import score_of
 from flows.library.overview import Overview
-from flows.library.states import State
+from flows.library.states import State, grouped
 from flows.terminal import commands
 from flows.warning.warnings import Warned
 
@@ -261,7 +260,7 @@ class _Groups:
 
     def __init__(self, overview: Overview) -> None:
         self._overview = overview
-        self.groups = [list(group) for _, group in groupby(overview.states, lambda state: state.step.parent)]
+        self.groups = grouped(overview.states)
         iterations = [group for group in self.groups if group[0].step.parent.startswith(ITERATION)]
         self.total = max(len(iterations), overview.run.recipe.train.num_iterations)
         self.done = sum(_finished(group) for group in iterations)

@@ -1,6 +1,5 @@
 """The state of a run as a table and a few lines."""
 
-import itertools
 import time
 from collections.abc import Iterator
 
@@ -12,6 +11,7 @@ from rich.text import Text
 from cosmos_rl_core.errors import counted
 from flows.library.opened_run import open_run
 from flows.library.overview import Overview
+from flows.library.states import grouped
 from flows.terminal import commands
 from flows.terminal.console import can_redraw
 from flows.watching.screen import ENDS, as_of, cell, failure, next_command, screen
@@ -117,7 +117,7 @@ def _table(overview: Overview) -> Table:
 
     The columns are the stages of an iteration. A cell of another stage begins with its name.
     """
-    rows = [list(group) for _, group in itertools.groupby(overview.states, lambda state: state.step.parent)]
+    rows = grouped(overview.states)
     first = next(row for row in rows if row[0].step.parent.startswith("iteration-"))
     columns = [state.step.stage for state in first]
     columns += [""] * (max(map(len, rows)) - len(columns))

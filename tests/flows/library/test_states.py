@@ -12,6 +12,7 @@ from flows.library.states import states
 from flows.planning import requests
 from flows.planning.run import Run
 from flows.planning.steps import read_run
+from flows.watching.screen import screen
 from flows.watching.status_table import rendered
 from stages.artifacts.generations import invalidate
 from stages.artifacts.slots import current_of
@@ -62,6 +63,18 @@ def test_a_run_that_has_not_begun_has_no_artifact(recipe, tmp_path):
             "to go on, give its command again or retry its flow run",
         ],
     )
+
+
+def test_an_iteration_is_shown_once_where_the_next_prompts_are_embedded_before_its_end(recipe, words, tmp_path):
+    words(*(f'a sign that says "{number}"' for number in range(300)))
+    run = planned(recipe(("[train]", "[train]\nstaleness = 1")), tmp_path, run_id="hand", iterations=140)
+    rows, _ = rows_and_lines(run)
+    assert rows[0] == ["", "embed", "rollout", "reward-ocr", "update", "fragment"]
+    assert ["iteration-0128", "-", "-", "-", "-", "-"] in rows
+    iterations = [row[0] for row in rows if row[0].startswith("iteration")]
+    assert iterations == [f"iteration-{k:04d}" for k in range(140)]
+    lines = screen(open_run("hand", run.store_url).now(), 80, 24)
+    assert "now      start (0 of 140 iterations are finished): 0 of 566 stages are finished" in lines
 
 
 def test_a_finished_run_shows_times_and_rewards(recipe, tmp_path):
