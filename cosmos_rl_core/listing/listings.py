@@ -5,10 +5,10 @@ A look at hundreds of artifacts asks for many files that do not exist. One listi
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cosmos_rl_core.listing.stamps import local_stamp
 
@@ -44,6 +44,8 @@ class Listing:
         return found
 
 
+Entries = dict[str, dict[str, Any]]
+"""Facts of files by their paths, as fsspec gives them."""
 Folders = Callable[[str], str | None]
 """Function that returns the folder to list for the URL of a file, or None if the file is looked up by itself."""
 _KNOWN: ContextVar[tuple[Folders, dict[str, Listing | None]] | None] = ContextVar("known", default=None)
@@ -95,6 +97,28 @@ def forget(url: str) -> None:
     """Forget the listing that includes a file, which is about to be written or deleted."""
     if (here := _KNOWN.get()) is not None and (folder := here[0](url)) is not None:
         here[1].pop(folder, None)
+
+
+def entries(folder: str) -> Entries:
+    """Return size and time of the last write of all files below a local folder, by their paths.
+
+    Links are not followed into folders. Raises ``OSError`` for a folder that cannot be read: otherwise its files would
+    seem to be gone.
+    """
+    found: Entries = {}
+    left = [folder]
+    while left:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(left.pop()) as here:
+            for entry in here:
+                if entry.is_dir(follow_symlinks=False):
+                    left.append(entry.path)
+                    continue
+                with suppress(FileNotFoundError):
+                    written_s, size = entry.stat(follow_symlinks=False).st_mtime, 0
+                    with suppress(OSError):  # a broken link
+                        size = entry.stat().st_size
+                    found[entry.path] = {"size": size, "mtime": written_s}
+    return dict(sorted(found.items()))
 
 
 def local_files(folder: str) -> dict[str, Seen] | None:

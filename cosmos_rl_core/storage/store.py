@@ -150,13 +150,13 @@ def _counted(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
 
 
 def listed(url: str) -> dict[str, Listed]:
-    """Return all objects under ``url``, by their names relative to it.
+    """Return all objects under ``url``, by their names relative to it. Raises if a local folder cannot be read.
 
     A listing may lag behind writes: use it only to delete garbage and to show people what exists.
     """
     fs, path = _resolve(url)
     with _unavailable("list", url):
-        found = cast("dict[str, dict[str, Any]]", fs.find(path, detail=True))
+        found = listings.entries(path) if fs is _LOCAL else cast("listings.Entries", fs.find(path, detail=True))
     return {name.removeprefix(path).lstrip("/"): _listed(entry) for name, entry in found.items()}
 
 

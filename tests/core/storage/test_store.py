@@ -1,3 +1,4 @@
+import errno
 import os
 import secrets
 import subprocess
@@ -116,6 +117,28 @@ def test_a_written_object_has_its_bytes_and_size(store_url):
     assert store.size(url) == 7
     store.write(url, b"")
     assert store.size(url) == 0
+
+
+def test_a_folder_that_cannot_be_read_is_an_error_of_a_listing(tmp_path, monkeypatch):
+    """A sweep would take what only its files name for garbage."""
+    for name in ("open/a", "closed/b"):
+        store.write(f"{tmp_path}/{name}", b"x")
+    os.symlink(tmp_path / "nowhere", tmp_path / "broken")
+    assert {name: entry.size for name, entry in store.listed(str(tmp_path)).items()} == {
+        "broken": 0,
+        "closed/b": 1,
+        "open/a": 1,
+    }
+    scan = os.scandir
+
+    def denied(path: str):
+        if str(path).endswith("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(UnreadableError, match=r"cannot list .*: Permission denied"):
+        store.listed(str(tmp_path))
 
 
 def test_names_directly_below_a_folder_are_listed_once(store_url):
