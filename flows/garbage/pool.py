@@ -49,5 +49,7 @@ class Pool:
 def files_of(listing: Mapping[str, Listed]) -> set[str]:
     """Return the files of the pool in a listing of ``dataset/``."""
     texts = (path for path in listing if path.startswith(f"{POOL}/") and path.endswith(ENDING))
-    found = chain(texts, (path for path in listing if path.startswith(f"{PICTURES}/")))
+    # A dataset may have the name of this folder: then its snapshots are in folders next to the pictures.
+    pictures = (path for path in listing if path.startswith(f"{PICTURES}/") and path.count("/") == 1)
+    found = chain(texts, pictures)
     return {path for path in found if not store.is_temporary(path)}

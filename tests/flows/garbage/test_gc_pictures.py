@@ -17,6 +17,7 @@ from flows.auditing.audit import audit
 from flows.garbage import datasets as garbage
 from flows.garbage.pool import Pool
 from flows.operations.show_data import show
+from stages.artifacts import snapshots
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.pool import PICTURES, put_picture
 from stages.formats.parts import Parts, references_in
@@ -60,6 +61,13 @@ def clips(tmp_path: Path) -> Path:
     for number in range(3):
         refer(clips, number, number)
     return clips
+
+
+def test_a_dataset_with_the_name_of_the_folder_of_pictures_stays(clips: Path, store_url: str):
+    snapshot = prepare(clips, store_url, name=PICTURES)
+    age(store_url)
+    assert collect(store_url) == {"used index": (1, 9), f"used {POOLED}": (0, 3)}
+    assert snapshots.newest(store_url, PICTURES) == snapshot
 
 
 def test_pictures_go_with_the_last_part_whose_items_refer_to_them(clips: Path, tmp_path: Path):
