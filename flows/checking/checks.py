@@ -27,6 +27,7 @@ from cosmos_rl_core.weights import lora
 from cosmos_rl_core.weights.shapes import matrices_of, weight_shapes
 from flows.checking import references
 from flows.sizes import costs
+from stages.artifacts.records import ROOTS
 
 SHOWN = 5
 """Prompts that an error lists."""
@@ -335,6 +336,22 @@ def misnamed(run_id: str) -> list[str]:
     """Return a message if a text cannot be the name of a run; else an empty list."""
     is_name = re.fullmatch(r"[.-]*\w[\w.-]*", run_id) is not None
     return [] if is_name else [f"run id {run_id!r} must be letters, digits, '-', '_' and '.'"]
+
+
+LONGEST_ID, ENDING = 100, 9
+"""Most characters of a run's name, and characters of the dash and the digest at the end of a default name."""
+
+
+def unfit(name: str, *, is_whole: bool) -> list[str]:
+    """Return a message if a new run cannot have a name, or a default name with this beginning; else an empty list."""
+    if mistakes := misnamed(name):
+        return mistakes
+    most = LONGEST_ID if is_whole else LONGEST_ID - ENDING
+    if not name.isascii() or len(name) > most:
+        found = f"run id {name!r} must have at most {most} characters, and no letters but a to z and A to Z"
+        return [found if is_whole else f"{found}; name another with --run-id"]
+    # A part of a path with one of these names would pass for the folder of all runs, or of all datasets.
+    return [f"run id {name!r} is the name of a folder in every store; name another"] if name in ROOTS else []
 
 
 BEFORE_A_PLAN = {".probe", "lease"}

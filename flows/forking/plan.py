@@ -44,7 +44,7 @@ def plan_of_fork(wanted: ForkOf, settings: Settings, misfits: checks.Misfits | N
     source = f"{wanted.run} at policy {wanted.at}"
     mistakes.extend(_missing(run, wanted.at))
     values = _values(run.plan, wanted, settings, mistakes)
-    named = replace(settings, recipe=source, run_id="fork")
+    named = replace(settings, recipe=source, run_id=settings.run_id or "fork")
     # A plan also has settings that no recipe names, such as a solver. Some of them have no effect.
     written = {override.partition("=")[0].rpartition(".")[2] for override in settings.changes}
     written |= {"rewards"} if wanted.rewards else set()

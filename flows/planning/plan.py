@@ -227,7 +227,7 @@ def make_plan(
     """
     mistakes = Mistakes([*known, *misplaced(recipe.launch)])
     name = run_id or Path(source).stem
-    mistakes += checks.misnamed(name)
+    mistakes += checks.unfit(name, is_whole=bool(run_id))
     mistakes.catch(outside_plugins.check_settings, recipe)
     damages = mistakes.catch(lambda: weight_files.damages(costs.base_path(recipe))) or []
     absent = without_weights and bool(damages) and weight_files.all_missing(damages)

@@ -86,6 +86,6 @@ def named(study: Study, stem: str) -> Study:
     Raises :class:`ConfigError` for a name that cannot be one of a folder.
     """
     name = study.name or f"{stem}-{digest(study.model_dump(mode='json'))[:8]}"
-    if wrong := checks.misnamed(name):
+    if wrong := checks.unfit(name, is_whole=True):
         raise ConfigError(*wrong)
     return study.model_copy(update={"name": name})

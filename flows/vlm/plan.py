@@ -92,7 +92,7 @@ def make_plan(
     """
     mistakes = Mistakes([*known, *misplaced(recipe.launch)])
     name = run_id or Path(source).stem
-    mistakes += checks.misnamed(name)
+    mistakes += checks.unfit(name, is_whole=bool(run_id))
     options, validation = recipe.train.train_policy, recipe.validation
     model = mistakes.catch(_model, recipe, without_weights=without_weights)
     if model is not None:

@@ -19,7 +19,7 @@ from stages.artifacts.request import InputContents
 
 Found = TypeVar("Found", bound=Section)
 
-_ROOTS = ("runs", "dataset")
+ROOTS = ("runs", "dataset")
 """The folders at the root of a store."""
 
 
@@ -28,7 +28,7 @@ def place_of(slot: str) -> str:
     moved.
     """
     names = slot.rstrip("/").split("/")
-    return "/".join(names[max((i for i, name in enumerate(names) if name in _ROOTS), default=-1) :])
+    return "/".join(names[max((i for i, name in enumerate(names) if name in ROOTS), default=-1) :])
 
 
 def store_of(url: str) -> str:

@@ -9,12 +9,13 @@ import pytest
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
 from flows.auditing.audit import audit
+from flows.forking.plan import plan_of_fork
 from flows.forking.references import found_in_origin, refer_to_origin
 from flows.forking.work import planned_fork
 from flows.heads.heads import read_heads
 from flows.lineage.forks import Fork, forks_of, note
 from flows.planning.base import AnyRun
-from flows.planning.plan import METRICS_FILE, Settings, freeze, plan_of
+from flows.planning.plan import METRICS_FILE, ForkOf, Settings, freeze, plan_of
 from flows.planning.run import Run
 from flows.planning.steps import read_run
 from flows.post_train import post_train, steps
@@ -257,3 +258,9 @@ def test_a_fork_on_s3_refers_to_existing_artifacts(recipe: Any, s3_url: str) -> 
     assert made(fork.slots.policy(1)).slot == origin.slots.policy(1)
     assert made(fork.slots.policy(2)).slot == fork.slots.policy(2)
     assert faults(fork) == faults(origin)
+
+
+@pytest.mark.parametrize("run_id", ["a/b", "läuf", "runs"])
+def test_a_fork_with_a_wrong_name_is_refused(origin: Run, run_id: str) -> None:
+    with pytest.raises(ConfigError, match=f"run id '{run_id}' "):
+        plan_of_fork(ForkOf(origin.plan.run_id, 1), Settings("", origin.store_url, run_id))

@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -337,6 +338,19 @@ def test_the_default_run_id_follows_the_recipe_not_how_far_or_where_it_runs(reci
 
 def test_a_run_id_must_be_safe_as_a_folder_name(recipe):
     assert mistakes_of(recipe(), run_id="a/b").endswith("run id 'a/b' must be letters, digits, '-', '_' and '.'")
+
+
+@pytest.mark.parametrize("run_id", ["läuf", "a" * 101, "runs", "dataset"])
+def test_a_run_id_that_a_flow_refuses_or_that_names_a_folder_of_stores_is_a_mistake(recipe, run_id):
+    assert f"run id {run_id!r} " in mistakes_of(recipe(), run_id=run_id)
+
+
+@pytest.mark.parametrize("stem", ["läuf", "a" * 92])
+def test_a_file_whose_name_gives_no_run_id_asks_for_one(recipe, stem):
+    path = Path(recipe())
+    named = path.rename(path.with_stem(stem))
+    assert mistakes_of(str(named)).endswith("and no letters but a to z and A to Z; name another with --run-id")
+    assert plan_of(Settings(str(named), run_id="a" * 100)).run_id == "a" * 100
 
 
 def test_differences_are_named_by_their_whole_path():
