@@ -43,6 +43,8 @@ MOST_BYTES = 1_000_000
 """Most bytes of ``fragment.json``, which holds numbers and small pictures."""
 PICTURE_BYTES = 640_000
 """Most bytes of all small pictures together, as data URLs, whose characters are one byte each."""
+TOO_LARGE = "no small picture: it would be too large for this page"
+"""Why a picture is left out that only has its full size."""
 PROMPTS, REASONS = 500, 12
 """Most prompts with a mean of their own (the first ones), and most reasons of failures (the most frequent ones)."""
 TEXT, SHORT, REASON = 300, 120, 200
@@ -81,12 +83,28 @@ class Scored:
 
 def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
     """Write ``fragment.json`` and the full pictures. Return how many pictures there are, and failures if any."""
-    excerpt = excerpt_of(request, context.attempt.put, context.progress)
+    excerpt = _fitted(excerpt_of(request, context.attempt.put, context.progress))
     data = excerpt.encode()
-    assert len(data) <= MOST_BYTES, "pictures and texts are bounded"
+    assert len(data) <= MOST_BYTES, "texts are bounded"
     context.attempt.put(Fragment.FRAGMENT, data)
     failed = sum(one.count for one in excerpt.failures)
     return {"pictures": len(excerpt.pictures) + len(excerpt.first)} | ({"failed": failed} if failed else {})
+
+
+def _fitted(excerpt: Excerpt) -> Excerpt:
+    """Return the excerpt without its largest small pictures if it would have more than ``MOST_BYTES`` with them.
+
+    The smallest pictures keep every pixel, so videos of noise may need more bytes than ``PICTURE_BYTES``.
+    """
+    surplus = len(excerpt.encode()) - MOST_BYTES
+    found = {"pictures": dict(excerpt.pictures), "first": dict(excerpt.first)}
+    shown = [(len(one.thumb), field, sample) for field, some in found.items() for sample, one in some.items()]
+    for size, field, sample in sorted(shown, reverse=True):
+        if surplus <= 0:
+            break
+        found[field][sample] = found[field][sample].model_copy(update={"thumb": "", "missing": TOO_LARGE})
+        surplus -= size - len(TOO_LARGE)
+    return excerpt.model_copy(update=found)
 
 
 def excerpt_of(request: Request, put: Put, progress: Progress) -> Excerpt:

@@ -2,16 +2,24 @@
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from cosmos_rl_core.canonical import canonical_json
 from cosmos_rl_core.config.early_warning import Limit
 from cosmos_rl_core.config.train import Gate
+from cosmos_rl_core.datasets._base import Prompt
 from cosmos_rl_core.storage import media
 from stages import contracts
 from stages.artifacts.artifact import Artifact
+from stages.artifacts.layouts import cut
+from stages.artifacts.request import Input
 from stages.artifacts.slots import drop, input_of
+from stages.formats.samples import unit_files
+from stages.fragment import MOST_BYTES
+from stages.generating.encoding import with_media
+from stages.generating.plans import plan_samples
 from stages.reporting.contracts import WEIGHTED, Fragment
 from stages.reporting.excerpt import Excerpt
 from tests.stages.conftest import make
@@ -22,11 +30,14 @@ from tests.stages.made_up import (
     TRAIN,
     Inputs,
     ask,
+    commit,
+    evaluate_config,
     evaluation,
     excerpt,
     fragment,
     iteration,
     judged,
+    policy,
     rollout,
     score_table,
     scored,
@@ -76,6 +87,37 @@ def test_a_video_is_three_frames_and_a_file_that_browsers_play(tmp_path: Path):
     assert (picture.width, picture.height, picture.is_video) == (24, 4, True)
     frames = media.decode("mp4", Artifact(made).read(picture.full))
     assert frames.shape == (7, 4, 8, 3)
+
+
+def noise(version: int) -> dict[str, bytes]:
+    """Samples of 24 prompts, each a video of noise."""
+    draws, files = np.random.default_rng(version), dict[str, bytes]()
+    for number, plans in enumerate(cut(plan_samples(MANY, 1, 7, None), 8)):
+        pixels = draws.integers(0, 256, (len(plans), 3, 64, 64, 3), np.uint8)
+        stored = [with_media(plan, one, None, {}) for plan, one in zip(plans, pixels, strict=True)]
+        files |= unit_files(number, stored)
+    return files
+
+
+MANY = tuple(Prompt(id=f"{number:02d}", text=f"a sign {number}") for number in range(24))
+
+
+def test_videos_of_noise_that_do_not_fit_are_left_out(tmp_path: Path):
+    ends: list[dict[str, Input]] = []
+    for version in (0, 1):
+        slot = tmp_path / f"exports/{version}/evaluate"
+        samples = commit(slot, ask(slot, evaluate_config(), None, export=[policy(tmp_path)]), noise(version))
+        # Half of the samples rise, and the others fall.
+        scores = [(number % 2) ^ version for number in range(24)]
+        table = score_table(MANY, 1, [float(score) for score in scores])
+        ends.append({"samples": samples, "scores": scored(tmp_path, samples, version, table)})
+    found = excerpt(judged(tmp_path, 1, *ends))
+    shown = [*found.pictures.values(), *found.first.values()]
+    left_out = [one for one in shown if not one.thumb]
+    assert len(found.encode()) <= MOST_BYTES
+    assert len(shown) > 2 * len(left_out) > 0
+    assert {one.missing for one in left_out} == {"no small picture: it would be too large for this page"}
+    assert all(one.full for one in shown)
 
 
 def test_held_out_samples_are_compared_with_version_0(tmp_path: Path):
