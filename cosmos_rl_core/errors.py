@@ -287,6 +287,13 @@ def no_space(error: BaseException) -> NoSpaceError | None:
     return NoSpaceError(f"no space left: {error}; {remedy}")
 
 
+def unwritten(path: str | Path, error: OSError) -> ConfigError | NoSpaceError:
+    """Return the error of writing a file or folder that a person named."""
+    if error.errno in FULL:
+        return NoSpaceError(f"no space left to write {path}: {error.strerror}; {FREE_SPACE}")
+    return ConfigError(f"cannot write {path}: {error.strerror}; name another")
+
+
 def misplaced(error: OSError, action: str, url: str) -> CosmosRLError | None:
     """Return the error of an action on a local path if no retry can succeed (see :data:`MISPLACED`), otherwise None.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 from markupsafe import Markup
 
+from cosmos_rl_core.errors import unwritten
 from cosmos_rl_core.estimates.estimate import Estimate
 from flows.comparing.comparison import SCORES, STAGES, TENSORS, Comparison
 from flows.comparing.side import Side
@@ -20,10 +21,17 @@ from stages.reporting.training import CURVES, over_steps
 
 
 def write_page(comparison: Comparison, path: str) -> str:
-    """Write the page to a file on this machine, and return its path. It opens from the disk."""
+    """Write the page to a file on this machine, and return its path. It opens from the disk.
+
+    Raises :class:`ConfigError` if the file cannot be written, :class:`NoSpaceError` on a full disk.
+    """
     file = Path(path).expanduser().absolute()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(page(comparison, str(file.parent)))
+    data = page(comparison, str(file.parent))
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+    except OSError as error:
+        raise unwritten(file, error) from error
     return str(file)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from cosmos_rl_core import plugins
-from cosmos_rl_core.errors import FREE_SPACE, FULL, ArtifactError, ConfigError, NoSpaceError, counted
+from cosmos_rl_core.errors import ArtifactError, ConfigError, counted, unwritten
 from cosmos_rl_core.exporters.comfyui import lora_file
 from cosmos_rl_core.storage.file_digests import Remembered
 from flows.devices.work_folders import hold, in_use
@@ -191,13 +191,7 @@ def _convert(run: AnyRun, artifact: Artifact, target: Path) -> None:
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
-        raise _unwritten(target, error) from error
-
-
-def _unwritten(target: Path, error: OSError) -> ConfigError | NoSpaceError:
-    if error.errno in FULL:
-        return NoSpaceError(f"no space left to write {target}: {error.strerror}; {FREE_SPACE}")
-    return ConfigError(f"cannot write {target}: {error.strerror}; name another")
+        raise unwritten(target, error) from error
 
 
 def _copy(artifact: Artifact, target: Path) -> int:
@@ -217,7 +211,7 @@ def _copy(artifact: Artifact, target: Path) -> int:
                 copy(artifact.url, artifact.entry(name), partial / path)
             partial.rename(target)
     except OSError as error:
-        raise _unwritten(target, error) from error
+        raise unwritten(target, error) from error
     return len(files)
 
 

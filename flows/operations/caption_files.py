@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.errors import ConfigError, unwritten
 from cosmos_rl_core.storage import store
 
 EXIT_CODES = {"images": 1, "videos": 2}
@@ -51,7 +51,10 @@ def write_captions(folder: str, prompt: str, *, is_image: bool) -> Written:
     except UnicodeError as error:
         raise ConfigError(f"the prompt is no text that can be encoded: {error}") from error
     metas = Path(folder, "metas")
-    metas.mkdir(exist_ok=True)
+    try:
+        metas.mkdir(exist_ok=True)
+    except OSError as error:
+        raise unwritten(metas, error) from error
     created = 0
     for medium in sorted(media.glob("*.jpg" if is_image else "*.mp4")):
         file = metas / f"{medium.stem}.txt"

@@ -18,7 +18,7 @@ from cosmos_rl_core.datasets import _sources
 from cosmos_rl_core.datasets._base import ItemError, Source
 from cosmos_rl_core.datasets._pictures import pictures
 from cosmos_rl_core.datasets._reference_pixels import decoded
-from cosmos_rl_core.errors import ConfigError, DatasetError
+from cosmos_rl_core.errors import ConfigError, DatasetError, unwritten
 from cosmos_rl_core.storage.media import encode
 from flows.terminal.commands import about
 from stages.artifacts import snapshots
@@ -65,14 +65,13 @@ def show(store_url: str, name: str, output: str | None, first: int, *, all_pages
     """Write ``1.html`` with the first ``first`` items; with ``all_pages`` also further pages of as many items.
 
     Media are read from their places when the snapshot was made; a page says which of them are gone.
-    Raises :class:`ConfigError` if there is no such snapshot.
+    Raises :class:`ConfigError` if there is no such snapshot, or a page cannot be written.
     """
     snapshot = find(store_url, name)
     parts = Parts([Artifact(part) for part in snapshot.parts], [Artifact(one) for one in snapshot.captions])
     rows: list[dict[str, Any]] = parts.items.to_dict("records")
     title = f"{snapshot.dataset}@{snapshot.number}"
     folder = Path(output or title)
-    folder.mkdir(parents=True, exist_ok=True)
     sources, away = _listed(snapshot)
     kept = Pictures(snapshots.root_of(store_url, snapshot.dataset))
     starts = list(range(0, len(rows), first) if all_pages else range(1)) or [0]
@@ -87,10 +86,18 @@ def show(store_url: str, name: str, output: str | None, first: int, *, all_pages
             "left_out": parts.left_out.to_dict("records")[: None if all_pages else first] if page == 0 else [],
             "left_out_total": len(parts.left_out) if page == 0 else 0,
         }
-        (folder / _file(page)).write_text(_template().render(values), encoding="utf-8")
+        _write(folder / _file(page), _template().render(values))
     pages = [str(folder / _file(page)) for page in range(len(starts))]
     left_out = len(parts.left_out)
     return Shown(snapshot.dataset, snapshot.number, _facts(snapshot, parts), len(rows), left_out, pages, first)
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise unwritten(file, error) from error
 
 
 def find(store_url: str, name: str) -> Snapshot:

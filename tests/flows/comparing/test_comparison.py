@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from safetensors.numpy import save
 
-from cosmos_rl_core.errors import StageError
+from cosmos_rl_core.errors import ConfigError, StageError
 from flows.cli.app import app
 from flows.comparing.comparison import compare
 from flows.comparing.page import write_page
@@ -287,6 +287,8 @@ def test_a_page_and_json_say_the_same(make_run: Make, tmp_path: Path, capsys: py
     run = make_run("two", Moves(RIGHT, ZERO, gain=0.25), ("train.optm_lr=0.5",))
     page = Path(write_page(compare("one", run.url, str(tmp_path / STORE)), str(tmp_path / "pages" / "diff.html")))
     html = page.read_text(encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"cannot write .*/pages: Is a directory; name another"):
+        write_page(compare("one", run.url, str(tmp_path / STORE)), str(page.parent))
     for words in (
         "the runs part at iteration-0000/update",
         "train.optm_lr",

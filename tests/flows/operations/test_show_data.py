@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
+from cosmos_rl_core.errors import ConfigError
 from flows.operations.show_data import show
 from stages.artifacts import snapshots
 from tests.flows.operations.test_preprocess import add, config_of, prepare
@@ -80,3 +82,11 @@ def test_a_source_that_this_machine_does_not_know_is_named(tmp_path: Path):
     snapshots.put(str(tmp_path / "store"), snapshot.model_copy(update={"number": 2, "sources": elsewhere}))
     page, _ = shown(tmp_path)
     assert "unknown dataset &#39;theirs&#39;" in page
+
+
+def test_a_file_in_the_place_of_the_folder_of_pages_is_a_mistake(tmp_path: Path):
+    add(tmp_path / "clips", 0)
+    prepare(config_of(tmp_path / "clips"), tmp_path)
+    (tmp_path / "shown").touch()
+    with pytest.raises(ConfigError, match=r"cannot write .*/shown/1\.html: File exists; name another"):
+        shown(tmp_path)
