@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from cosmos_rl_core.canonical import sha256
-from cosmos_rl_core.errors import ConfigError, first_line
+from cosmos_rl_core.errors import ArtifactError, ConfigError, first_line
 from cosmos_rl_core.storage import store
 from flows.heads.heads import HEADS, number_in, read_heads, url_of
 from flows.planning.plan import run_url
@@ -42,7 +42,7 @@ def sign(store_url: str, run_id: str, key_file: Path) -> Signature:
     """Sign the newest head of a run. An equal signature is left as it is.
 
     Raises :class:`ConfigError` if there is no such run, no head yet, or no private key in the file, and
-    :class:`ArtifactError` if heads are damaged.
+    :class:`ArtifactError` if heads are damaged, or something else is in the signature's place.
     """
     read_run(store_url, run_id)
     root, key = run_url(store_url, run_id), _private_key(key_file)
@@ -51,7 +51,8 @@ def sign(store_url: str, run_id: str, key_file: Path) -> Signature:
         raise ConfigError(f"{run_id} has no head yet: one is written after each iteration")
     data = store.read(url_of(root, newest))
     url = signature_url(root, newest, key.public_key())
-    store.put_if_absent(url, key.sign(data))
+    if not store.put_if_absent(url, key.sign(data)):
+        raise ArtifactError(f"{url} is there and is no signature of its head by this key; remove it, and sign again")
     return Signature(url, newest, sha256(data))
 
 
