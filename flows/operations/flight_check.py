@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import pairwise
@@ -208,21 +209,24 @@ def _output(command: list[str], timeout_s: float, failed: str) -> str:
 
 
 def _store(url: str, _: LaunchConfig) -> str:
-    place = store.join(store.absolute(url), ".check", secrets.token_hex(8))
-    large, data = store.join(place, "data"), secrets.token_bytes(NUM_BYTES)
-    small = [store.join(place, f"manifest.{n}.json") for n in range(NUM_COMMITS)]
+    place, own = store.join(store.absolute(url), ".check"), secrets.token_hex(8)
+    large, data = store.join(place, f"{own}.data"), secrets.token_bytes(NUM_BYTES)
+    small = [store.join(place, f"{own}.manifest.{n}.json") for n in range(NUM_COMMITS)]
     times = [time.monotonic()]
-    store.write(large, data)
-    times.append(time.monotonic())
-    if store.read(large) != data:
-        raise UnavailableError(f"{large} does not hold the bytes that were written")
-    times.append(time.monotonic())
-    for name in small:
-        store.put_if_absent(name, name.encode())
-    times.append(time.monotonic())
-    decides = store.decides_races(place)
-    for name in (large, *small):
-        store.remove(name)
+    try:
+        store.write(large, data)
+        times.append(time.monotonic())
+        if store.read(large) != data:
+            raise UnavailableError(f"{large} does not hold the bytes that were written")
+        times.append(time.monotonic())
+        for name in small:
+            store.put_if_absent(name, name.encode())
+        times.append(time.monotonic())
+        decides = store.decides_races(place)
+    finally:
+        for name in (large, *small):
+            with suppress(CosmosRLError):  # a store may allow no deletions
+                store.remove(name)
     write_s, read_s, commits_s = (after - before for before, after in pairwise(times))
     rates = f"write {NUM_BYTES / 1e6 / write_s:.0f} MB/s, read {NUM_BYTES / 1e6 / read_s:.0f} MB/s"
     races = "" if decides else "; it cannot refuse a second writer: write a run by one process only"

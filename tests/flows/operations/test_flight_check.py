@@ -11,6 +11,8 @@ import torch
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.errors import UnavailableError
+from cosmos_rl_core.storage import store
 from flows.devices.devices import VISIBLE
 from flows.operations import flight_check
 
@@ -45,6 +47,19 @@ def test_a_profile_of_gpus_fails_where_cuda_cannot_be_used(monkeypatch: pytest.M
     monkeypatch.setenv(VISIBLE, "")
     missing = flight_check.find("gpus", "", LaunchConfig(device="cuda"))
     assert (missing.word, "this machine shows no GPU" in missing.detail) == ("failed", True)
+
+
+def test_a_check_of_a_store_leaves_no_files_even_if_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        assert flight_check.find("store", str(tmp_path), LaunchConfig()).word == "ok"
+
+    def fails(url: str) -> bytes:
+        raise UnavailableError(f"cannot read {url}")
+
+    monkeypatch.setattr(store, "read", fails)
+    assert flight_check.find("store", str(tmp_path), LaunchConfig()).word == "failed"
+    left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")}
+    assert left == {".check", ".check/.probe"}
 
 
 class Elsewhere(BaseHTTPRequestHandler):
