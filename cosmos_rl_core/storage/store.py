@@ -379,9 +379,9 @@ def _put(url: str, data: bytes, *, replace: bool) -> None:
 
 
 def _publish(path: Path, chunks: Iterable[Chunk], publish: Callable[[Path, Path], None]) -> None:
-    """Write a temporary file next to ``path``, then rename it, so that ``path`` never shows a partial object."""
+    """Write a temporary file next to ``path``, its name cut to fit, then rename it: no partial object has the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = path.with_name(f".{os.fsdecode(os.fsencode(path.name)[:200])}.{secrets.token_hex(8)}")
     try:
         with temporary.open("wb") as file:
             # The lock ends with the process, so files being written differ from files that killed processes left.

@@ -141,6 +141,13 @@ def test_a_folder_that_cannot_be_read_is_an_error_of_a_listing(tmp_path, monkeyp
         store.listed(str(tmp_path))
 
 
+def test_a_name_as_long_as_the_file_system_allows_is_written(tmp_path):
+    url = f"{tmp_path}/{'a' + 'é' * 127}"
+    assert store.put_if_absent(url, b"x")
+    store.write(url, b"y")
+    assert (store.read(url), store.names(str(tmp_path))) == (b"y", {url.rpartition("/")[2]})
+
+
 def test_names_directly_below_a_folder_are_listed_once(store_url):
     for name in ("a/1", "a/2/x", "b", "a/2/y"):
         store.write(f"{store_url}/names/{name}", b"x")
