@@ -33,7 +33,8 @@ def open_run(run: str, store: str | None = None) -> "OpenedRun":
     """
     parent, _, name = run.rstrip("/").rpartition("/")
     if parent == "runs" or parent.endswith("/runs"):
-        return OpenedRun(steps.read_run(parent.removesuffix("runs").rstrip("/") or ".", name))
+        root = parent.removesuffix("runs")
+        return OpenedRun(steps.read_run(root.rstrip("/") or root or ".", name))
     return OpenedRun(steps.read_run(store_of(store), run))
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,9 @@ def test_missing_iterations_versions_and_runs_are_named(run: Run, opened: Opened
             look(1)
     with pytest.raises(ConfigError, match="there is no run 'other'"):
         open_run("other", str(tmp_path))
+    for url, store_url in (("/runs/other", "/"), (f"{tmp_path}/runs/other", tmp_path), ("runs/other", Path.cwd())):
+        with pytest.raises(ConfigError, match=f"there is no run 'other' in the store {re.escape(str(store_url))};"):
+            open_run(url)
 
 
 def test_a_changed_picture_is_an_error_and_never_shown(run: Run, opened: OpenedRun):
