@@ -84,17 +84,19 @@ def _states(every: Sequence[Step], kept: Mapping[str, State]) -> list[State]:
     in_doubt: set[str] = set()
     words: set[Word] = set()
     """Words of the stages of the newest iteration so far."""
-    parent, begun = "", True
+    newest, begun = -1, True
     for step in every:
-        if step.parent.startswith("iteration-") and step.parent != parent:
-            # Iterations run in order: after one without any file there are no later ones.
-            begun = begun and (parent == "" or words != {"missing"})
-            parent, words = step.parent, set()
+        k = -1 if step.k is None or not step.parent.startswith("iteration-") else step.k
+        if k > newest:
+            # Iterations run in order: after one without any file there are no later ones. Stages of an iteration may
+            # come after the first stage of the next.
+            begun = begun and (newest < 0 or words != {"missing"})
+            newest, words = k, set()
         if (state := kept.get(step.name)) is None:
             reads = begun or step.parent == ""
             state = state_of(step, in_doubt) if reads else State(step, "missing", read=False)
         found.append(state)
-        if step.parent == parent:
+        if k == newest:
             words.add(state.word)
         if state.word != "stands":
             in_doubt.add(step.slot)

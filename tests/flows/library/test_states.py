@@ -1,4 +1,5 @@
 import io
+import shutil
 
 import pytest
 from rich.console import Console
@@ -16,7 +17,7 @@ from flows.watching.screen import screen
 from flows.watching.status_table import rendered
 from stages.artifacts.generations import invalidate
 from stages.artifacts.slots import current_of
-from tests.flows.by_hand import make_one, whole_run
+from tests.flows.by_hand import make_all, make_one, whole_run
 from tests.hand_made import begin, make_run, planned, remove, rewards
 
 HEADER = ["", "rollout", "reward-jpeg", "reward-ocr", "update", "fragment"]
@@ -75,6 +76,15 @@ def test_an_iteration_is_shown_once_where_the_next_prompts_are_embedded_before_i
     assert iterations == [f"iteration-{k:04d}" for k in range(140)]
     lines = screen(open_run("hand", run.store_url).now(), 80, 24)
     assert "now      start (0 of 140 iterations are finished): 0 of 566 stages are finished" in lines
+
+
+def test_lost_embeddings_of_the_next_prompts_hide_no_finished_stage(recipe, words, tmp_path):
+    words(*(f'a sign that says "{number}"' for number in range(300)))
+    run = planned(recipe(("[train]", "[train]\nstaleness = 1")), tmp_path, run_id="hand", iterations=129)
+    make_all(run)
+    shutil.rmtree(run.prepared.embed_at(128).slot)
+    assert of_word(run, "missing") == ["iteration-0128/embed"]
+    assert of_word(run, "waits")[0] == "iteration-0128/rollout"
 
 
 def test_a_finished_run_shows_times_and_rewards(recipe, tmp_path):
