@@ -3,6 +3,7 @@
 import os.path
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 import pandas as pd
 from markupsafe import Markup
@@ -58,7 +59,7 @@ def _full(side: Side, piece: Piece, folder: str) -> str:
     """Return the address of the full pictures of a fragment; "" if its store is not on this machine's disk."""
     if "://" in side.run.url or not piece.folder:
         return ""
-    return os.path.relpath(os.path.join(side.run.slots.report, piece.folder), folder) + "/"
+    return quote(os.path.relpath(os.path.join(side.run.slots.report, piece.folder), folder)) + "/"
 
 
 INKS = (("A", "train"), ("B", "held"))

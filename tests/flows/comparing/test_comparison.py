@@ -2,11 +2,13 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pandas as pd
@@ -303,7 +305,11 @@ def test_a_page_and_json_say_the_same(make_run: Make, tmp_path: Path, capsys: py
     assert all((page.parent / one).is_file() for one in linked)
     assert html.count("<svg") >= 3
     assert "http" not in html.replace("http-equiv", "")
-    app(["diff", "one", "two", "--store", str(tmp_path / STORE), "--json"], standalone_mode=False)
+    odd = (tmp_path / STORE).rename(tmp_path / "store 100% #1")
+    assert write_page(compare("one", "two", str(odd)), str(page)) == str(page)
+    (linked,) = re.findall('class="shot" href="([^"]*)"', page.read_text(encoding="utf-8"))[:1]
+    assert (page.parent / unquote(urlsplit(linked).path)).is_file()
+    app(["diff", "one", "two", "--store", str(odd), "--json"], standalone_mode=False)
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert (found["equal"], found["first"]) == (False, "iteration-0000/update")
     assert found["settings"] == [{"name": "train.optm_lr", "a": 0.001, "b": 0.5, "decides": True}]
