@@ -1,12 +1,26 @@
 """Attempts at stages that left no artifact, and why: from the ledger of a run, with the last words of their logs."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from cosmos_rl_core.storage import store
 from flows.ledger.causes import cause
 from flows.ledger.costs import Startup, name_of, startup_of
 from flows.ledger.pages import Entry, Page, entries, pages
+
+LOGS = "logs"
+"""Folder of a slot with the logs of its attempts."""
+_LOG = re.compile(r"\d{8}T\d{6}-.+\.log")
+
+
+def logs_of(slot: str) -> list[str]:
+    """Return the names of the logs in a slot, which begin with the times when attempts ended; the newest comes last.
+
+    Other files in the folder, as of an editor or a file manager, are left out.
+    """
+    return sorted(filter(_LOG.fullmatch, store.names(store.join(slot, LOGS))))
 
 
 @dataclass(frozen=True)

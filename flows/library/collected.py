@@ -9,7 +9,7 @@ from typing import Any
 
 from cosmos_rl_core.errors import ArtifactError, first_line
 from cosmos_rl_core.storage import store
-from flows.ledger.attempts import Attempts, Logged, named
+from flows.ledger.attempts import LOGS, Attempts, Logged, logs_of, named
 from flows.library.best import Best, Measured, best_among
 from flows.library.states import State
 from flows.planning.base import AnyRun
@@ -196,7 +196,7 @@ class Collected:
             return
         # Read before anything is counted: a damaged artifact is added again once it is whole.
         end = Invalidated.read(slot, made.generation - 1) if made.generation > 1 else None
-        logs = self.listed[place_of(slot)] = sorted(store.names(store.join(slot, "logs")))
+        logs = self.listed[place_of(slot)] = logs_of(slot)
         stage = slot.rpartition("/")[2] if "/runs/" in slot else made.stage
         found = self.stages.setdefault(stage, Stage())
         found.made += 1
@@ -244,7 +244,7 @@ def _input(made: Manifest) -> Input:
 
 def _last_words(slot: str, log: str) -> str:
     """Return the last line of a log that is not a progress bar; "" without any."""
-    data = store.read_if_exists(store.join(slot, "logs", log)) or b""
+    data = store.read_if_exists(store.join(slot, LOGS, log)) or b""
     # A carriage return ends a line too: bars are drawn over themselves.
     lines = [line.strip() for line in data.decode(errors="replace").splitlines() if line.strip()]
     told = [line for line in lines if not _BAR.search(line)]

@@ -7,6 +7,7 @@ from typing import Literal
 from cosmos_rl_core.errors import ArtifactError, first_line
 from cosmos_rl_core.imports import uncollected
 from cosmos_rl_core.storage import store
+from flows.ledger.attempts import logs_of
 from flows.planning.base import AnyRun
 from flows.planning.steps import Step
 from flows.post_train import steps
@@ -119,8 +120,8 @@ def state_of(step: Step, in_doubt: set[str]) -> State:
     """Return the state of one stage. ``in_doubt`` are the slots of earlier stages that are not current."""
     found = State(step, "waits")
     try:
-        logs, folders = (store.names(store.join(step.slot, name)) for name in ("logs", "attempts"))
-        found = replace(found, logs=tuple(sorted(logs)), folders=len(folders))
+        folders = store.names(store.join(step.slot, "attempts"))
+        found = replace(found, logs=tuple(logs_of(step.slot)), folders=len(folders))
         generation, manifest = current_of(step.slot)
         found = replace(found, generation=generation, manifest=manifest)
         if manifest is None:

@@ -16,6 +16,7 @@ from cosmos_rl_core.listing.listings import Seen
 from cosmos_rl_core.listing.stamps import local_stamps
 from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import unseal
+from flows.ledger.attempts import logs_of
 from flows.ledger.pages import url_of as page_of_ledger
 from flows.planning.base import AnyRun
 from flows.planning.plan import METRICS_FILE
@@ -66,7 +67,7 @@ class Deriving:
         """
         if self._told or told[-1][0] != self._run.slots.report:
             return False
-        self._found = len(told), sources_of(self._run, told, {place_of(slot): _logs_of(slot) for slot, _ in told})
+        self._found = len(told), sources_of(self._run, told, {place_of(slot): logs_of(slot) for slot, _ in told})
         if (found := self._read()) is not None and found.sources == self._found[1]:
             files = {_page_of(self._run): found.page, _metrics_of(self._run): found.metrics}
             self.current = all(_is(url, expected) for url, expected in files.items())
@@ -143,10 +144,6 @@ def code() -> str:
     home = Path(__file__).parents[2]
     found = (one for package in _PACKAGES for one in local_stamps(str(home / package), f"{package}/"))
     return digest(sorted((name, stamp) for name, stamp in found if not name.endswith(".pyc")))
-
-
-def _logs_of(slot: str) -> list[str]:
-    return sorted(store.names(store.join(slot, "logs")))
 
 
 def _is(url: str, expected: str) -> bool:

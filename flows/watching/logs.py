@@ -8,11 +8,10 @@ from rich.table import Table
 
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import store
+from flows.ledger.attempts import LOGS, logs_of
 from flows.library.opened_run import open_run
 from flows.planning.steps import Step, find
 from flows.terminal.commands import about
-
-LOGS = "logs"
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def text_of(found: Logs, attempt: int | None) -> str:
 
 def _of(step: Step) -> Iterator[Log]:
     folder = store.join(step.slot, LOGS)
-    names = sorted(name for name in store.names(folder) if name.endswith(".log"))
+    names = logs_of(step.slot)
     sizes = store.sizes([store.join(folder, name) for name in names])
     for number, (name, size) in enumerate(zip(names, sizes, strict=True), 1):
         day, clock = name[:8], name[9:15]

@@ -58,7 +58,7 @@ def begun(recipe, tmp_path) -> Run:
 
 def test_the_wave_at_work_is_running_and_its_tries_count(recipe, tmp_path):
     run = begun(recipe, tmp_path)
-    store.write(store.join(run.slots.iteration(0, "rollout"), "logs", "first.log"), b"killed")
+    store.write(store.join(run.slots.iteration(0, "rollout"), "logs", "20250131T115900-aaaa.log"), b"killed")
     # The second has written a file already.
     store.write(store.join(run.slots.iteration(0, "rollout"), "attempts", "second", "00000.tar"), b"samples")
     with run.lease(), Reporter(run.url) as reporter:

@@ -137,6 +137,13 @@ def test_a_page_older_than_its_artifacts_is_said_not_to_be_compared(run: Run):
     assert told(run) == ([], ["runs/hand/report/index.html: written before the newest attempt ended"])
 
 
+def test_a_file_next_to_logs_that_is_none_hides_no_change_of_the_page(run: Run):
+    store.write(store.join(run.slots.iteration(1, "update"), "logs", ".DS_Store"), b"x")
+    assert told(run) == ([], [])
+    change(run, "<title>", "<title>another ")
+    assert len(told(run)[0]) == 1
+
+
 def test_a_page_of_artifacts_to_be_made_again_is_said_not_to_be_compared(run: Run):
     invalidate(run.slots.iteration(1, "reward-ocr"), 1, "scored by mistake")
     assert told(run)[0] == []
