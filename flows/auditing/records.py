@@ -16,7 +16,7 @@ from flows.warning.warnings import Warned
 from stages import contracts
 from stages.artifacts.artifact import Artifact
 from stages.artifacts.manifest import Manifest
-from stages.artifacts.records import Pinned
+from stages.artifacts.records import Pinned, records_in
 from stages.formats.tables import read_table
 from stages.scoring.pinned import pinned_scorers
 from stages.scoring.rewards import label_of
@@ -29,13 +29,16 @@ def check_decisions(slot: Slot, update: Manifest | None, findings: Findings) -> 
     """
     known: dict[str, Manifest] = {made.content: made for made in slot.manifests.values() if made.stage == "warn"}
     folder = store.join(slot.url, DECISIONS)
-    for evidence in sorted(store.names(folder)):
+    found: dict[str, list[str]] = {}
+    for evidence, name in records_in(folder):
+        found.setdefault(evidence, []).append(name)
+    for evidence, names in found.items():
         url = store.join(folder, evidence)
         if evidence not in known:
             findings.add(url, "evidence", "no warning of this slot has this content")
             continue
         with findings.checking(url, "decisions"):
-            _compare(known[evidence], decisions_on(known[evidence]), sorted(store.names(url)), url, findings)
+            _compare(known[evidence], decisions_on(known[evidence]), names, url, findings)
     if slot.current is not None and update is not None and _judged(slot.current, update):
         url = Manifest.url(slot.url, slot.generation)
         with findings.checking(url, "decisions"):

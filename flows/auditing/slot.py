@@ -12,7 +12,17 @@ from cosmos_rl_core.storage.sealed import unseal
 from cosmos_rl_core.weights.parts import TRAINING_ONLY
 from flows.auditing.checks.faults import Findings
 from stages.artifacts.manifest import Manifest
-from stages.artifacts.records import Dropped, FileEntry, Invalidated, Layout, Marker, Record, parsed, place_of
+from stages.artifacts.records import (
+    Dropped,
+    FileEntry,
+    Invalidated,
+    Layout,
+    Marker,
+    Record,
+    parsed,
+    place_of,
+    records_in,
+)
 from stages.artifacts.slots import read_manifest
 from stages.contracts import MEDIA, TENSORS
 
@@ -156,11 +166,10 @@ class Slot:
     def _look_at_markers(self) -> None:
         """Read the markers of finished shards, of all generations."""
         folder = store.join(self.url, "shards")
-        for shards in sorted(store.names(folder)):
-            for name in sorted(store.names(store.join(folder, shards))):
-                url = store.join(folder, shards, name)
-                with self._findings.catching(url, "marker"):
-                    self._compare(url, marker_at(url, self.url, f"shards/{shards}", name))
+        for shards, name in records_in(folder):
+            url = store.join(folder, shards, name)
+            with self._findings.catching(url, "marker"):
+                self._compare(url, marker_at(url, self.url, f"shards/{shards}", name))
 
     def _compare(self, url: str, marker: Marker) -> None:
         """Compare the files of a marker with the manifests' files, and add the files that no manifest has."""

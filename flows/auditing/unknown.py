@@ -32,14 +32,16 @@ from flows.terminal.commands import COMMAND
 from flows.warning.decisions import DECISIONS
 from stages.artifacts.garbage import RENEWED
 from stages.artifacts.manifest import Manifest
-from stages.artifacts.records import Dropped, Invalidated, Layout
+from stages.artifacts.records import Dropped, Invalidated, Layout, is_record
 from stages.reporting.contracts import Report
 from stages.scoring.shards import AHEAD
 
 UNNAMED = "nothing names it; look where it comes from, and remove it"
 _RECORDS = tuple(f"{kind.kind}." for kind in (Manifest, Layout, Invalidated, Dropped))
-_OF_SLOT = ("attempts/", "logs/", "shards/", f"{AHEAD}/")
-"""Folders of a slot whose files no manifest names: other attempts, logs, and markers, which :class:`Slot` reads."""
+_OF_SLOT = ("attempts/", "logs/", f"{AHEAD}/")
+"""Folders of a slot whose files no manifest names: other attempts, logs, and scores that were made ahead."""
+_OF_RECORDS = ("shards", DECISIONS)
+"""Folders with folders of records, which are read: markers by :class:`Slot`, decisions on warnings."""
 _OF_RUN = (PLAN_FILE, METRICS_FILE, PROGRESS, DERIVED, f"{COMMAND}.json")
 _OF_RESCORE = (RESCORED, Report.PAGE, NUMBERS, PROGRESS)
 _FOLDERS = ("lease/", ".probe/", "steps/")
@@ -101,8 +103,10 @@ def check_slot(slot: Slot, names: Iterable[str], findings: Findings) -> Iterator
 
 
 def _is_of_stage(stage: str, name: str) -> bool:
-    found = {"report": name == Report.PAGE, "warn": name.startswith(f"{DECISIONS}/")}
-    return name == RENEWED or found.get(stage, False)
+    folder, *inside = name.split("/")
+    if folder in _OF_RECORDS and (folder != DECISIONS or stage == "warn"):
+        return len(inside) == 2 and "." not in inside[0] and is_record(inside[1])
+    return name == RENEWED or (stage == "report" and name == Report.PAGE)
 
 
 def check_run(run_url: str, names: Iterable[str], slots: Mapping[str, Slot], findings: Findings) -> None:

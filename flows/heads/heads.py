@@ -21,7 +21,7 @@ from flows.planning.versions import KIND as VERSIONS
 from flows.running.wave import NUMERICS, SCORERS
 from flows.warning.decisions import DECISIONS
 from stages.artifacts.manifest import Manifest
-from stages.artifacts.records import Dropped, Invalidated, Layout, Sealed, parsed, place_of
+from stages.artifacts.records import Dropped, Invalidated, Layout, Sealed, parsed, place_of, records_in
 
 HEADS = "heads"
 """Name of the folder of a run that has its heads."""
@@ -160,5 +160,4 @@ def records_of(slot: str) -> Iterator[str]:
     kinds = tuple(f"{kind.kind}." for kind in (Manifest, Layout, Invalidated, Dropped))
     yield from (store.join(slot, name) for name in sorted(names) if name.startswith(kinds))
     for parent in (store.join(slot, "shards"), store.join(slot, DECISIONS)):
-        for folder in sorted(store.names(parent)):
-            yield from (store.join(parent, folder, name) for name in sorted(store.names(store.join(parent, folder))))
+        yield from (store.join(parent, folder, name) for folder, name in records_in(parent))

@@ -9,7 +9,7 @@ from cosmos_rl_core.storage import store
 from cosmos_rl_core.storage.sealed import unseal
 from cosmos_rl_core.storage.store import Listed
 from stages.artifacts.generations import current_generation, has_begun, invalidate, is_committed
-from stages.artifacts.records import Marker
+from stages.artifacts.records import Marker, is_record
 from stages.artifacts.slots import read_manifest
 
 RENEWED = "renewed"
@@ -48,7 +48,8 @@ def garbage(
             ended_s |= dict.fromkeys(files, end.written_s)
     if not is_committed(slot, newest):
         for name in found:
-            kept.update(_marked(slot, store.join(slot, name)) if name.startswith("shards/") else ())
+            is_marker = name.startswith("shards/") and is_record(name.rpartition("/")[2])
+            kept.update(_marked(slot, store.join(slot, name)) if is_marker else ())
     attempts = {name: entry for name, entry in found.items() if name.startswith("attempts/")}
     newest_s: dict[str, float] = {}
     for name, entry in attempts.items():

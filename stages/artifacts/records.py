@@ -6,6 +6,8 @@ readers check it.
 """
 
 import json
+import re
+from collections.abc import Iterator
 from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import Field, ValidationError
@@ -29,6 +31,20 @@ def place_of(slot: str) -> str:
     """
     names = slot.rstrip("/").split("/")
     return "/".join(names[max((i for i, name in enumerate(names) if name in ROOTS), default=-1) :])
+
+
+def records_in(folder: str) -> Iterator[tuple[str, str]]:
+    """Yield folder and name of each record in the folders of a folder, sorted, such as markers or decisions.
+
+    Files of other programs, such as file managers, are left out.
+    """
+    for inside in sorted(name for name in store.names(folder) if "." not in name):
+        yield from ((inside, name) for name in sorted(store.names(store.join(folder, inside))) if is_record(name))
+
+
+def is_record(name: str) -> bool:
+    """Return whether a file may be a marker or a decision by its name, which is a number."""
+    return re.fullmatch(r"[0-9]{4,}\.json", name) is not None
 
 
 def store_of(url: str) -> str:

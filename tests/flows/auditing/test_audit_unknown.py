@@ -8,6 +8,7 @@ import pytest
 
 from flows.auditing.audit import audit
 from flows.auditing.checks.faults import Findings
+from flows.garbage.run import gc
 from stages.artifacts.generations import invalidate
 from stages.artifacts.records import Invalidated
 from tests.flows.proved import KEPT, RUN_ID, Forger, Proved, body_of, told
@@ -101,6 +102,36 @@ def test_other_files_are_listed_by_folder_and_are_no_faults(forger: Forger):
     assert found.as_json()["unknown"] == found.unknown
     assert _audit(forger.store, 1) == [f"{run}/{ROLLOUT}/notes.txt"]
     assert _audit(forger.store, 0) == []
+
+
+STRAY = (
+    f"{ROLLOUT}/shards/.DS_Store",
+    f"{ROLLOUT}/shards/{'0' * 32}/.nfs0001",
+    "iterations/0001/warn/decisions/.DS_Store",
+)
+"""Files of a file manager and of a network file system in folders of records."""
+
+
+def test_files_of_other_programs_among_records_are_no_records(tmp_path: Path):
+    proved = Proved(tmp_path)
+
+    def look() -> None:
+        if (proved.root / ROLLOUT / "manifest.1.json").exists():
+            for name in STRAY:
+                put(Forger(proved.store), name)
+
+    proved.run(look=look)
+    for _ in range(2):
+        found = audit(str(proved.store), RUN_ID)
+        assert found.faults == []
+        assert found.unknown == [
+            f"runs/{RUN_ID}/iterations/0001/rollout/shards/ (2 files)",
+            f"runs/{RUN_ID}/iterations/0001/warn/ (1 file)",
+        ]
+        # They may change or go at any time.
+        for name in STRAY:
+            (proved.root / name).write_bytes(b"y")
+    gc(str(proved.store), RUN_ID, superseded=True, dry_run=False, older_than_h=0)
 
 
 def test_a_second_file_of_a_shard_that_two_attempts_made_is_no_fault(forger: Forger):
