@@ -17,7 +17,7 @@ from cosmos_rl_core.datasets._base import ItemError, Prompt, prompt_id
 from cosmos_rl_core.datasets._files import kind_of
 from cosmos_rl_core.datasets._prompt_files import read_rows
 from cosmos_rl_core.datasets._reference_pixels import decoded
-from cosmos_rl_core.errors import ConfigError, mistakes_in
+from cosmos_rl_core.errors import ConfigError, UnavailableError, mistakes_in
 from cosmos_rl_core.rewards._base import NamedReward, Sample, ServedReward
 from cosmos_rl_core.rewards._base.answers import entries, scored, words
 from cosmos_rl_core.rewards._base.names import plugin_of
@@ -35,6 +35,8 @@ REFERENCES = (
     'name them in a file: --prompts FILE.jsonl, a line {"prompt": "...", "references": ["a.png"]} for each file'
 )
 """Advice in errors for prompts without references."""
+_AWAY = (UnavailableError, ConnectionError, TimeoutError)
+"""Errors of a scorer that cannot be reached: every file would wait for it in vain."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +96,17 @@ class FileScorer:
         """Return scores or an error for each sample.
 
         If the reward raises for all samples, each is scored alone; if the reward is groupwise, all samples fail.
+        Raises errors that are no file's fault: :class:`ConfigError`, and :class:`UnavailableError` for a scorer that
+        cannot be reached.
         """
         try:
             found = entries(self._reward.score([*samples]), len(samples))
-        except ConfigError:
+            if (away := next((one for one in found if isinstance(one, _AWAY)), None)) is not None:
+                raise away
+        except (ConfigError, UnavailableError):
             raise
+        except (ConnectionError, TimeoutError) as error:
+            raise UnavailableError(words(error)) from error
         except Exception as error:
             if len(samples) == 1 or self.options.facts.groupwise:
                 return [error] * len(samples)

@@ -28,7 +28,7 @@ def score(
 ) -> None:
     """Score your own pictures and videos with any reward. A file that has no score is a failure, never a number.
 
-    Exit with 65 if a file has no score, with 64 for an unknown reward or setting.
+    Exit with 65 if a file has no score, with 64 for an unknown reward or setting, with 75 if a service is away.
 
     Examples:
         cosmos-flows score a.png b.png --reward ocr --prompt 'a sign that says "K7"'

@@ -135,6 +135,13 @@ def test_if_one_file_of_a_group_fails_the_whole_group_fails(pictures: list[Path]
     assert ended.stdout.count("FAILED") == ended.stdout.count("not this one") == 2
 
 
+def test_a_service_that_is_away_ends_the_command_at_once(pictures: list[Path]):
+    asked = ["model=x", "rubric={prompt}", "key=score", "lowest=0", "highest=1", "tries=1", "url=http://127.0.0.1:9/v1"]
+    ended = run("score", *pictures, "--reward", "vlm_judge", *(word for one in asked for word in ("--set", one)))
+    assert (ended.exit_code, ended.stdout) == (75, ""), "no file is to blame"
+    assert ended.stderr.count("gave no answer") == 1
+
+
 @pytest.fixture
 def edits(tmp_path: Path) -> list[Path]:
     """Two results, and two pictures that they were made of."""
