@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from typer import Argument, BadParameter, Option
 
 from cosmos_rl_core.outside_plugins import find
+from cosmos_rl_core.storage import store
 from flows.cli.base.command import WRONG_DATA, OwnExitCode
 from flows.cli.base.options import JsonOption
 from flows.cli.base.printing import print_found
@@ -50,12 +51,13 @@ def score(
         found = [*scorer.score(files, asked)]
     failed = [one for one in found if one.error]
     agrees = None if given is None else scorer.agreement(found, given)
-    if agreement is not None and agrees is not None:
-        agreement.write_text(agrees.model_dump_json(indent=2) + "\n", encoding="utf-8")
     told = {"reward": reward, "scorer": scorer.version, "files": found}
     told |= {} if agrees is None else {"agreement": agrees.model_dump()}
     lines = [f"scored by {scorer.version}", *([] if agrees is None else [agrees.words()])]
     print_found(told, [*_table(found, scorer.options.label), *lines], as_json=as_json)
+    # Last, so that scores are not lost if the file cannot be written.
+    if agreement is not None and agrees is not None:
+        store.write(str(agreement.absolute()), f"{agrees.model_dump_json(indent=2)}\n".encode())
     if failed:
         raise OwnExitCode(WRONG_DATA)
 

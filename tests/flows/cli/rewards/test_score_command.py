@@ -142,6 +142,17 @@ def test_a_service_that_is_away_ends_the_command_at_once(pictures: list[Path]):
     assert ended.stderr.count("gave no answer") == 1
 
 
+def test_scores_are_printed_also_if_the_agreement_cannot_be_written(pictures: list[Path], tmp_path: Path):
+    (tmp_path / "labels.txt").write_text("1\n2\n")
+    asked = ["score", *pictures[:2], "--reward", "jpeg", "--labels", tmp_path / "labels.txt", "--agreement"]
+    ended = run(*asked, tmp_path)
+    assert ended.exit_code == 64, ended.exception
+    assert "2 labelled files" in ended.stdout
+    assert f"cannot write {tmp_path}: Is a directory" in ended.stderr
+    assert run(*asked, tmp_path / "new" / "agreement.json").exit_code == 0
+    assert json.loads((tmp_path / "new" / "agreement.json").read_bytes())["files"] == 2
+
+
 @pytest.fixture
 def edits(tmp_path: Path) -> list[Path]:
     """Two results, and two pictures that they were made of."""
