@@ -72,16 +72,24 @@ def _ordered(scores: np.ndarray, labels: np.ndarray) -> float | None:
     return float(((agree + 1) / 2).mean()) if len(agree) else None
 
 
+def lines_of(file: Path) -> list[str]:
+    """Return the lines of a text file, empty ones too, without a mark of the byte order before the first.
+
+    Only line breaks end a line, not separators that texts may contain. Raises :class:`ConfigError` for other files.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    return lines[:-1] if lines[-1] == "" else lines
+
+
 def labels_of(file: Path, count: int) -> list[float]:
     """Return the label of each of ``count`` files, a number on each line of ``file``.
 
     Raises :class:`ConfigError` if there are fewer or more lines, and for lines that are no finite number.
     """
-    try:
-        lines = file.read_text(encoding="utf-8").split("\n")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
-    lines = lines[:-1] if lines[-1] == "" else lines
+    lines = lines_of(file)
     if len(lines) != count:
         raise ConfigError(f"{file} has {len(lines)} lines for {count} files; give a line, its label, for each file")
     found = [number(line) for line in lines]

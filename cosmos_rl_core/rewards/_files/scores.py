@@ -22,7 +22,7 @@ from cosmos_rl_core.rewards._base import NamedReward, Sample, ServedReward
 from cosmos_rl_core.rewards._base.answers import entries, scored, words
 from cosmos_rl_core.rewards._base.names import plugin_of
 from cosmos_rl_core.rewards._batches.exact import exact, named
-from cosmos_rl_core.rewards._files.agreement import Agreement, agreement
+from cosmos_rl_core.rewards._files.agreement import Agreement, agreement, lines_of
 from cosmos_rl_core.vlms import _media
 
 TOGETHER = 16
@@ -154,7 +154,11 @@ def prompts_of(file: Path | None, text: str, count: int, options: RewardOptions)
         return [_prompt(text)] * count
     if text:
         raise ConfigError("--prompt and --prompts are both given; give one of them")
-    rows, mistakes = read_rows(file) if file.suffix.lower() in OBJECTS else _lines(file)
+    if file.suffix.lower() in OBJECTS:
+        rows, mistakes = read_rows(file)
+    else:
+        rows = [(f"line {number}", _prompt(line)) for number, line in enumerate(lines_of(file), 1)]
+        mistakes = []
     if needs:
         lacking = [place for place, prompt in rows if not prompt.references]
         mistakes += [f"{place}: no references, which {label} compares with; {REFERENCES}" for place in lacking]
@@ -164,14 +168,6 @@ def prompts_of(file: Path | None, text: str, count: int, options: RewardOptions)
     if mistakes:
         raise mistakes_in(file, mistakes)
     return [prompt for _, prompt in rows]
-
-
-def _lines(file: Path) -> tuple[list[tuple[str, Prompt]], list[str]]:
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
-    return [(f"line {number}", _prompt(line)) for number, line in enumerate(lines, 1)], []
 
 
 def _prompt(text: str) -> Prompt:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from cosmos_rl_core import outside_plugins
-from cosmos_rl_core.rewards._files.scores import FileScorer
+from cosmos_rl_core.rewards._files.agreement import labels_of
+from cosmos_rl_core.rewards._files.scores import FileScorer, options_of, prompts_of
 from tests import uneven
 
 
@@ -14,3 +15,14 @@ def test_files_are_scored_in_batches_that_passed_the_test(tmp_path: Path, capsys
     assert FileScorer("uneven").version == "uneven 1"
     assert FileScorer("uneven", ["kernel=place"]).version == "uneven 1, batches of 1"
     assert capsys.readouterr().err.startswith("uneven scores in batches of 1: ")
+
+
+def test_only_line_breaks_divide_the_prompts_of_a_text_file(tmp_path: Path):
+    texts = ["a sign", "two\u2028lines", "", "form\x0cfeed"]
+    file = tmp_path / "prompts.txt"
+    # As editors of Windows write it.
+    file.write_bytes("\r\n".join([*texts, ""]).encode("utf-8-sig"))
+    found = prompts_of(file, "", len(texts), options_of("jpeg"))
+    assert [prompt.text for prompt in found] == texts
+    file.write_bytes("1\r\n2\r\n".encode("utf-8-sig"))
+    assert labels_of(file, 2) == [1, 2]
