@@ -13,6 +13,7 @@ from cosmos_rl_core import plugins
 from cosmos_rl_core.config.base import Section
 from cosmos_rl_core.config.train import AnyDataset, DatasetOptions
 from cosmos_rl_core.datasets._base import Prompt
+from cosmos_rl_core.datasets._checked import checked_prompts
 from cosmos_rl_core.errors import ConfigError
 
 
@@ -67,6 +68,7 @@ def weighted(options: Options) -> tuple[tuple[float, tuple[Prompt, ...]], ...]:
         try:
             with plugins.errors_of("datasets", name):
                 every: tuple[Prompt, ...] = plugin.prompts(each.dataset)
+                every = every if name in plugins.own("datasets") else checked_prompts(every)
         except ConfigError as error:
             mistakes.append(str(error))
             continue

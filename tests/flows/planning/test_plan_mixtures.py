@@ -12,6 +12,21 @@ from cosmos_rl_core.recipes.schema import recipe_schema
 from flows.planning.plan import Settings, plan_of, read_plan
 from tests.hand_made import planned
 
+TWICE = """
+from typing import Literal
+
+from cosmos_rl_core.interfaces.datasets import DatasetOptions, Prompt
+
+
+class Options(DatasetOptions):
+    name: Literal["twice"] = "twice"
+
+
+def prompts(options):
+    return [Prompt(id="same", text=f'a sign that says "{word}"') for word in ("AB", "CD")]
+"""
+"""A dataset that gives two prompts one id."""
+
 
 @pytest.fixture
 def mixed(recipe, tmp_path: Path):
@@ -67,6 +82,15 @@ def test_sets_that_are_too_small_and_sets_without_prompts_of_their_own_are_named
         (tmp_path / f"{number}.txt").unlink()
     with pytest.raises(ConfigError, match=r"no prompt file at .*0\.txt(.|\n)*no prompt file at .*1\.txt"):
         plan_of(Settings(path, str(tmp_path / "store")))
+
+
+def test_prompts_of_plugins_from_outside_are_checked_in_a_mixture_too(recipe, tmp_path: Path):
+    (tmp_path / "twice.py").write_text(TWICE, encoding="utf-8")
+    sets = 'sets = [{ dataset = { name = "twice" } }, { dataset = { name = "ocr" } }]'
+    path = recipe((f'name = "ocr"\nlocal_dir = "{tmp_path / "words"}"', f'name = "mixture"\n{sets}'))
+    changes = [f'plugins=["{tmp_path / "twice.py"}"]']
+    with pytest.raises(ConfigError, match=r"twice\.py: ValueError: prompts\(\) gives 2 prompts the id 'same'"):
+        plan_of(Settings(path, str(tmp_path / "store"), overrides=changes))
 
 
 @pytest.mark.parametrize(
