@@ -9,7 +9,7 @@ from cosmos_rl_core.config.train import DatasetOptions
 from cosmos_rl_core.datasets import _copies
 from cosmos_rl_core.datasets._base import Item, ItemError, Picture, Reference, Source
 from cosmos_rl_core.datasets._references import reference_of
-from cosmos_rl_core.errors import ConfigError, DatasetError
+from cosmos_rl_core.errors import ConfigError, DatasetError, mistakes_in, visible
 
 CHANGED = "has changed since it was indexed; prepare the dataset again"
 
@@ -30,8 +30,21 @@ def stamps(sources: Mapping[str, Source]) -> dict[str, str]:
 
 
 def digest(found: dict[str, str]) -> str:
-    """Return the sha256 (hex) over the stamps of all units."""
+    """Return the sha256 (hex) over the stamps of all units.
+
+    Raises :class:`ConfigError` for units whose names are no text, which no record can hold.
+    """
+    if wrong := [visible(unit) for unit in found if not _is_text(unit)]:
+        raise mistakes_in("names of files that are not UTF-8; rename the files", wrong)
     return canonical.digest(found)
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def place_of(sources: Mapping[str, Source], unit: str) -> tuple[Source, str]:

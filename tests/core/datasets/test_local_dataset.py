@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
-from cosmos_rl_core.datasets import _clips, local, rendered_text
+from cosmos_rl_core.datasets import _clips, _sources, local, rendered_text
 from cosmos_rl_core.errors import ConfigError
 from cosmos_rl_core.storage import media
 
@@ -386,3 +386,14 @@ def test_a_generated_set_has_a_digest_where_it_reads_fonts(tmp_path):
         font.write_bytes(content)
         digests.add(rendered_text.digest(chosen))
     assert len(digests - {""}) == 2
+
+
+def test_names_of_files_that_are_no_text_are_listed_when_a_dataset_is_prepared(tmp_path):
+    folder = write_flat(tmp_path / "flat", "a", picture(0), {"prompt": "a"})
+    for name in (b"caf\xe9.png", b"\xff.png"):
+        with open(os.path.join(os.fsencode(folder), name), "wb") as file:
+            file.write((folder / "a.png").read_bytes())
+    with pytest.raises(ConfigError) as caught:
+        _sources.digest(_sources.stamps({"mine": local.Source(options(folder))}))
+    named = [r"mine/caf\udce9", r"mine/\udcff"]
+    assert str(caught.value).split("\n    ") == ["names of files that are not UTF-8; rename the files:", *named]
