@@ -36,8 +36,8 @@ def run(request: Request, context: Context[Ranks]) -> dict[str, Any]:
     """Write ``scores.parquet``: ``sample_id, prompt_id, score, valid, scorer``.
 
     The records are ``answers.parquet`` (``sample_id, error, details``) and ``calls.parquet`` (one row per call). Raises
-    :class:`RewardError`, naming the samples, if more than ``max_failed_fraction`` of them failed, and
-    :class:`DivergenceError` if more than that share are not finite.
+    :class:`RewardError`, naming the samples, if more than ``max_failed_fraction`` of them failed or none has a score,
+    and :class:`DivergenceError` if more than that share are not finite.
     """
     samples = Artifact(request.one("samples"))
     scorer = Scorer(request, samples)
@@ -164,11 +164,16 @@ def _refuse_too_many(answers: Rows, config: contracts.Reward) -> None:
     failed = [answer for answer in answers if answer["error"] and not answer["error"].endswith(REFUSED)]
     lost = [answer for answer in failed if answer["error"].endswith(LOST)]
     total, allowed, label = len(answers), config.max_failed_fraction, config.reward.label
-    for kind, some, what in (
-        (DivergenceError, lost, f"{len(lost)} of {total} samples are not finite"),
-        (RewardError, failed, f"{label} could not score {len(failed)} of {total} samples"),
-    ):
-        if len(some) > allowed * total:
-            shown = "; ".join(f"{answer['sample_id']} ({answer['error']})" for answer in some[:10])
-            dots = " ..." if len(some) > 10 else ""
-            raise kind(f"{what}, more than max_failed_fraction = {allowed}: {shown}{dots}")
+    unscored, above = f"{label} could not score {len(failed)} of {total} samples", f"max_failed_fraction = {allowed}"
+    if len(lost) > allowed * total:
+        raise DivergenceError(f"{len(lost)} of {total} samples are not finite, more than {above}: {_shown(lost)}")
+    if len(failed) > allowed * total:
+        raise RewardError(f"{unscored}, more than {above}: {_shown(failed)}")
+    # The others may be samples that a guardrail refused.
+    if failed and all(answer["error"] for answer in answers):
+        raise RewardError(f"{unscored}, and none has a score: {_shown(failed)}")
+
+
+def _shown(answers: Rows) -> str:
+    shown = "; ".join(f"{answer['sample_id']} ({answer['error']})" for answer in answers[:10])
+    return f"{shown} ..." if len(answers) > 10 else shown

@@ -295,3 +295,13 @@ def test_scores_do_not_depend_on_how_the_samples_were_cut(slot, samples_slot, tm
 def consume(slot, scores):
     config = Report(title="consumer", reward="ocr")
     return Request(stage="report", slot=slot, seed=0, config=config, inputs={"judged": (scores,)})
+
+
+def test_a_reward_that_scores_no_sample_at_all_fails(slot, samples_slot, tmp_path):
+    planned = plan_of([UNSCORABLE, RIGHT])
+    failing = with_media(planned[0], drawn("K7"), None, {"policy": "c"})
+    refused = with_media(planned[1], None, None, {"policy": "c"}, refused=True)
+    source = write_units(samples_slot, [failing, refused], 2, None)
+    # The only sample that could have a score is half of all.
+    with pytest.raises(RewardError, match=r"1 of 2 samples, and none has a score: p0-000 \(ValueError"):
+        run(scoring(slot, source, max_failed_fraction=0.5), tmp_path)
