@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from cosmos_rl_core.errors import CosmosRLError, no_space
+from cosmos_rl_core.errors import ConfigError, CosmosRLError, misplaced, no_space
 from flows.cli.base.printing import say
 
 PROGRAM = "cosmos-flows"
@@ -61,4 +61,12 @@ def _known(error: Exception) -> CosmosRLError | None:
     if isinstance(error, CosmosRLError):
         return error
     # Imported here, because only a failure needs the client of HTTP.
-    return import_module("flows.running.server").not_answering(error) or no_space(error)
+    found = import_module("flows.running.server").not_answering(error) or no_space(error)
+    return found or (_at_a_path(error) if isinstance(error, OSError) and error.filename else None)
+
+
+def _at_a_path(error: OSError) -> CosmosRLError | None:
+    """Return the error of a path without permission, or with a file in place of a folder; None for other errors."""
+    if isinstance(error, FileExistsError):
+        return ConfigError(f"{error.filename} exists, and is no folder; name another place")
+    return misplaced(error, "use", str(error.filename))

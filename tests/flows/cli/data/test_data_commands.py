@@ -54,3 +54,19 @@ def test_a_missing_media_folder_exits_with_the_codes_of_the_scripts(tmp_path: Pa
     assert main("data", "caption-files", str(tmp_path), "--prompt", "line\nline ", "--is-image")[0] == 0
     assert (tmp_path / "metas/a.txt").read_bytes() == b"line\nline "
     assert main("data", "caption-files", str(tmp_path), "--is-image")[0] == 64
+
+
+def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path, main):
+    add(tmp_path / "clips", 0)
+    prepare(config_of(tmp_path / "clips"), tmp_path)
+    (tmp_path / "videos").mkdir()
+    for name in ("pages", "metas"):
+        (tmp_path / name).touch()
+    show = ("data", "show", "clips", "--store", str(tmp_path / "store"), "--output")
+    for words, said in (
+        ((*show, str(tmp_path / "pages")), f"{tmp_path}/pages exists, and is no folder"),
+        ((*show, str(tmp_path / "pages" / "more")), f"cannot use {tmp_path}/pages/more: Not a directory"),
+        (("data", "caption-files", str(tmp_path), "--prompt", PROMPT), f"{tmp_path}/metas exists, and is no folder"),
+    ):
+        code, _, told = main(*words)
+        assert (code, told.startswith(said), "Traceback" in told) == (64, True, False), told
