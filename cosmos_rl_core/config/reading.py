@@ -75,7 +75,7 @@ def read_toml(path: str | Path, example: str, mistakes: Mistakes | None = None) 
     if not file.is_file():
         raise ConfigError(f"no file at {path}; expected a TOML file such as {example}")
     try:
-        values = toml.parsed(file.read_text(encoding="utf-8"))
+        values = toml.parsed(file.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     except ValueError as error:

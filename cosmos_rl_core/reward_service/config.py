@@ -227,7 +227,7 @@ def read(path: Path, environment: Mapping[str, str]) -> Config:
     Raises one :class:`ConfigError` with every mistake of the file.
     """
     try:
-        values = toml.loads(path.read_text(encoding="utf-8"))
+        values = toml.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     except ValueError as error:

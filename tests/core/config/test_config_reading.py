@@ -1,11 +1,11 @@
-"""Settings as they are read: paths."""
+"""Settings as they are read: files of Windows editors, paths."""
 
 from pathlib import Path
 
 import pytest
 
 from cosmos_rl_core.captioners import vlm
-from cosmos_rl_core.config.reading import with_changes
+from cosmos_rl_core.config.reading import read_toml, with_changes
 from cosmos_rl_core.datasets import hf, local, ocr, prompt_set, prompts, web
 
 
@@ -24,3 +24,8 @@ def test_paths_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch):
     ]
     assert {*places} == {"/home/me/x"}
     assert local.Options(local_dir="s3://clips/~/x").local_dir == "s3://clips/~/x"
+
+
+def test_a_file_may_begin_with_a_mark_of_the_byte_order(tmp_path: Path):
+    (tmp_path / "recipe.toml").write_bytes("[train]\r\nseed = 1\r\n".encode("utf-8-sig"))
+    assert read_toml(tmp_path / "recipe.toml", "") == {"train": {"seed": 1}}

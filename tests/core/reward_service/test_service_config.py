@@ -74,6 +74,11 @@ def test_upstreams_file_is_read_unchanged_and_settings_without_effect_are_named(
     }
 
 
+def test_the_file_may_begin_with_a_mark_of_the_byte_order(tmp_path: Path):
+    (tmp_path / "rewards.toml").write_bytes(UPSTREAM.encode("utf-8-sig"))
+    assert config.read(tmp_path / "rewards.toml", {}).settings.host == "localhost"
+
+
 def test_a_service_compares_texts_as_cosmos_rl_does_unless_told_otherwise(tmp_path: Path):
     text = '[[reward_args]]\nreward_type = "ocr"\ndevice = "cpu"\n'
     plain, told = (read(tmp_path, text + more).served[0] for more in ("", 'options = { match = "distance" }\n'))
