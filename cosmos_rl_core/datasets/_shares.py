@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -19,6 +20,18 @@ class Share(Section):
     weight: float
     """Share of an iteration's prompts, relative to the other sets' shares."""
     num_prompts: int
+
+
+@lru_cache(maxsize=8)
+def order_of(count: int, *key: seeds.Key) -> np.ndarray:
+    """Return the permutation of ``range(count)`` for a key, like :func:`.seeds.permutation`.
+
+    Kept, because whoever looks at a run asks for the prompts of each iteration, and a pass over a million prompts takes
+    thousands of iterations.
+    """
+    order = np.array(seeds.permutation(count, *key), np.int64)
+    order.flags.writeable = False
+    return order
 
 
 def most(shares: Sequence[Share], wanted: int) -> list[int]:
@@ -39,8 +52,8 @@ def chosen(shares: Sequence[Share], wanted: int, seed: int, k: int) -> list[int]
     for number, (share, (begin, end)) in enumerate(zip(shares, itertools.pairwise(line), strict=True)):
         counts = _points_below(end, offsets) - _points_below(begin, offsets)
         epoch, places = _last(counts.tolist(), share.num_prompts)
-        order = seeds.permutation(share.num_prompts, seed, "prompt order", epoch, number)
-        found += [first + order[place] for place in places]
+        order = order_of(share.num_prompts, seed, "prompt order", epoch, number)
+        found += (first + order[places.start : places.stop]).tolist()
         first += share.num_prompts
     return found
 

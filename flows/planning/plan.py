@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from cosmos_rl_core import outside_plugins, seeds, shipped
+from cosmos_rl_core import outside_plugins, shipped
 from cosmos_rl_core.canonical import differences, digest
 from cosmos_rl_core.config.base import as_read
 from cosmos_rl_core.config.launch import readable
@@ -106,8 +106,8 @@ class Plan(BasePlan[Recipe]):
         if self.shares:
             return tuple(self.prompts[i] for i in _shares.chosen(self.shares, wanted, seed, k))
         epoch, place = divmod(k, len(self.prompts) // wanted)
-        order = seeds.permutation(len(self.prompts), seed, "prompt order", epoch)
-        return tuple(self.prompts[i] for i in order[place * wanted : (place + 1) * wanted])
+        order = _shares.order_of(len(self.prompts), seed, "prompt order", epoch)
+        return tuple(self.prompts[i] for i in order[place * wanted : (place + 1) * wanted].tolist())
 
     @property
     def num_prompts(self) -> int:

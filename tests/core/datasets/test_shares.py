@@ -4,7 +4,10 @@ import math
 from collections import Counter
 
 import numpy as np
+import pytest
 
+from cosmos_rl_core import seeds
+from cosmos_rl_core.datasets import _shares
 from cosmos_rl_core.datasets._shares import Share, chosen, most
 
 SETS = ((0.7, 40), (0.2, 13), (0.1, 7))
@@ -72,3 +75,19 @@ def test_counts_are_exact_where_weights_have_no_binary_form():
         assert sorted(chosen(thirds, 12, 0, k)) == [*range(12)]
     tiny = [Share(weight=1e-9, num_prompts=1), Share(weight=1e9, num_prompts=4)]
     assert sorted(chosen(tiny, 4, 0, 3)) == [1, 2, 3, 4]
+
+
+def test_the_order_of_a_pass_is_drawn_once(monkeypatch: pytest.MonkeyPatch):
+    drawn: list[int] = []
+    permutation = seeds.permutation
+
+    def counted(n: int, *key: seeds.Key) -> list[int]:
+        drawn.append(n)
+        return permutation(n, *key)
+
+    monkeypatch.setattr(seeds, "permutation", counted)
+    shares = [Share(weight=1, num_prompts=10_000), Share(weight=1, num_prompts=20_000)]
+    found = [chosen(shares, WANTED, 77, k) for k in range(100)]
+    assert drawn == [10_000, 20_000]
+    _shares.order_of.cache_clear()
+    assert [chosen(shares, WANTED, 77, k) for k in (99, 0)] == [found[99], found[0]]
