@@ -151,8 +151,10 @@ def filesystem(url: str) -> Objects:
     """Return the file system for a URL, which all threads of this process share.
 
     A forked process gets a new one. It must not close the inherited one, because that would end the parent's
-    connections.
+    connections. Raises :class:`ConfigError` for a URL without a bucket.
     """
+    if not url.removeprefix("s3://").partition("/")[0]:
+        raise ConfigError(f"{url} names no bucket; expected s3://bucket/prefix")
     return _instance(os.getpid(), tuple(sorted(options_of(url, os.environ).items())))
 
 

@@ -59,7 +59,7 @@ Chunk = bytes | memoryview
 
 def join(url: str, *names: str) -> str:
     """Append path components to a URL or a local path."""
-    return "/".join([url.rstrip("/"), *names])
+    return "/".join([re.sub("(?<!s3:)(?<!s3:/)/+$", "", url), *names])
 
 
 def absolute(url: str) -> str:

@@ -139,6 +139,16 @@ def test_errors_that_only_people_can_put_right_are_raised_at_once(seaweed, monke
     assert time.monotonic() - began_s < 10
 
 
+@pytest.mark.parametrize("root", ["s3://", "s3:///", "s3:///prefix"])
+def test_a_store_without_a_bucket_is_refused_and_is_no_local_folder(tmp_path: Path, monkeypatch, root):
+    monkeypatch.chdir(tmp_path)
+    for access in (store.check_readable, store.check_writable, lambda url: store.stamps(store.join(url, "x"))):
+        with pytest.raises(ConfigError, match="names no bucket; expected s3://bucket/prefix"):
+            access(root)
+    assert [*tmp_path.iterdir()] == []
+    assert store.join("s3://bucket//", "a", "b") == "s3://bucket/a/b"
+
+
 def test_keys_that_may_only_read_are_told_so_when_something_is_to_be_written(url, monkeypatch):
     store.write(f"{url}/object", b"1")
     monkeypatch.setenv(f"{s3.CHECKPOINT}ACCESS_KEY_ID", READER)
