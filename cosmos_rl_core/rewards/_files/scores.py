@@ -1,5 +1,6 @@
 """Scores of pictures and videos that lie in files, by any reward."""
 
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -179,7 +180,7 @@ def _picture(source: str) -> np.ndarray:
 
 
 def prepare(name: str, source: Path, target: Path) -> None:
-    """Convert published weights of a reward to the new folder ``target``.
+    """Convert published weights of a reward to the new folder ``target``, which is there once all of it is.
 
     Raises :class:`ConfigError` if the reward's weights need no conversion, and if ``target`` exists.
     """
@@ -189,4 +190,7 @@ def prepare(name: str, source: Path, target: Path) -> None:
         raise ConfigError(f"weights of {name} need no preparation; only {', '.join(able)} do")
     if target.exists():
         raise ConfigError(f"{target} exists already; name a folder that does not")
-    converter(source, target)
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    converter(source, partial)
+    partial.rename(target)
