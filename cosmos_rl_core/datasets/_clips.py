@@ -22,6 +22,8 @@ SIDEWAYS = frozenset({Transpose.TRANSPOSE, Transpose.ROTATE_270, Transpose.TRANS
 """Turns that swap height and width."""
 DAMAGED = (OSError, EOFError, ValueError, SyntaxError, IndexError, Image.DecompressionBombError, av.FFmpegError)
 """Errors of Pillow and FFmpeg for damaged files."""
+MOST_SCALED = 2**30
+"""Most pixels of a scaled picture before it is cut. Of a thin strip, which would have more, the middle is scaled."""
 
 _ORIENTATION = 0x0112
 """Number of EXIF's tag for the orientation."""
@@ -122,5 +124,9 @@ def fit(picture: Image.Image, size: tuple[int, int]) -> np.ndarray:
     across = max(width, round(picture.width * scale))
     down = max(height, round(picture.height * scale))
     left, top = (across - width) // 2, (down - height) // 2
+    if across * down > MOST_SCALED:
+        end = (left + width) / scale, (top + height) / scale
+        box = left / scale, top / scale, min(end[0], picture.width), min(end[1], picture.height)
+        return np.asarray(picture.resize((width, height), Image.Resampling.BICUBIC, box), dtype=np.uint8)
     scaled = picture.resize((across, down), Image.Resampling.BICUBIC)
     return np.asarray(scaled.crop((left, top, left + width, top + height)), dtype=np.uint8)

@@ -128,3 +128,18 @@ def test_a_video_opens_no_other_file_and_waits_for_no_stream(
 def test_a_video_without_a_frame_is_refused():
     (reason, *_) = sorted(refusals(video(0, movflags="frag_keyframe+empty_moov+default_base_moof"), "video"))
     assert reason == "0 frames can be decoded, expected 1"
+
+
+def test_of_a_thin_strip_only_the_middle_is_scaled(monkeypatch: pytest.MonkeyPatch):
+    rows = np.random.default_rng(0).integers(0, 256, (40, 3, 3), np.uint8)
+    for strip in (Image.fromarray(rows), Image.fromarray(rows.transpose(1, 0, 2))):
+        whole = _clips.fit(strip, (16, 24))
+        with monkeypatch.context() as patched:
+            patched.setattr(_clips, "MOST_SCALED", 0)
+            found = _clips.fit(strip, (16, 24))
+        # Pixels at the cut have neighbours in one of both only.
+        apart = np.abs(found.astype(int) - whole)
+        assert apart.mean() < 8, apart.mean()
+        assert apart[4:-4, 4:-4].max() < 16, apart[4:-4, 4:-4].max()
+    # Whole it would have 10^11 pixels.
+    assert _clips.fit(Image.new("RGB", (1, 100_000), "red"), (1024, 1024)).tolist()[0][0] == [255, 0, 0]
