@@ -37,9 +37,17 @@ SET_BY_LAUNCHERS = {
 
 
 def _free_variable(name: str) -> str:
+    if not name or "=" in name or "\0" in name:
+        raise ValueError(f"{name!r} is no name of an environment variable")
     if (source := SET_BY_LAUNCHERS.get(name)) is not None:
         raise ValueError(f"{name} cannot be set here: {source}")
     return name
+
+
+def _value_of_variable(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("has a zero byte, which no environment variable can hold")
+    return value
 
 
 def _mode_of(others: dict[str, Any]) -> Literal["cold", "warm"]:
@@ -65,7 +73,9 @@ class LaunchConfig(Section):
     """Pods of a Ray cluster."""
     python: str | None = Field(default=None, min_length=1)
     """Path of the Python interpreter of stages, on their machines. Default: the flow's own interpreter."""
-    environment: dict[Annotated[str, AfterValidator(_free_variable)], str] = {}
+    environment: dict[
+        Annotated[str, AfterValidator(_free_variable)], Annotated[str, AfterValidator(_value_of_variable)]
+    ] = {}
     """Additional environment variables of every stage. Not for secrets: the plan of the run shows them."""
     device: Device | None = None
     """Where ranks compute. ``cuda``: on a GPU each; it is an error if CUDA cannot be used. ``cpu``: on the CPU; GPUs

@@ -101,6 +101,8 @@ def test_no_section_can_be_so_wrong_that_it_is_not_reported(place, value):
             "Input should be less than or equal to 10000 (found 100000000)",
         ),
         ("launch.environment={RANK = '3'}", "RANK cannot be set here: torchrun sets it for each rank"),
+        ("launch.environment={'A=B' = '3'}", "'A=B' is no name of an environment variable"),
+        ('launch.environment={A = "x\\u0000"}', "has a zero byte, which no environment variable can hold"),
         (
             "launch.environment={CUDA_VISIBLE_DEVICES = '2'}",
             "CUDA_VISIBLE_DEVICES cannot be set here: use launch.stage_gpus",
