@@ -15,6 +15,8 @@ from cosmos_rl_core.errors import ConfigError
 NOT_IDENTITY: dict[str, Any] = {"identity": False}
 """``json_schema_extra`` of a field that decides where or how a run computes, not its result."""
 
+MAX_NAME_BYTES = 255
+"""Most bytes of the name of a file or folder on a disk."""
 Kept = TypeVar("Kept")
 _NO_VALUE = object()
 _PLAIN = frozenset((str, int, float, bool, type(None)))
@@ -25,7 +27,16 @@ def expanded(path: str) -> str:
     return os.path.expanduser(path)
 
 
-UserPath = Annotated[str, AfterValidator(expanded)]
+def _of_user(path: str) -> str:
+    """Return a path like :func:`expanded`. Raises ``ValueError`` for a text that cannot be a path."""
+    if "\0" in path:
+        raise ValueError("has a zero byte, which no path has")
+    if "://" not in path and any(len(name.encode()) > MAX_NAME_BYTES for name in path.split("/")):
+        raise ValueError(f"has a name of more than {MAX_NAME_BYTES} bytes, which no path has")
+    return expanded(path)
+
+
+UserPath = Annotated[str, AfterValidator(_of_user)]
 """A path, or a name or URL in place of one. ``~`` is expanded when it is read, so that all later steps see one path."""
 
 

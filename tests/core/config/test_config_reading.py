@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from cosmos_rl_core.captioners import vlm
 from cosmos_rl_core.config.reading import read_toml, with_changes
@@ -29,3 +30,11 @@ def test_paths_may_begin_with_the_home_folder(monkeypatch: pytest.MonkeyPatch):
 def test_a_file_may_begin_with_a_mark_of_the_byte_order(tmp_path: Path):
     (tmp_path / "recipe.toml").write_bytes("[train]\r\nseed = 1\r\n".encode("utf-8-sig"))
     assert read_toml(tmp_path / "recipe.toml", "") == {"train": {"seed": 1}}
+
+
+def test_a_text_that_cannot_be_a_path_is_refused_when_it_is_read():
+    for path in ("a\0b", f"a/{'é' * 128}/b"):
+        with pytest.raises(ValidationError, match="which no path has"):
+            prompts.Options(path=path)
+    assert prompts.Options(path=f"a/{'é' * 127}/b").path.endswith("é/b")
+    assert hf.Options(local_dir=f"s3://clips/{'a' * 300}").local_dir.endswith("aaa"), "names of objects may be longer"
