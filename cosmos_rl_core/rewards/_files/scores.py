@@ -66,7 +66,8 @@ class FileScorer:
         self._reward, alone = exact(make, self.options, lambda why: print(why, file=sys.stderr))
         if isinstance(self._reward, ServedReward):
             self._reward.check_service()
-        if isinstance(self._reward, NamedReward) and self._refers:
+        if isinstance(self._reward, NamedReward):
+            # It then sends what this scorer reads: the metadata of prompts, and references.
             self._reward.hold_to(self._reward.scorer())
         self.version = named(self._reward.version, alone=alone)
         self._picture = lru_cache(HELD)(_picture)

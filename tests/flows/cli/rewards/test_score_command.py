@@ -227,3 +227,13 @@ def test_a_reward_of_a_service_compares_files_too(edits: list[Path], tmp_path: P
     scores = [[one["scores"]["pixel_similarity"] for one in json.loads(each.stdout)["files"]] for each in (ended, own)]
     assert scores[0] == scores[1]
     assert (refused.exit_code, 'set references = "ignored"' in refused.stderr) == (64, True)
+
+
+def test_a_service_gets_the_metadata_of_prompts(pictures: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    given = rows(tmp_path, {"prompt": "metadata", "count": 7}, {"prompt": "metadata", "count": 8})
+    with in_thread(write(tmp_path, settings(tmp_path))) as client:
+        name_to_clients(client, monkeypatch)
+        remote = ("--reward", "remote", "--set", "reward_fn=probe", "--set", "score_key=probe_reward")
+        ended = run("score", *pictures[:2], *remote, "--prompts", given, "--json")
+    assert ended.exit_code == 0, ended.stdout + ended.stderr
+    assert [one["scores"]["probe_reward"] for one in json.loads(ended.stdout)["files"]] == [7, 8]
