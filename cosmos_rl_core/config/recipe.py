@@ -18,6 +18,9 @@ from cosmos_rl_core.config.train import (
     ValidationConfig,
 )
 
+MAX_ITERATIONS = 1_000_000
+"""Largest number of iterations of a run. A plan looks at each."""
+
 
 class CkptConfig(Section):
     """Retention and exports of policies."""
@@ -39,7 +42,7 @@ class TrainConfig(OptimizationConfig):
 
     seed: int = Field(default=0, ge=0)
     """Seed of every random draw of the run."""
-    num_iterations: int = Field(ge=1, json_schema_extra=NOT_IDENTITY)
+    num_iterations: int = Field(ge=1, le=MAX_ITERATIONS, json_schema_extra=NOT_IDENTITY)
     """Number of iterations. Raise it to continue a finished run."""
     max_gpu_hours: float | None = Field(default=None, gt=0, json_schema_extra=NOT_IDENTITY)
     """Device hours after which a run stops: before the iteration that would exceed them. A rank on a CPU counts as a

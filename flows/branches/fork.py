@@ -6,6 +6,7 @@ from prefect import flow
 from prefect.runtime import flow_run
 from pydantic import Field
 
+from cosmos_rl_core.config.recipe import MAX_ITERATIONS
 from flows.defaults import store_of
 from flows.planning.plan import ForkOf, Settings
 from flows.session.session import Override, Place, RunId, ends_in_state, train
@@ -24,7 +25,7 @@ def fork(
     at: Annotated[int, Field(ge=0)],
     store: Place | None = None,
     run_id: RunId | None = None,
-    iterations: Annotated[int, Field(ge=1, le=1_000_000)] | None = None,
+    iterations: Annotated[int, Field(ge=1, le=MAX_ITERATIONS)] | None = None,
     overrides: list[Override] | None = None,
     rewards: Place | None = None,
     cluster: Place | None = None,

@@ -10,6 +10,7 @@ from prefect import flow, get_run_logger
 from prefect.runtime import deployment, flow_run
 from pydantic import Field
 
+from cosmos_rl_core.config.recipe import MAX_ITERATIONS
 from cosmos_rl_core.errors import DivergenceError, OffPolicyError, StageError
 from flows.defaults import store_of
 from flows.devices.fitting import misfits_of
@@ -88,7 +89,7 @@ def study(
     recipe: Place,
     seeds: Numbers,
     store: Place | None = None,
-    iterations: Annotated[int, Field(ge=1, le=1_000_000)] | None = None,
+    iterations: Annotated[int, Field(ge=1, le=MAX_ITERATIONS)] | None = None,
     overrides: list[Override] | None = None,
     sweeps: Sweeps | None = None,
     name: RunId | None = None,

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from cosmos_rl_core import plugins
 from cosmos_rl_core.config.launch import LaunchConfig
+from cosmos_rl_core.config.recipe import MAX_ITERATIONS
 from cosmos_rl_core.config.train import RewardConfig
 from cosmos_rl_core.errors import (
     ApprovalError,
@@ -196,7 +197,7 @@ def flow_of(title: str, description: str | None, algorithm: str | None = None) -
         recipe: Place,
         store: Place | None = None,
         run_id: RunId | None = None,
-        iterations: Annotated[int, Field(ge=1, le=1_000_000)] | None = None,
+        iterations: Annotated[int, Field(ge=1, le=MAX_ITERATIONS)] | None = None,
         overrides: list[Override] | None = None,
         cluster: Place | None = None,
         allow_numerics_change: bool = False,

@@ -11,7 +11,7 @@ from cosmos_rl_core.config.early_warning import EarlyWarningConfig
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.config.policy import ALL_LINEAR, LoraConfig, Regex
 from cosmos_rl_core.config.reading import Values, validated
-from cosmos_rl_core.config.recipe import CkptConfig, LoggingConfig
+from cosmos_rl_core.config.recipe import MAX_ITERATIONS, CkptConfig, LoggingConfig
 from cosmos_rl_core.config.train import OptimizationConfig, RewardConfig
 from cosmos_rl_core.config.vlm.chat_datasets import AnyChatDataset
 from cosmos_rl_core.recipes import effects
@@ -128,7 +128,7 @@ class VlmTrainConfig(OptimizationConfig):
     """Retention and exports of policies."""
     seed: int = Field(default=0, ge=0)
     """Seed of every random draw of the run."""
-    num_iterations: int = Field(ge=1, json_schema_extra=NOT_IDENTITY)
+    num_iterations: int = Field(ge=1, le=MAX_ITERATIONS, json_schema_extra=NOT_IDENTITY)
     """Number of iterations, each a range of optimizer steps. Raise it to continue a finished run."""
     max_gpu_hours: float | None = Field(default=None, gt=0, json_schema_extra=NOT_IDENTITY)
     """Device hours after which a run stops: before the iteration that would exceed them. A rank on a CPU counts as a

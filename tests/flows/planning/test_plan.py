@@ -107,6 +107,7 @@ def test_no_section_can_be_so_wrong_that_it_is_not_reported(place, value):
             "launch.environment={CUDA_VISIBLE_DEVICES = '2'}",
             "CUDA_VISIBLE_DEVICES cannot be set here: use launch.stage_gpus",
         ),
+        ("train.num_iterations=1000001", "Input should be less than or equal to 1000000 (found 1000001)"),
         ("train.ckpt.max_keep=0", "train.ckpt.max_keep: Input should be greater than or equal to 1"),
         ("train.staleness=2", "train.staleness = 2 samples every rollout of train.num_iterations = 2 from the base"),
         ("train.train_policy.min_group_size=5", "min_group_size = 5 drops every prompt: rollout.n_generation = 4"),
