@@ -168,8 +168,10 @@ class ElasticJob:
             worker.status, worker.progressed_s = status, now_s
         with self._handing.guard:
             mistake, unlike = self._handing.mistake, self._handing.unlike[self._told :]
-            # A worker that waits for a unit reports no progress.
-            waits = worker.number in self._handing.asked and not self._handing.units.of(worker.number)
+            waits = worker.number in self._handing.waiting and not self._handing.units.of(worker.number)
+        if waits:
+            # It reports no progress, and has the whole timeout for the unit that it gets.
+            worker.progressed_s = now_s
         self._told += len(unlike)
         for message in unlike:
             self._say(f"makes no units, because its numerics differ: {message}")
@@ -177,7 +179,7 @@ class ElasticJob:
             self._fail(Failure(kind="crash", message=mistake, retryable=False))
         elif state.phase == "ended":
             self._end(worker, state)
-        elif not waits and now_s - worker.progressed_s > self._launch.stall_timeout_s:
+        elif now_s - worker.progressed_s > self._launch.stall_timeout_s:
             worker.job.show_stacks()
             worker.job.cancel()
             self._lose(worker, Failure(kind="hung", message="it reported no progress and was ended", retryable=True))

@@ -118,6 +118,8 @@ class Handing:
     """Workers that were told that they have nothing more to do."""
     asked: set[int] = field(default_factory=set[int])
     """Workers that have asked for units at least once."""
+    waiting: set[int] = field(default_factory=set[int])
+    """Workers that have asked for units and got none yet."""
     mistake: str = ""
     """Why the units cannot be handed out."""
     unlike: list[str] = field(default_factory=list[str])
@@ -193,6 +195,7 @@ class Handing:
             case {"ask": most, "of": count}:
                 worker.asks, worker.asked_s = (most, count), time.monotonic()
                 self.asked.add(worker.number)
+                self.waiting.add(worker.number)
             case {"made": unit}:
                 self.units.finish(worker.number, unit)
             case {"gives_back": True}:
@@ -209,6 +212,8 @@ class Handing:
             self.mistake, found = str(error), LEAVE
         if found or time.monotonic() - worker.asked_s > ANSWER_S:
             worker.asks = None
+            if found:
+                self.waiting.discard(worker.number)
             if found == LEAVE:
                 self.left.add(worker.number)
             _send(one, found)
