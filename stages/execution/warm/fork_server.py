@@ -62,7 +62,9 @@ def main() -> None:
     """Serve until standard input closes."""
     die_with_parent()
     without_torchvision_warnings()
-    replies = sys.stdout
+    # Standard output is for replies alone. What libraries print, some when they are imported, goes to standard error.
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
     # Unbuffered, so that select sees everything that was written.
     requests = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115
     _remember_packages()
@@ -117,6 +119,7 @@ def _fork(order: dict[str, Any], replies: TextIO, reports: dict[int, IO[bytes]])
     report = os.fdopen(os.memfd_create("report"), "w+b")
     pid = os.fork()
     if pid == 0:
+        replies.close()
         _run(order, report)
     reports[pid] = report
     _reply(replies, {"pid": pid})

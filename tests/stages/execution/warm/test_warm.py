@@ -16,11 +16,25 @@ from flows.launchers._processes import WarmServer
 from flows.planning import requests
 from stages.artifacts.request import Request
 from stages.artifacts.slots import current_of
+from stages.reporting.contracts import Report
 from tests.e2e.flow_process import eventually
+from tests.run_first import run_first
 from tests.stages.conftest import FEW_PROMPTS, make, make_run
 from tests.stages.test_reward import RIGHT, scoring, write_samples
 
 PATIENCE_S = 120.0
+STAGE = """
+import sys, types
+
+
+def run(request, context):
+    import talkative
+
+
+stage = types.ModuleType("stage")
+stage.run = run
+sys.modules["stages.report"] = stage
+"""
 
 
 def run_in(server: WarmServer, request: Request, folder: Path) -> int:
@@ -59,6 +73,22 @@ def test_the_server_imports_what_its_first_fork_imported_on_first_use(tmp_path: 
             assert manifest.summary["ocr"] == 1.0
         assert any("cv2" in name for name in libraries_of(process))
         assert process.num_threads() == num_threads
+    finally:
+        server.close()
+
+
+@pytest.mark.processes
+def test_libraries_that_print_when_they_are_imported_disturb_no_later_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "talkative.py").write_text("print('Hello from a library')", encoding="utf-8")
+    run_first(STAGE, tmp_path, monkeypatch)
+    server = WarmServer(LaunchConfig(mode="warm"))
+    try:
+        for name, said in (("first", "Hello from a library\n"), ("second", "")):
+            request = Request(stage="report", slot=str(tmp_path / name), seed=0, config=Report(title="", reward=""))
+            run_in(server, request, tmp_path / f"{name}-work")
+            assert (tmp_path / f"{name}-work/log.txt").read_text() == said, "the server imports it for later forks"
     finally:
         server.close()
 
