@@ -73,6 +73,7 @@ class Outcome:
 
     def note(self, message: str) -> None:
         """Print a line for people and add it to the status."""
+        message = _encodable(message)
         print(message, flush=True)
         self._notes.append(message)
         self._write()
@@ -124,7 +125,7 @@ def failure_of(error: BaseException, *, collective: bool = False) -> Failure:
 
     An exhausted memory is never counted as a lost rank, even if it occurred in a collective.
     """
-    trace = "".join(traceback.format_exception(error))
+    trace = _encodable("".join(traceback.format_exception(error)))
     error = no_space(error) or error
     if isinstance(error, CosmosRLError):
         kind, collective = error.kind, False
@@ -136,9 +137,14 @@ def failure_of(error: BaseException, *, collective: bool = False) -> Failure:
         kind = "unavailable"
     else:
         kind = "crash"
-    text = str(error) if isinstance(error, CosmosRLError) else f"{type(error).__name__}: {error}"
+    text = _encodable(str(error) if isinstance(error, CosmosRLError) else f"{type(error).__name__}: {error}")
     found = Failure(kind=kind, message=text, retryable=kind in RETRYABLE_KINDS, collective=collective, traceback=trace)
     return found.model_copy(update=_place(error)) if kind == "crash" else found
+
+
+def _encodable(text: str) -> str:
+    """Escape lone surrogates, which no file can hold: names of files that are no UTF-8 have them."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _place(error: BaseException) -> dict[str, str]:
