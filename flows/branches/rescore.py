@@ -17,7 +17,7 @@ from flows.running.progress import Reporter
 from flows.session.session import Place, RunId, check_services, ends_in_state, working_in
 from stages.artifacts.slots import one_look
 
-Iterations = Annotated[str, Field(pattern=r"^[0-9, -]+$", max_length=1000)]
+Iterations = Annotated[str, Field(pattern=r"^[0-9, -]+$")]
 
 
 def rescore_name() -> str:

@@ -21,7 +21,7 @@ from flows.session.session import Override, Place, RunId, ends_in_state, train
 from flows.terminal.console import console
 from stages.artifacts.slots import current_of
 
-Numbers = Annotated[str, Field(pattern=r"^[0-9, -]+$", max_length=1000)]
+Numbers = Annotated[str, Field(pattern=r"^[0-9, -]+$")]
 Sweeps = list[Override]
 _ENDS = (OffPolicyError.kind, DivergenceError.kind)
 """Kinds of failures after which a study goes on with its next run."""

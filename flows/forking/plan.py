@@ -31,7 +31,7 @@ _OF_TRAINING = ("policy.lora.", "train.optm_name")
 """Settings below :data:`_FROZEN` that a fork on stored rollouts may change if it begins with policy version 0."""
 _WORDS = re.compile(r"\w+")
 LONGEST_NAME = 91
-"""Letters of a default name before its digest: a run's id has at most 100."""
+"""Letters of a default name before its digest: forks of forks would have ever longer names."""
 
 
 def plan_of_fork(wanted: ForkOf, settings: Settings, misfits: checks.Misfits | None = None) -> Plan:

@@ -65,10 +65,11 @@ from flows.watching.judged import held_out_numbers, result_line
 from stages.artifacts.slots import one_look
 
 P = ParamSpec("P")
-RunId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=100)]
+RunId = Annotated[str, Field(pattern=r"^[\w.-]+$")]
+"""A name with the letters that a plan accepts, of any alphabet: a run may be named after the file of its recipe."""
 Place = Annotated[str, Field(min_length=1)]
 """A path or a URL. An empty one would mean the worker's current directory."""
-Override = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+=", description="section.key=value")]
+Override = Annotated[str, Field(pattern=r"^[^=]+=", description="section.key=value")]
 
 
 def default_run_id(algorithm: str, recipe: str) -> str:

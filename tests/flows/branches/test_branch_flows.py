@@ -31,3 +31,10 @@ def test_a_study_of_wrong_seeds_fails(recipe: Any, tmp_path: Path, seeds: str):
     assert state.is_failed()
     assert seeds in state.message
     assert not (tmp_path / "store").exists()
+
+
+def test_any_selection_of_the_iterations_of_a_long_run_is_a_parameter():
+    every_other = ",".join(map(str, range(0, 600, 2)))
+    parameters = {"run": "hand", "reward": "jpeg", "iterations": every_other}
+    assert rescores.rescore.validate_parameters(parameters)["iterations"] == every_other
+    assert studies.what_if.validate_parameters({"run": "hand", "iterations": every_other})["iterations"] == every_other
