@@ -28,8 +28,8 @@ PROCESSES, TORCHRUN = "cosmos_rl_core.processes", "torch.distributed.run"
 OPTIONS = ("--rdzv-backend", "c10d", "--max-restarts", "0")
 """Options of torchrun without restarts: a retry is a new attempt."""
 
-ALONE = ("RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1")
-"""Variables of a single rank. They replace the flow's own, which a job that started it as a rank may have set."""
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+"""Variables of a single rank. No stage gets the flow's own, which the job that started it may have set."""
 
 
 def module(python: str, name: str) -> list[str]:
@@ -96,7 +96,7 @@ def ranks_command(
     """
     nodes = launch.nodes_of(stage)
     if launch.processes_of(stage) == 1:
-        return ["env", *ALONE, *command]
+        return ["env", *(f"{name}={value}" for name, value in ALONE.items()), *command]
     if nodes == 1:
         # Not --standalone, which resolves the host's name and listens on every interface.
         meeting = ["--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
@@ -120,7 +120,8 @@ def stage_environment(launch: LaunchConfig) -> dict[str, str]:
 def environment_here(launch: LaunchConfig, *, alone: bool = True) -> dict[str, str]:
     """Return the environment of a stage process. ``alone``: all ranks are on this machine, and meet nobody else."""
     ours = stage_environment(launch) | {PARENT: str(os.getpid())}
-    return ({"GLOO_SOCKET_IFNAME": "lo"} if alone else {}) | os.environ | ours
+    inherited = {name: value for name, value in os.environ.items() if name not in ALONE}
+    return ({"GLOO_SOCKET_IFNAME": "lo"} if alone else {}) | inherited | ours
 
 
 def _shown(job: Job, share: Share | None) -> dict[str, str]:
