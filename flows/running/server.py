@@ -71,22 +71,38 @@ def prefect_server() -> Iterator[None]:
             start_new_session=True,
         )
     try:
-        _require_healthy(url)
-        # A thread sends log lines late, possibly after this server has ended.
-        os.environ.setdefault("PREFECT_LOGGING_TO_API_ENABLED", "false")
-        os.environ |= {"PREFECT_API_URL": url, OWN: "1"}
-        try:
-            yield
-        except Exception as error:
-            # Here, because only here the server is known.
-            if not isinstance(error, CosmosRLError) and (known := not_answering(error)) is not None:
-                raise known from error
-            raise
+        with _reached_directly():
+            _require_healthy(url)
+            # A thread sends log lines late, possibly after this server has ended.
+            os.environ.setdefault("PREFECT_LOGGING_TO_API_ENABLED", "false")
+            os.environ |= {"PREFECT_API_URL": url, OWN: "1"}
+            try:
+                yield
+            except Exception as error:
+                # Here, because only here the server is known.
+                if not isinstance(error, CosmosRLError) and (known := not_answering(error)) is not None:
+                    raise known from error
+                raise
     finally:
         for name in ("PREFECT_API_URL", OWN):
             os.environ.pop(name, None)
         server.terminate()
         server.wait()
+
+
+@contextmanager
+def _reached_directly() -> Iterator[None]:
+    """Let requests to 127.0.0.1 pass by the proxies that the environment names: a proxy would ask its own machine."""
+    before = os.environ.get("no_proxy")
+    named = before or os.environ.get("NO_PROXY", "")
+    if named != "*":
+        os.environ["no_proxy"] = f"{named},127.0.0.1".lstrip(",")
+    try:
+        yield
+    finally:
+        os.environ.pop("no_proxy", None)
+        if before is not None:
+            os.environ["no_proxy"] = before
 
 
 def server_is_own() -> bool:
