@@ -72,8 +72,8 @@ def _values(plan: AnyPlan, wanted: ForkOf, settings: Settings, mistakes: Mistake
     """Return the values of the origin's recipe with the fork's changes."""
     kind = kinds.of(plan)
     values: Values = as_written(plan.recipe) if kind is None else kind.written(plan)
-    if wanted.rewards is not None:
-        values["rewards"] = mistakes.catch(rewards_in, wanted.rewards) or values["rewards"]
+    if wanted.rewards is not None and (rewards := mistakes.catch(rewards_in, wanted.rewards)) is not None:
+        values["rewards"] = rewards
     before = _algorithm(values)
     values = with_changes(values, Path.cwd() / "recipe", settings.changes, settings.cluster, mistakes)
     if _algorithm(values) != before:

@@ -242,6 +242,9 @@ def test_all_mistakes_of_a_fork_are_named_at_once(origin: Run, tmp_path: Path) -
     file.write_text('seed = 3\n[[rewards]]\nfn = { name = "jpeg" }\n', encoding="utf-8")
     with pytest.raises(ConfigError, match=r"must hold .* only, found .'rewards', 'seed'"):
         begun(origin, 1, str(file))
+    file.write_text("rewards = []\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="rewards"):
+        begun(origin, 1, str(file))
 
 
 def test_a_setting_without_effect_is_a_mistake_if_the_fork_names_it(origin: Run) -> None:

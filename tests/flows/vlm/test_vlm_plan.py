@@ -12,12 +12,13 @@ from safetensors.numpy import save_file
 from cosmos_rl_core.config.toml import dumps
 from cosmos_rl_core.errors import ConfigError, UnavailableError
 from flows.explaining import explain
+from flows.forking.plan import plan_of_fork
 from flows.library.best import best_of
 from flows.library.exports import export
 from flows.library.states import states
 from flows.operations.upgrades import settled
 from flows.planning.base import AnyRun
-from flows.planning.plan import Settings, freeze, plan_of, read_plan
+from flows.planning.plan import ForkOf, Settings, freeze, plan_of, read_plan
 from flows.planning.run import run_of
 from flows.planning.steps import read_run
 from flows.post_train import steps
@@ -377,3 +378,10 @@ def test_equal_texts_with_media_of_other_folders_are_indexed_apart(tmp_path: Pat
         assert isinstance(run, VlmRun)
         slots.append(run.index().slot)
     assert slots[0] == slots[2] != slots[1]
+
+
+def test_a_fork_with_rewards_is_refused_with_the_reason(tmp_path: Path, values):
+    settings = Settings("", str(tmp_path / "store"))
+    freeze(plan(tmp_path, values, run_id="v"), settings.store)
+    with pytest.raises(ConfigError, match=r"no file at nowhere\.toml"):
+        plan_of_fork(ForkOf("v", 0, "nowhere.toml"), settings)
