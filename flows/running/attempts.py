@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from cosmos_rl_core.config.launch import LaunchConfig
 from cosmos_rl_core.errors import CosmosRLError, StageError
@@ -121,7 +122,8 @@ class RunningStage:
 
     def keep_log(self) -> None:
         """Write the log into the slot. A failure is only noted, because the stage's own error matters more."""
-        name = f"logs/{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(2)}.log"
+        # With microseconds, because names are sorted: two attempts may end in one second.
+        name = f"logs/{datetime.now(UTC):%Y%m%dT%H%M%S-%f}-{secrets.token_hex(2)}.log"
         try:
             if (log := self.job.log()) is not None:
                 store.write(url := store.join(self.request.slot, name), log)
