@@ -69,6 +69,10 @@ def delete(store_url: str, run_id: str) -> Deletion:
         rescores = (store.join(wanted.url, RESCORE, folder) for folder in folders(wanted.url))
         leases = [held.enter_context(Lease(store.join(url, LEASE))) for url in (wanted.url, *rescores)]
         store.remove(store.join(wanted.url, PLAN_FILE))
+        # Its origins need not keep anything for it any more. Before its files go, because nobody finds a run without.
+        runs = wanted.url.rpartition("/")[0]
+        for name in store.names(runs):
+            forks.forget(store.join(runs, name), run_id)
         for name in store.listed(wanted.url):
             if f"/{LEASE}/" not in f"/{name}":
                 for lease in leases:
@@ -76,10 +80,6 @@ def delete(store_url: str, run_id: str) -> Deletion:
                 store.remove(store.join(wanted.url, name))
     for name in store.listed(wanted.url):
         store.remove(store.join(wanted.url, name))
-    # Its origins need not keep anything for it any more.
-    runs = wanted.url.rpartition("/")[0]
-    for name in store.names(runs):
-        forks.forget(store.join(runs, name), run_id)
     if "://" not in wanted.url:
         # Only folders are left.
         shutil.rmtree(wanted.url, ignore_errors=True)

@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 from cosmos_rl_core.errors import ConfigError
+from cosmos_rl_core.storage import store
 from flows.garbage import delete
+from flows.lineage import forks
+from flows.planning.plan import Settings, freeze, plan_of
 from flows.planning.run import Run
 from tests.flows.by_hand import make_all
 from tests.flows.forking.forked import begun
@@ -28,3 +31,24 @@ def test_a_run_with_forks_is_not_deleted(origin: Run) -> None:
         delete.found(origin.store_url, "hand")
     delete.delete(origin.store_url, fork.plan.run_id)
     assert delete.found(origin.store_url, "hand").files
+
+
+def test_a_deletion_that_is_killed_before_it_frees_the_origin_of_a_fork_can_be_repeated(
+    recipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A store without folders: nothing is left of a run whose files are gone.
+    url = "memory://killed-deletion"
+    origin = Run(freeze(plan_of(Settings(recipe(), url, "hand")), url), url)
+    make_all(origin)
+    fork = begun(origin, 2)
+
+    def killed(*_: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(forks, "forget", killed)
+        with pytest.raises(KeyboardInterrupt):
+            delete.delete(url, fork.plan.run_id)
+    delete.delete(url, fork.plan.run_id)
+    assert not store.listed(fork.url)
+    assert not [*forks.forks_of(origin.url)]
