@@ -64,9 +64,9 @@ def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path, main):
         (tmp_path / name).touch()
     show = ("data", "show", "clips", "--store", str(tmp_path / "store"), "--output")
     for words, said in (
-        ((*show, str(tmp_path / "pages")), f"{tmp_path}/pages exists, and is no folder"),
-        ((*show, str(tmp_path / "pages" / "more")), f"cannot use {tmp_path}/pages/more: Not a directory"),
-        (("data", "caption-files", str(tmp_path), "--prompt", PROMPT), f"{tmp_path}/metas exists, and is no folder"),
+        ((*show, str(tmp_path / "pages")), f"cannot write {tmp_path}/pages/1.html: "),
+        ((*show, str(tmp_path / "pages" / "more")), f"cannot write {tmp_path}/pages/more/1.html: "),
+        (("data", "caption-files", str(tmp_path), "--prompt", PROMPT), f"cannot write {tmp_path}/metas"),
     ):
         code, _, told = main(*words)
         assert (code, told.startswith(said), "Traceback" in told) == (64, True, False), told
