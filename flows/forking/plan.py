@@ -30,8 +30,8 @@ _FREE = ("policy.diffusers.", "policy.model_gradient_checkpointing")
 _OF_TRAINING = ("policy.lora.", "train.optm_name")
 """Settings below :data:`_FROZEN` that a fork on stored rollouts may change if it begins with policy version 0."""
 _WORDS = re.compile(r"\w+")
-LONGEST_NAME = 91
-"""Letters of a default name before its digest: forks of forks would have ever longer names."""
+LONGEST_NAME = checks.LONGEST_ID - checks.ENDING
+"""Most characters of a default name before its digest."""
 
 
 def plan_of_fork(wanted: ForkOf, settings: Settings, misfits: checks.Misfits | None = None) -> Plan:

@@ -66,7 +66,7 @@ from stages.artifacts.slots import one_look
 
 P = ParamSpec("P")
 RunId = Annotated[str, Field(pattern=r"^[\w.-]+$")]
-"""A name with the letters that a plan accepts, of any alphabet: a run may be named after the file of its recipe."""
+"""The name of a run. A plan refuses letters of other alphabets and long names, with advice."""
 Place = Annotated[str, Field(min_length=1)]
 """A path or a URL. An empty one would mean the worker's current directory."""
 Override = Annotated[str, Field(pattern=r"^[^=]+=", description="section.key=value")]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import pandas as pd
@@ -139,10 +140,11 @@ class Stepper:
             kinds[held if place.startswith(held) else ""].append([place, one])
         if not _unequal(self.group.gather({kind: digest(sums) for kind, sums in kinds.items()})):
             return
-        if unequal := _unequal(self.group.gather(mine)):
+        found = self.group.gather(mine)
+        if unequal := _unequal(found):
             raise CosmosRLError(
-                f"the ranks ended with different bits of {len(unequal)} of {len(mine)} tensors, e.g. {unequal[0]}; "
-                "a collective or a kernel does not give equal bits on all ranks"
+                f"the ranks ended with different bits of {len(unequal)} of {len({*chain(*found)})} tensors, e.g. "
+                f"{unequal[0]}; a collective or a kernel does not give equal bits on all ranks"
             )
 
     def summary(self) -> dict[str, Any]:

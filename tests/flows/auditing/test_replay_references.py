@@ -5,26 +5,14 @@ from pathlib import Path
 import pytest
 
 from flows.auditing.replay import replay
-from flows.planning import requests
 from flows.planning.run import Run
-from tests.hand_made import rewards
-from tests.stages.conftest import make, make_run
-from tests.stages.training.test_reference_runs import values
+from tests.stages.training.test_reference_runs import rewarded
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run until its rewards."""
-    folder = tmp_path_factory.mktemp("replayed")
-    (inputs := folder / "inputs").mkdir()
-    run = make_run(folder, values(inputs))
-    make(requests.policy(run), folder)
-    for request in run.prepared.steps().values():
-        make(request, folder)
-    make(requests.rollout(run, 0), folder)
-    for request in rewards(run, run.slots.iteration(0, "rollout"), 0):
-        make(request, folder)
-    return run
+    return rewarded(tmp_path_factory.mktemp("replayed"))
 
 
 @pytest.mark.processes

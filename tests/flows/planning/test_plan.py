@@ -344,7 +344,7 @@ def test_a_run_id_must_be_safe_as_a_folder_name(recipe):
 
 
 @pytest.mark.parametrize("run_id", ["läuf", "a" * 101, "runs", "dataset"])
-def test_a_run_id_that_a_flow_refuses_or_that_names_a_folder_of_stores_is_a_mistake(recipe, run_id):
+def test_a_run_id_of_other_letters_or_too_long_or_of_a_folder_of_stores_is_a_mistake(recipe, run_id):
     assert f"run id {run_id!r} " in mistakes_of(recipe(), run_id=run_id)
 
 

@@ -33,6 +33,6 @@ def test_the_message_of_a_completed_state_is_escaped():
         ("overrides", ["policy.lora.r_pattern.to_q|to_k=8"]),
     ],
 )
-def test_a_flow_takes_every_name_and_override_that_a_plan_accepts(name: str, value: object):
+def test_a_flow_leaves_it_to_the_plan_to_refuse_names_and_overrides(name: str, value: object):
     found = flow_of("nft", None).validate_parameters({"recipe": "recipe.toml", name: value})
     assert found[name] == value

@@ -90,10 +90,8 @@ def values(folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run until its update."""
-    folder = tmp_path_factory.mktemp("references")
+def rewarded(folder: Path) -> Run:
+    """A run until its first rewards."""
     (inputs := folder / "inputs").mkdir()
     run = make_run(folder, values(inputs))
     make(requests.policy(run), folder)
@@ -102,6 +100,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     make(requests.rollout(run, 0), folder)
     for request in rewards(run, run.slots.iteration(0, "rollout"), 0):
         make(request, folder)
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run until its update."""
+    folder = tmp_path_factory.mktemp("references")
+    run = rewarded(folder)
     make(requests.update(run, 0), folder)
     return run
 

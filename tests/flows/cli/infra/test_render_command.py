@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import yaml
 from typer.testing import CliRunner
 
@@ -26,6 +27,14 @@ def test_files_are_printed_or_written(tmp_path: Path):
     again = CliRunner().invoke(cli.app, ["cluster", "render", "slurm", "package:ray", "--out", str(tmp_path / "jobs")])
     assert (again.exit_code, again.stdout) == (64, "")
     assert "exists already" in again.stderr
+
+
+@pytest.mark.parametrize(("out", "said"), [("file", "file exists, and is no folder"), ("file/jobs", "Not a directory")])
+def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path, out: str, said: str):
+    (tmp_path / "file").touch()
+    ended = CliRunner().invoke(cli.app, ["cluster", "render", "slurm", "package:ray", "--out", str(tmp_path / out)])
+    assert (ended.exit_code, ended.stdout) == (64, "")
+    assert said in ended.stderr
 
 
 def test_manifests_are_one_stream_with_the_command_after_two_dashes():
