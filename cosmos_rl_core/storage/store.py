@@ -58,7 +58,7 @@ Chunk = bytes | memoryview
 
 
 def join(url: str, *names: str) -> str:
-    """Append path components to a URL or a local path. Slashes at the end go, but not those of a bare ``s3://``."""
+    """Append path components to a URL or a local path. A bare ``s3://`` keeps its slashes."""
     return "/".join([re.sub("(?<!s3:)(?<!s3:/)/+$", "", url), *names])
 
 
